@@ -1,0 +1,1 @@
+"""A replication study of DeepSpeed ZeRO that anyone can run."""

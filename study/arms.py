@@ -1,0 +1,160 @@
+"""What each arm is, read from its yaml, and whether this machine can run it.
+
+An arm is a file in `accelerate_configs/`. This module only reads: what the file promises is compared, in the trainer,
+with what the prepared objects turn out to be.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from study.record import Stop
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "accelerate_configs"
+NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What an arm's files promise. `deepspeed` is the DeepSpeed config as written, None for arms without DeepSpeed."""
+
+    name: str
+    path: Path
+    distributed_type: str
+    num_processes: int | str
+    deepspeed: dict | None
+
+    @property
+    def zero(self) -> dict:
+        return (self.deepspeed or {}).get("zero_optimization", {})
+
+    @property
+    def stage(self) -> int | None:
+        return self.zero.get("stage") if self.deepspeed else None
+
+    @property
+    def offload_optimizer(self) -> str:
+        return self.zero.get("offload_optimizer", {}).get("device", "none")
+
+    @property
+    def offload_param(self) -> str:
+        return self.zero.get("offload_param", {}).get("device", "none")
+
+    @property
+    def uses_nvme(self) -> bool:
+        return "nvme" in (self.offload_optimizer, self.offload_param)
+
+    @property
+    def clipping(self) -> float:
+        return (self.deepspeed or {}).get("gradient_clipping", 0.0)
+
+
+def read(path: Path) -> Arm:
+    """The arm that a yaml file describes. What Accelerate is known to drop without a word is refused here."""
+    try:
+        config = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise Stop(f"there is no config file {path}", f"choose one of {', '.join(all_paths())}") from None
+    except yaml.YAMLError as error:
+        raise Stop(f"{path} is not valid yaml: {error}", "mend the file") from None
+    if not isinstance(config, dict) or "distributed_type" not in config:
+        raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
+    deepspeed = _deepspeed(path, config.get("deepspeed_config") or {}) if config["distributed_type"] == "DEEPSPEED" else None
+    if config.get("mixed_precision") not in (None, "no"):
+        raise Stop(
+            f"{path.name} sets mixed_precision, and precision is the run's affair here, alike in every arm",
+            "take the line out and give --precision",
+        )
+    return Arm(path.stem, path, config["distributed_type"], config.get("num_processes", 1), deepspeed)
+
+
+def _deepspeed(path: Path, section: dict) -> dict:
+    """The DeepSpeed config an arm means: its json, or what Accelerate makes of the keys in the yaml itself."""
+    if file := section.get("deepspeed_config_file"):
+        target = find(file)
+        try:
+            return json.loads(target.read_text())
+        except FileNotFoundError:
+            raise Stop(f"{path.name} names {file}, which is not there", "run from the root of the repository") from None
+        except json.JSONDecodeError as error:
+            raise Stop(f"{target} is not valid JSON (line {error.lineno})", "mend the file") from None
+    for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
+        # Accelerate 1.15 reads the key and never hands it on: the files would land in ./none.
+        if section.get(key) not in (None, "none"):
+            raise Stop(f"{path.name} sets {key}, which Accelerate ignores", "take it out and give --nvme-dir")
+    zero = {"stage": section.get("zero_stage", 2)}
+    for part in ("optimizer", "param"):
+        zero[f"offload_{part}"] = {"device": section.get(f"offload_{part}_device") or "none"}
+    # Where the yaml is silent, Accelerate and DeepSpeed both clip at 1.0; a silent arm promises no more than that.
+    return {"gradient_clipping": section.get("gradient_clipping", 1.0), "zero_optimization": zero}
+
+
+def find(file: str | Path) -> Path:
+    """A path that a config names: as seen from here, or else from the root of the repository."""
+    return Path(file) if Path(file).exists() else ROOT / file
+
+
+def all_paths() -> dict[str, Path]:
+    """The nine arms in their order, then the variants."""
+    variants = sorted((FOLDER / "variants").glob("*.yaml"))
+    return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The `accelerate launch` that started this process: its process id, config file and explicit process count."""
+
+    pid: int
+    started: float
+    config_file: str | None
+    num_processes: int | None
+
+
+def find_launch() -> Launch | None:
+    """The launcher above this process, read from its command line; None when there is none.
+
+    Accelerate tells a script neither which config file nor which process count it was given. A mistake in either would
+    make a record that says one arm and holds another, so it is read from the source.
+    """
+    for process in psutil.Process().parents():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any("accelerate" in Path(word).name for word in words[:3]) and "launch" in words[:4]:
+            return Launch(process.pid, process.create_time(), _option(words, "config_file"),
+                          _number(_option(words, "num_processes")))  # fmt: skip
+    return None
+
+
+def _option(words: list[str], name: str) -> str | None:
+    """The value of --name or --na-me in a command line, as `--name value` or `--name=value`."""
+    for i, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option.startswith("--") and option[2:].replace("-", "_") == name:
+            return value or (words[i + 1] if i + 1 < len(words) else None)
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def is_surplus_rank(arm: Arm, launch: Launch, gpus: int) -> bool:
+    """Whether this process is one too many.
+
+    `num_processes: auto` means one process per GPU, and on a machine without one torchrun takes one per core. The study
+    wants two there, as many cores as there may be: the others leave at once, and the two that stay share the work.
+    """
+    if gpus or arm.num_processes != "auto" or launch.num_processes is not None:
+        return False
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started <= 2:
+        return False
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "2"
+    return int(os.environ["RANK"]) >= 2

@@ -1,0 +1,192 @@
+"""The clock, the memory peaks and the energy of a run; and, in untimed steps, memory split by component.
+
+Nothing here runs inside a timed window except the reading of a clock.
+"""
+
+import gc
+import time
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CUDA = torch.cuda.is_available()
+
+
+class Clock:
+    """Seconds per step. On a GPU the steps are marked with events and read after the window, so that nothing waits."""
+
+    def __init__(self):
+        self.step_s: list[float] = []
+
+    @contextmanager
+    def window(self, barrier):
+        """Time a run of steps. Yields `tick`, to be called once at the end of every step."""
+        barrier()
+        if not CUDA:
+            marks = [time.perf_counter()]
+            yield lambda: marks.append(time.perf_counter())
+            self.step_s += [after - before for before, after in zip(marks, marks[1:], strict=False)]
+            return
+        torch.cuda.synchronize()
+        marks = [_event()]
+        yield lambda: marks.append(_event())
+        torch.cuda.synchronize()
+        self.step_s += [a.elapsed_time(b) / 1000 for a, b in zip(marks, marks[1:], strict=False)]
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def reset_peaks() -> None:
+    """Forget the peaks so far: what follows counts. Called after the warm-up steps."""
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the kernel's own peak of the resident set
+    except OSError:
+        pass  # not Linux, or not allowed: `host_peak_bytes` then spans the whole process, see below
+
+
+def peaks() -> dict:
+    """This rank's peaks since `reset_peaks`. The device's are None without a GPU."""
+    status = _proc("status")
+    device = torch.cuda.mem_get_info() if CUDA else None
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated() if CUDA else None,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved() if CUDA else None,
+        # What the device says is taken, by anyone: it holds the CUDA context and NCCL, which PyTorch does not count.
+        "device_used_bytes": device[1] - device[0] if device else None,
+        "host_peak_bytes": _kib(status.get("VmHWM")),
+        "host_resident_bytes": _kib(status.get("VmRSS")),
+        # Pages shared with other processes counted in proportion: this, not the resident set, adds up over ranks.
+        "host_proportional_bytes": _kib(_proc("smaps_rollup").get("Pss")),
+    }
+
+
+def disk_bytes() -> dict[str, int | None]:
+    """Bytes this process has made the disk read and write so far. Direct I/O is counted, the page cache is not."""
+    io = _proc("io")
+    return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
+
+
+def _proc(name: str) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/self/{name}").read_text().splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _kib(text: str | None) -> int | None:
+    return int(text.split()[0]) * 1024 if text else None
+
+
+class Energy:
+    """Joules since it was made: every visible GPU of this process, by NVML's counter; None where there is no counter."""
+
+    def __init__(self):
+        self._handle = None
+        if CUDA:
+            import pynvml
+
+            try:
+                pynvml.nvmlInit()
+                uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                self._read = pynvml.nvmlDeviceGetTotalEnergyConsumption
+                self._start = self._read(self._handle)
+            except pynvml.NVMLError:
+                self._handle = None
+
+    def joules(self) -> float | None:
+        return (self._read(self._handle) - self._start) / 1000 if self._handle else None
+
+
+# --- memory by component -------------------------------------------------------------------------------------------
+
+
+class MemoryWatch(TorchDispatchMode):
+    """Follows every live storage through the operations of a step: the total, its peak, and what stood at the peak.
+
+    It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so a machine without a GPU can say what a
+    device would have held. `components` is called at the operation numbered `look_at`, if one is given, to sort what is
+    alive by role; the peak's number comes from an earlier, identical step.
+    """
+
+    def __init__(self, device_type: str, components=None, look_at: int | None = None):
+        super().__init__()
+        self.device_type, self.components, self.look_at = device_type, components, look_at
+        self.operation = self.total = self.peak = self.peak_at = 0
+        self.seen: dict | None = None
+        self._live: dict[int, tuple[weakref.ref, int, str]] = {}
+
+    def __enter__(self):
+        gc.collect()
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor) and type(thing).__name__ != "FakeTensor":
+                self._add(thing, "before")
+        self.peak, self.peak_at = self.total, 0
+        if self.look_at == 0:
+            self.seen = self.sorted_by_role()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.operation += 1
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf, _phase())
+        if self.total > self.peak:
+            self.peak, self.peak_at = self.total, self.operation
+        if self.operation == self.look_at:
+            self.seen = self.sorted_by_role()
+        return out
+
+    def _add(self, tensor: torch.Tensor, phase: str) -> None:
+        if tensor.device.type != self.device_type:
+            return
+        try:
+            storage = tensor.untyped_storage()
+            key, size = id(storage), storage.nbytes()
+        except (NotImplementedError, RuntimeError):
+            return  # a tensor without a storage of its own
+        known = self._live.get(key)
+        if known is not None and known[0]() is storage:
+            if known[1] != size:  # resized in place
+                self.total += size - known[1]
+                self._live[key] = (known[0], size, known[2])
+            return
+
+        def gone(_, key=key):
+            self.total -= self._live.pop(key)[1]
+
+        self._live[key] = (weakref.ref(storage, gone), size, phase)
+        self.total += size
+
+    def sorted_by_role(self) -> dict[str, int]:
+        """Bytes alive now, by role. What no role claims is named by the phase in which it came to be."""
+        claimed = self.components()
+        by_role: Counter[str] = Counter()
+        for key, (ref, size, phase) in list(self._live.items()):
+            storage = ref()
+            if storage is not None and size:
+                by_role[claimed.get(storage.data_ptr(), PHASE_ROLES[phase])] += size
+        return dict(by_role)
+
+
+PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "temporaries", "update": "temporaries"}
+
+
+def _phase() -> str:
+    """Which part of a step the current operation belongs to, as autograd knows it."""
+    if torch._C._current_graph_task_id() != -1:
+        return "backward"
+    return "forward" if torch.is_grad_enabled() else "update"

@@ -1,0 +1,74 @@
+"""The folder that an arm may offload to: checked before the run, given to it alone, and emptied when it ends."""
+
+import contextlib
+import ctypes.util
+import mmap
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from study.record import Stop
+
+BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients on their way
+
+
+def check_libaio() -> None:
+    """DeepSpeed's disk operator is compiled against libaio; without it the run would die late and darkly."""
+    header = any(Path(folder, "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
+    if not (header and ctypes.util.find_library("aio")):
+        raise Stop("offloading to disk needs libaio, which this machine lacks",
+                   "apt-get install libaio-dev (or your system's package of that name)")  # fmt: skip
+
+
+def give(base: Path, run: str, needed_bytes: int) -> Path:
+    """A fresh folder under `base`, once it is sure to take direct I/O and to have room."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep_up(base)
+        folder = base / run
+        folder.mkdir(exist_ok=True)
+        _try_direct_io(folder / f"probe-{os.getpid()}")
+    except OSError as error:
+        raise Stop(
+            f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
+            "give a folder on a local disk that you may write to; memory-backed and network file systems often refuse",
+        ) from None
+    free = shutil.disk_usage(base).free
+    if free < needed_bytes:
+        folder.rmdir()
+        raise Stop(
+            f"--nvme-dir {base} has {free / 1e9:.1f} GB free, and this run needs {needed_bytes / 1e9:.1f} GB",
+            "give --nvme-dir a folder on a larger disk, or a smaller --model",
+        )
+    return folder
+
+
+def empty(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # goes only when no other run is using it
+
+
+def _sweep_up(base: Path) -> None:
+    """Remove what a run left behind that was killed: folders here are named by the process id of their launcher."""
+    for folder in base.glob("run-*"):
+        pid = folder.name.removeprefix("run-")
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try_direct_io(path: Path) -> None:
+    """Write one aligned block past the page cache, as DeepSpeed will."""
+    block = mmap.mmap(-1, 4096)  # anonymous maps are page-aligned, which direct I/O demands
+    try:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
+        try:
+            os.write(file, block)
+        finally:
+            os.close(file)
+    finally:
+        path.unlink(missing_ok=True)
+        block.close()

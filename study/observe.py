@@ -1,0 +1,239 @@
+"""Reads back what the prepared objects really are, and says where that differs from what the arm promised.
+
+Nothing here copies a request. What cannot be read is None.
+"""
+
+import hashlib
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from study import meter
+from study.arms import Arm
+from study.settings import Settings
+
+# Which tensors of DeepSpeed 0.19's optimizers play which role, by attribute. Found by reading and by looking: see
+# tests/test_observe.py, which fails when a large tensor has none.
+ROLES = {
+    "bit16_groups_flat": "weights", "fp16_partitioned_groups_flat": "weights", "lp_param_buffer": "weights",
+    "param_groups_fp16_flat_cpu_memory": "weights", "param_buffer_of_bit16_for_cpu_offload_groups": "staging",
+    "single_partition_of_fp32_groups": "master", "fp32_partitioned_groups_flat": "master",
+    "averaged_gradients": "gradients", "grad_partitions_flat_buffer": "gradients", "offload_gradient_dict": "gradients",
+    "accumulated_grads_in_cpu": "gradients", "lp_grad_partitions_flat_pin_buffers": "gradients",
+    "all_grad_tensors": "gradients", "temp_grad_buffer_for_cpu_offload": "staging",
+    "temp_grad_buffer_for_gpu_offload": "staging", "grad_partitions_in_buffer": "gradients",
+    "ipg_buckets": "buckets", "lp_param_contiguous_pin_buffer": "staging", "hp_params_pin_buffers": "staging",
+}  # fmt: skip
+
+PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it runs, with a GPU or without
+    "NO": {DistributedType.NO},
+    "MULTI_GPU": {DistributedType.MULTI_GPU, DistributedType.MULTI_CPU},
+    "DEEPSPEED": {DistributedType.DEEPSPEED},
+}
+
+
+def inner_optimizer(optimizer) -> torch.optim.Optimizer:
+    """The optimizer that does the arithmetic, below what Accelerate and DeepSpeed wrap round it."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def tensors_in(thing, depth: int = 0) -> list[torch.Tensor]:
+    """Every tensor in nested lists, tuples, dicts and DeepSpeed's bucket objects."""
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    if depth > 6:
+        return []
+    if type(thing).__name__.startswith("IPGBucket"):
+        thing = [thing.buffer]
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, (list, tuple)):
+        return [tensor for item in thing for tensor in tensors_in(item, depth + 1)]
+    return []
+
+
+def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
+    """The tensors that hold the training state now: weights, gathered weights, gradients, master, moments, buckets."""
+    zero = optimizer.optimizer if hasattr(optimizer.optimizer, "optimizer") else None  # DeepSpeed's, if it is there
+    found: dict[str, list[torch.Tensor]] = {}
+
+    def add(role: str, thing) -> None:
+        found.setdefault(role, []).extend(tensors_in(thing))
+
+    inner = inner_optimizer(optimizer)
+    for state in inner.state.values():
+        add("moments", [state.get("exp_avg"), state.get("exp_avg_sq")])
+    add("master", getattr(inner, "master", []))
+    for name, value in vars(zero).items() if zero else ():
+        if name in ROLES:
+            add(ROLES[name], value)
+            if ROLES[name] == "master":
+                add("gradients", [tensor.grad for tensor in tensors_in(value)])
+    for parameter in model.parameters():
+        partition = getattr(parameter, "ds_tensor", None)
+        add("weights" if partition is None else "gathered_weights", parameter.data)
+        add("weights", partition)
+        add("gradients", parameter.grad)
+    add("weights", list(model.buffers()))
+    return found
+
+
+def claimed_storages(model, optimizer) -> dict[int, str]:
+    """Address of each storage with a role, to the role. The first to claim one keeps it: see the order above."""
+    claimed: dict[int, str] = {}
+    for role in ("moments", "master", "weights", "gradients", "buckets", "staging", "gathered_weights"):
+        for tensor in tensors_by_role(model, optimizer).get(role, []):
+            if tensor.numel() and tensor.device.type != "meta":
+                claimed.setdefault(tensor.untyped_storage().data_ptr(), role)
+    return claimed
+
+
+def dtypes(model, optimizer) -> dict[str, str | None]:
+    """The dtype each part of the training state really has; None for a part that does not exist now."""
+    by_role = tensors_by_role(model, optimizer)
+    result = {}
+    for role in ("weights", "gradients", "master", "moments"):
+        kinds = sorted({str(t.dtype).removeprefix("torch.") for t in by_role.get(role, []) if t.is_floating_point()})
+        result[role] = " ".join(kinds) or None
+    return result
+
+
+def distribution(accelerator: Accelerator, model, optimizer) -> dict:
+    """How training is distributed, read from the engine, the optimizer and the process group."""
+    inner = inner_optimizer(optimizer)
+    group = inner.param_groups[0]
+    seen = {
+        "distributed_type": str(accelerator.distributed_type.value),
+        "device": str(accelerator.device.type),
+        "ranks": accelerator.num_processes,
+        "ranks_counted": _count_ranks(accelerator),
+        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "wrapper": type(model).__name__,
+        "optimizer": type(inner).__name__,
+        "optimizer_settings": {k: group.get(k) for k in ("betas", "eps", "weight_decay", "fused", "amsgrad")},
+        "stage": None, "offload_optimizer": "none", "offload_param": "none", "clipping": 0.0,
+        "accumulation": accelerator.gradient_accumulation_steps,
+        "bucket_elements": None, "bucket_bytes": None, "overlap": None, "deepspeed": None,
+        "threads": torch.get_num_threads(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "autocast": accelerator.mixed_precision if accelerator.mixed_precision != "no" else None,
+        "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        "held_parameters": sum(
+            p.ds_tensor.numel() if hasattr(p, "ds_tensor") else p.numel() for p in model.parameters()
+        ),
+    }  # fmt: skip
+    if hasattr(model, "zero_optimization_stage"):
+        seen |= _engine(model, optimizer.optimizer)
+    elif hasattr(model, "bucket_bytes_cap"):
+        seen |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}
+    return seen
+
+
+def _engine(engine, zero) -> dict:
+    config = engine.config if isinstance(engine.config, dict) else {}
+    # Stages 1 and 2 treat `nvme` as `cpu` and say nothing: what they do is in `cpu_offload`, what was asked is not used.
+    on_disk = bool(getattr(zero, "swap_optimizer", False))
+    on_host = bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
+    on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
+    return {
+        "stage": engine.zero_optimization_stage(),
+        "offload_optimizer": "nvme" if on_disk else "cpu" if on_host else "none",
+        "offload_param": str(getattr(on_param, "value", on_param)) if on_param else "none",
+        "clipping": float(engine.gradient_clipping()),
+        "accumulation": engine.gradient_accumulation_steps(),
+        "bucket_elements": int(engine.zero_reduce_bucket_size()),
+        "overlap": bool(engine.zero_overlap_comm()),
+        "autocast": "bf16" if engine.torch_autocast_enabled() else None,
+        "deepspeed": _plain(config),
+    }
+
+
+def _plain(thing):
+    """A config as JSON can hold it: infinity, which DeepSpeed's own default uses for 'never', becomes a word."""
+    if isinstance(thing, dict):
+        return {str(k): _plain(v) for k, v in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_plain(v) for v in thing]
+    if isinstance(thing, float) and thing == float("inf"):
+        return "never"
+    return thing if isinstance(thing, (int, float, bool, type(None))) else str(thing)
+
+
+def _count_ranks(accelerator: Accelerator) -> int:
+    """How many ranks really take part in a collective, which no setting can pretend."""
+    if not dist.is_initialized():
+        return 1
+    ones = torch.ones(1, device=accelerator.device)
+    dist.all_reduce(ones)
+    return int(ones.item())
+
+
+def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) -> list[str]:
+    """Every way in which what was observed is not what the arm and the settings promised, in words."""
+    kinds = {kind.value for kind in PROMISED_TYPES.get(arm.distributed_type, set())} or {arm.distributed_type}
+    expected = {
+        "ranks": ranks_launched, "ranks_counted": ranks_launched, "stage": arm.stage,
+        "offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param,
+        "clipping": float(arm.clipping), "accumulation": settings.accumulation,
+        "autocast": "bf16" if settings.precision == "bf16" else None,
+    }  # fmt: skip
+    found = [f"{k}: promised {v!r}, observed {seen[k]!r}" for k, v in expected.items() if seen[k] != v]
+    if seen["distributed_type"] not in kinds:
+        found.append(f"distributed_type: promised {arm.distributed_type}, observed {seen['distributed_type']}")
+    return found
+
+
+def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
+    """Weights that are not held in what the recipe says, as when fp32 parameters on disk quietly become bf16."""
+    weights = "bfloat16" if settings.precision == "bf16_cast" else "float32"
+    moments = "float32"
+    found = []
+    if seen["weights"] != weights:
+        found.append(f"weights: {settings.precision} promises {weights}, observed {seen['weights']}")
+    if seen["moments"] not in (moments, None):
+        found.append(f"moments: {settings.precision} promises {moments}, observed {seen['moments']}")
+    return found
+
+
+def weights_checksum(accelerator: Accelerator, model) -> str | None:
+    """A digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
+    digest = hashlib.sha256()
+    for name, parameter in accelerator.unwrap_model(model).named_parameters():
+        with _whole(parameter):
+            if accelerator.is_main_process:
+                digest.update(name.encode())
+                digest.update(parameter.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16] if accelerator.is_main_process else None
+
+
+def _whole(parameter):
+    if not hasattr(parameter, "ds_tensor"):
+        from contextlib import nullcontext
+
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])
+
+
+def memory_by_component(step, model, optimizer, device_type: str) -> dict:
+    """Two untimed, identical steps: the first finds the peak, the second sorts what is alive there by role."""
+    watch = meter.MemoryWatch(device_type)
+    with watch:
+        step()
+    look = meter.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer), look_at=watch.peak_at)
+    with look:
+        step()
+        after = look.sorted_by_role()
+    return {
+        "at_peak": look.seen,
+        "after_step": after,
+        "tracked_peak_bytes": look.peak,
+        "tracked_peak_first_pass_bytes": watch.peak,
+        "operations": look.operation,
+    }

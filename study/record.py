@@ -1,0 +1,128 @@
+"""The run folder: its schema, how it is written (atomically), read back and checked.
+
+A run is a folder with three files: `record.json` (everything about it), `steps.jsonl` (a line a step, and one an
+evaluation) and `log.txt`. `record.json` is written first with status "running" and replaced at the end, so a run that
+dies is seen to have died. No torch here: reports and tests read records on any machine.
+"""
+
+import datetime
+import json
+import os
+import subprocess
+from pathlib import Path
+
+SCHEMA = 1
+MEASURE_VERSION = 1  # raise it when the way something is measured changes: records of two versions are not pooled
+
+STATUSES = (
+    "running", "done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupted", "unavailable",
+)  # fmt: skip
+
+# Every field of a record. What is not known, or not yet, is None: never 0, -1 or infinity.
+FIELDS = (
+    "schema", "measure_version", "run_id", "status", "started_utc", "finished_utc", "commit", "dirty", "argv",
+    "requested", "observed", "hardware", "software", "loss", "time", "memory", "traffic", "energy", "error",
+)  # fmt: skip
+
+
+class Stop(Exception):
+    """A run that ends here, for a reason that one sentence can tell. The record keeps it; nobody sees a traceback."""
+
+    def __init__(self, what: str, remedy: str, status: str = "failed", where: str | None = None):
+        super().__init__(what)
+        self.what, self.remedy, self.status, self.where = what, remedy, status, where
+
+
+def now_utc() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def new(run_id: str, argv: list[str]) -> dict:
+    """The record of a run that has just begun."""
+    commit, dirty = _commit()
+    return dict.fromkeys(FIELDS) | {
+        "schema": SCHEMA,
+        "measure_version": MEASURE_VERSION,
+        "run_id": run_id,
+        "status": "running",
+        "started_utc": now_utc(),
+        "commit": commit,
+        "dirty": dirty,
+        "argv": argv,
+    }
+
+
+def write(folder: Path, record: dict) -> None:
+    """Replace `record.json` in one step: a reader sees the old one or the new one, never half of one."""
+    text = json.dumps(record, indent=1, allow_nan=False, default=str) + "\n"
+    beside = folder / "record.json.part"
+    beside.write_text(text)
+    os.replace(beside, folder / "record.json")
+
+
+def append_step(folder: Path, line: dict) -> None:
+    with (folder / "steps.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def load_running(folder: Path) -> dict:
+    """The record that this very run has begun, as written."""
+    return json.loads((folder / "record.json").read_text())
+
+
+def end_badly(folder: Path, stop: Stop, kind: str) -> bool:
+    """Put the reason into the record, unless another rank already has. Says whether this call did."""
+    try:
+        record = load_running(folder)
+        if record["status"] != "running":
+            return False
+        error = {"kind": kind, "message": stop.what, "where": stop.where, "what_to_do": stop.remedy}
+        write(folder, record | {"status": stop.status, "finished_utc": now_utc(), "error": error})
+    except (OSError, json.JSONDecodeError):
+        return False  # a folder that cannot be written is what went wrong
+    return True
+
+
+def load(folder: Path) -> dict:
+    """The record of a run folder, checked. A folder that holds none, or a broken one, is a Stop that says so."""
+    path = folder / "record.json"
+    try:
+        record = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Stop(f"{folder} holds no record.json", "name the folder of a run") from None
+    except json.JSONDecodeError as error:
+        raise Stop(f"{path} is not valid JSON (line {error.lineno})", "run that cell again") from None
+    if problems := validate(record):
+        raise Stop(f"{path}: {'; '.join(problems)}", "run that cell again with this version of the study")
+    return record
+
+
+def validate(record: dict) -> list[str]:
+    """What is wrong with the form of a record, in words; empty when it is well formed."""
+    if record.get("schema") != SCHEMA:
+        return [f"schema {record.get('schema')!r}, and this version reads {SCHEMA}"]
+    problems = [f"field {name!r} is missing" for name in FIELDS if name not in record]
+    problems += [f"field {name!r} is unknown" for name in record if name not in FIELDS]
+    status = record.get("status")
+    if status not in STATUSES:
+        problems.append(f"status {status!r} is not one of {', '.join(STATUSES)}")
+    if status == "done":
+        needed = ("finished_utc", "requested", "observed", "hardware", "software", "loss", "time", "memory", "traffic")
+        problems += [f"status is done, but {name!r} is empty" for name in needed if not record.get(name)]
+    elif status != "running" and not record.get("error"):
+        problems.append(f"status is {status}, but 'error' does not say why")
+    return problems
+
+
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of this source tree and whether it has been changed since; None outside a git checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
+        if head.returncode != 0:
+            return None, None
+        status = subprocess.run(["git", "status", "--porcelain", "--", "."], cwd=here.parent, capture_output=True,
+                                text=True, timeout=10)  # fmt: skip
+        return head.stdout.strip(), bool(status.stdout.strip())
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None

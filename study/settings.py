@@ -1,0 +1,152 @@
+"""What a run asks for: one frozen dataclass, every field explained, checked before anything expensive happens.
+
+How training is distributed is not here: that is the arm's yaml, and nothing else. A field left at None is resolved by
+`resolve`, so that what a record calls `requested` has no blanks in it.
+"""
+
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from study.record import Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Train one model under the arm that `accelerate launch --config_file` names, measure it, leave a run folder."""
+
+    task: Literal["imdb", "wikitext"] = "imdb"
+    """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token."""
+    model: str | None = None
+    """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
+    gpt2-large gpt2-xl gpt-j-6b gemma2-9b gpt-neox-20b. Default: the source documents' model on a GPU, a tiny one
+    without."""
+    tokenizer: str | None = None
+    """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
+    data: str | None = None
+    """'hub', 'embedded' (made by rule, no network), or a local folder. Default: the hub on a GPU, embedded without."""
+    init: Literal["pretrained", "random", "in_place"] | None = None
+    """pretrained: published weights. random: drawn once per model and seed, saved, and loaded by every arm, so that
+    losses can be compared. in_place: drawn where they live and never saved, for shapes too large for that; losses of
+    two arms are then not comparable. Default: pretrained for a hub name, random otherwise."""
+    precision: Literal["fp32", "bf16", "bf16_cast"] = "fp32"
+    """fp32; bf16: autocast over fp32 weights; bf16_cast: bf16 weights with an fp32 master copy."""
+    micro_batch: int = 8
+    """Rows per rank and forward pass."""
+    accumulation: int = 1
+    """Forward and backward passes per optimizer step."""
+    epochs: float = 1.0
+    """Passes over the training rows. --steps overrides it."""
+    steps: int | None = None
+    """Optimizer steps. Default: what --epochs comes to."""
+    warmup_steps: int = 5
+    """The first steps, trained like the others but left out of time and memory figures."""
+    log_every: int = 10
+    """Steps in a window. Between windows, and only there, losses are fetched, written and shown."""
+    eval_every: int | None = None
+    """Steps between evaluations. Default: at the start and at the end only."""
+    sequence: int | None = None
+    """Tokens per row. Default: 128, or the model's context up to 1024 for wikitext on real text."""
+    train_rows: int | None = None
+    """Rows to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
+    eval_rows: int | None = None
+    """Rows to evaluate on. Default: 200 for imdb, as in the source document; 100 for wikitext."""
+    lr: float | None = None
+    """Peak learning rate. Default: 5e-5, or 1e-3 for the tiny models."""
+    lr_warmup_steps: int = 0
+    """Steps over which the rate rises to its peak. After them it falls linearly to zero."""
+    weight_decay: float = 0.0
+    """AdamW's weight decay."""
+    dropout: float | None = None
+    """Dropout probability everywhere in the model. Default: the model's own."""
+    seed: int = 42
+    """Decides the weights (--init random), the rows, their order and the dropout masks."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """sdpa: fused attention. eager: written out, with its score matrices kept."""
+    tf32: bool = True
+    """Let fp32 matrix products use TF32 where the device has it. No effect on a CPU."""
+    instruments: bool = True
+    """After training, take a few untimed steps to count collectives and split memory by component."""
+    threads: int | None = None
+    """CPU threads per rank. Default: the cores divided by the ranks on this machine, and on a machine without a GPU
+    by two at least, so that `single` gets no more than a rank of the other arms."""
+    run_dir: Path | None = None
+    """Where the record goes. Default: a new folder under runs/."""
+    nvme_dir: Path | None = None
+    """Where an arm that offloads to disk may write. Default: beside the run folder. Emptied when the run ends."""
+    cache_dir: Path = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "zero-study"
+    """Where prepared data and drawn weights are kept between runs."""
+
+
+POSITIVE = ("micro_batch", "accumulation", "epochs", "steps", "log_every", "eval_every", "sequence", "train_rows",
+            "eval_rows", "lr", "threads")  # fmt: skip
+NOT_NEGATIVE = ("warmup_steps", "lr_warmup_steps", "weight_decay", "dropout", "seed")
+
+
+def check(settings: Settings) -> None:
+    """Refuse impossible values, naming the flag, what came and what to give instead."""
+    for name in POSITIVE:
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise Stop(f"{flag(name)} {value} is not possible", f"give {flag(name)} a number above 0")
+    for name in NOT_NEGATIVE:
+        value = getattr(settings, name)
+        if value is not None and not value >= 0:
+            raise Stop(f"{flag(name)} {value} is not possible", f"give {flag(name)} 0 or more")
+    if settings.dropout is not None and settings.dropout >= 1:
+        raise Stop(f"--dropout {settings.dropout} would drop everything", "give a probability below 1")
+    if settings.steps is not None and settings.steps <= settings.warmup_steps:
+        raise Stop(
+            f"--steps {settings.steps} leaves nothing to time after --warmup-steps {settings.warmup_steps}",
+            "give more steps, or fewer warm-up steps",
+        )
+
+
+def resolve(settings: Settings, gpu: bool) -> Settings:
+    """Fill in the defaults that depend on the task and on whether there is a GPU."""
+    imdb = settings.task == "imdb"
+    model = settings.model
+    if model is None:
+        model = ("bert-large-uncased" if imdb else "gpt2") if gpu else ("bert-tiny" if imdb else "gpt-tiny")
+        # `bert-large-uncased` is the hub's name, with weights; `bert-large` is the bare shape.
+    tiny = model in ("bert-tiny", "gpt-tiny")
+    data = settings.data or ("hub" if gpu and not tiny else "embedded")
+    defaults = {
+        "model": model,
+        "data": data,
+        "init": "pretrained" if model in ("bert-large-uncased",) or _is_hub_name(model) else "random",
+        "sequence": 128 if imdb or data == "embedded" else 1024,
+        "lr": 1e-3 if tiny else 5e-5,
+        "train_rows": 800 if imdb else None,
+        "eval_rows": 200 if imdb else 100,
+    }
+    blanks = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
+    return replace(settings, **blanks, cache_dir=settings.cache_dir.expanduser())
+
+
+def _is_hub_name(model: str) -> bool:
+    from study.shapes import SHAPES
+
+    return model not in SHAPES and not Path(model).exists()
+
+
+def learning_rate(settings: Settings, step: int, steps: int) -> float:
+    """The rate for a step counted from 0: a linear rise, then a linear fall to zero, as the source document's."""
+    if step < settings.lr_warmup_steps:
+        return settings.lr * (step + 1) / settings.lr_warmup_steps
+    return settings.lr * (steps - step) / max(1, steps - settings.lr_warmup_steps)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def as_dict(settings: Settings) -> dict:
+    return {
+        f.name: str(v) if isinstance(v := getattr(settings, f.name), Path) else v for f in fields(settings)
+    }

@@ -1,0 +1,77 @@
+"""Bytes and calls by collective, counted below DDP and ZeRO alike, where both call PyTorch's process group.
+
+DDP's reducer is C++ and DeepSpeed's own logger cannot see it; the dispatcher sees both. The bytes are logical: the size
+of the whole tensor a collective produces or consumes, whatever the backend then does. What gloo puts on the wire for it
+is `gloo_wire_bytes`, and the kernel's own count of what the process wrote checks the two against each other.
+"""
+
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+KINDS = {
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast_": "broadcast", "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter",
+    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "send": "send", "recv_": "recv", "barrier": "barrier",
+}  # fmt: skip
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts collectives: `counts[kind]` is {"calls", "bytes", "bytes_by_dtype"}.
+
+    Bytes are those of the full tensor: what an all_reduce reduces, an all_gather ends with, a reduce_scatter starts
+    from. A collective of N ranks over a full tensor of B bytes thus counts B, whichever kind it is, and the traffic of
+    two arms is in the same unit.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.counts: dict[str, dict] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            self._count(function.__name__.split(".")[0], args)
+        return function(*args, **(kwargs or {}))
+
+    def _count(self, name: str, args) -> None:
+        kind = KINDS.get(name)
+        if kind is None:
+            raise NotImplementedError(f"collective c10d.{name} is not in KINDS: add it there, or its bytes are lost")
+        # Input and output are both among the arguments; the larger one is the full tensor.
+        sides = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)] for arg in args[:2]]
+        full = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
+        entry = self.counts.setdefault(kind, {"calls": 0, "bytes": 0, "bytes_by_dtype": {}})
+        entry["calls"] += 1
+        for tensor in full:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            entry["bytes"] += tensor.nbytes
+            entry["bytes_by_dtype"][dtype] = entry["bytes_by_dtype"].get(dtype, 0) + tensor.nbytes
+
+
+def gloo_wire_bytes(counts: dict[str, dict], ranks: int) -> float:
+    """What one rank writes to its sockets for these collectives, averaged over the ranks.
+
+    Ring algorithms; and gloo has no reduce-scatter of its own, it does an all-reduce and keeps a part, so that the wire
+    shows twice the logical cost.
+    """
+    share = (ranks - 1) / ranks
+    factor = {
+        "all_reduce": 2 * share, "reduce_scatter": 2 * share, "all_gather": share, "broadcast": share, "reduce": share,
+        "gather": share, "scatter": share, "all_to_all": share, "barrier": 0,
+    }  # fmt: skip
+    return sum(entry["bytes"] * factor[kind] for kind, entry in counts.items())
+
+
+def socket_bytes_written() -> int | None:
+    """What the kernel says this process has handed to write calls so far: gloo's sockets, and any file as well."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split(":")[1]) for line in lines if line.startswith("wchar"))
