@@ -5,11 +5,9 @@ with what the prepared objects turn out to be.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import yaml
 
 from study.record import Stop
@@ -64,7 +62,9 @@ def read(path: Path) -> Arm:
         raise Stop(f"{path} is not valid yaml: {error}", "mend the file") from None
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
-    deepspeed = _deepspeed(path, config.get("deepspeed_config") or {}) if config["distributed_type"] == "DEEPSPEED" else None
+    deepspeed = (
+        _deepspeed(path, config.get("deepspeed_config") or {}) if config["distributed_type"] == "DEEPSPEED" else None
+    )
     if config.get("mixed_precision") not in (None, "no"):
         raise Stop(
             f"{path.name} sets mixed_precision, and precision is the run's affair here, alike in every arm",
@@ -103,58 +103,3 @@ def all_paths() -> dict[str, Path]:
     """The nine arms in their order, then the variants."""
     variants = sorted((FOLDER / "variants").glob("*.yaml"))
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The `accelerate launch` that started this process: its process id, config file and explicit process count."""
-
-    pid: int
-    started: float
-    config_file: str | None
-    num_processes: int | None
-
-
-def find_launch() -> Launch | None:
-    """The launcher above this process, read from its command line; None when there is none.
-
-    Accelerate tells a script neither which config file nor which process count it was given. A mistake in either would
-    make a record that says one arm and holds another, so it is read from the source.
-    """
-    for process in psutil.Process().parents():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any("accelerate" in Path(word).name for word in words[:3]) and "launch" in words[:4]:
-            return Launch(process.pid, process.create_time(), _option(words, "config_file"),
-                          _number(_option(words, "num_processes")))  # fmt: skip
-    return None
-
-
-def _option(words: list[str], name: str) -> str | None:
-    """The value of --name or --na-me in a command line, as `--name value` or `--name=value`."""
-    for i, word in enumerate(words):
-        option, _, value = word.partition("=")
-        if option.startswith("--") and option[2:].replace("-", "_") == name:
-            return value or (words[i + 1] if i + 1 < len(words) else None)
-    return None
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
-
-
-def is_surplus_rank(arm: Arm, launch: Launch, gpus: int) -> bool:
-    """Whether this process is one too many.
-
-    `num_processes: auto` means one process per GPU, and on a machine without one torchrun takes one per core. The study
-    wants two there, as many cores as there may be: the others leave at once, and the two that stay share the work.
-    """
-    if gpus or arm.num_processes != "auto" or launch.num_processes is not None:
-        return False
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started <= 2:
-        return False
-    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "2"
-    return int(os.environ["RANK"]) >= 2

@@ -3,11 +3,13 @@
 Nothing here runs inside a timed window except the reading of a clock.
 """
 
+import contextlib
 import gc
 import time
 import weakref
 from collections import Counter
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ class Clock:
     def __init__(self):
         self.step_s: list[float] = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def window(self, barrier):
         """Time a run of steps. Yields `tick`, to be called once at the end of every step."""
         barrier()
@@ -49,10 +51,8 @@ def reset_peaks() -> None:
     """Forget the peaks so far: what follows counts. Called after the warm-up steps."""
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    try:
+    with contextlib.suppress(OSError):  # not Linux, or not allowed: `host_peak_bytes` then spans the whole process
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the kernel's own peak of the resident set
-    except OSError:
-        pass  # not Linux, or not allowed: `host_peak_bytes` then spans the whole process, see below
 
 
 def peaks() -> dict:
@@ -90,7 +90,7 @@ def _kib(text: str | None) -> int | None:
 
 
 class Energy:
-    """Joules since it was made: every visible GPU of this process, by NVML's counter; None where there is no counter."""
+    """Joules since it was made: this process's GPU, by NVML's counter; None where there is no counter."""
 
     def __init__(self):
         self._handle = None
@@ -113,30 +113,64 @@ class Energy:
 # --- memory by component -------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Live:
+    """A storage that is alive: its size, the phase it was made in, and its role if one was marked."""
+
+    ref: weakref.ref
+    size: int
+    phase: str
+    role: str | None = None
+
+
 class MemoryWatch(TorchDispatchMode):
     """Follows every live storage through the operations of a step: the total, its peak, and what stood at the peak.
 
-    It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so a machine without a GPU can say what a
-    device would have held. `components` is called at the operation numbered `look_at`, if one is given, to sort what is
-    alive by role; the peak's number comes from an earlier, identical step.
+    It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so that a machine without a GPU can say what a
+    device would have held. The peak is known only afterwards, so it takes two identical steps: the first finds the
+    operation at which it stands; after `look_again`, the second sorts what is alive there by role. `roles` gives the
+    role of a storage by its address.
     """
 
-    def __init__(self, device_type: str, components=None, look_at: int | None = None):
+    def __init__(self, device_type: str, roles: Callable[[], dict[int, str]]):
         super().__init__()
-        self.device_type, self.components, self.look_at = device_type, components, look_at
+        self.device_type, self.roles = device_type, roles
         self.operation = self.total = self.peak = self.peak_at = 0
-        self.seen: dict | None = None
-        self._live: dict[int, tuple[weakref.ref, int, str]] = {}
+        self.look_at: int | None = None
+        self.at_peak: dict[str, int] | None = None
+        self._live: dict[int, Live] = {}
 
     def __enter__(self):
         gc.collect()
         for thing in gc.get_objects():
-            if issubclass(type(thing), torch.Tensor) and type(thing).__name__ != "FakeTensor":
+            if issubclass(type(thing), torch.Tensor):
                 self._add(thing, "before")
-        self.peak, self.peak_at = self.total, 0
-        if self.look_at == 0:
-            self.seen = self.sorted_by_role()
+        self.peak = self.total
         return super().__enter__()
+
+    def look_again(self) -> None:
+        """Between the two steps: from now on, stop at the operation where the peak stood."""
+        self.look_at, self.operation = self.peak_at, 0
+        self.peak, self.peak_at = self.total, 0
+        self._look()
+
+    def mark(self) -> None:
+        """Remember the roles that storages have now, for those that outlive the tensors which show it."""
+        roles = self.roles()
+        for live in self._live.values():
+            storage = live.ref()
+            if storage is not None and storage.nbytes():
+                live.role = roles.get(storage.data_ptr(), live.role)
+
+    def by_role(self) -> dict[str, int]:
+        """Bytes alive now, by role. What has none is named by the phase in which it came to be."""
+        roles = self.roles()
+        sums: Counter[str] = Counter()
+        for live in list(self._live.values()):
+            storage = live.ref()
+            if storage is not None and live.size:
+                sums[roles.get(storage.data_ptr()) or live.role or PHASE_ROLES[live.phase]] += live.size
+        return dict(sums)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -146,40 +180,31 @@ class MemoryWatch(TorchDispatchMode):
                 self._add(leaf, _phase())
         if self.total > self.peak:
             self.peak, self.peak_at = self.total, self.operation
-        if self.operation == self.look_at:
-            self.seen = self.sorted_by_role()
+        self._look()
         return out
+
+    def _look(self) -> None:
+        if self.operation == self.look_at:
+            self.at_peak = self.by_role()
 
     def _add(self, tensor: torch.Tensor, phase: str) -> None:
         if tensor.device.type != self.device_type:
             return
         try:
             storage = tensor.untyped_storage()
-            key, size = id(storage), storage.nbytes()
         except (NotImplementedError, RuntimeError):
             return  # a tensor without a storage of its own
+        key, size = id(storage), storage.nbytes()
         known = self._live.get(key)
-        if known is not None and known[0]() is storage:
-            if known[1] != size:  # resized in place
-                self.total += size - known[1]
-                self._live[key] = (known[0], size, known[2])
-            return
+        if known is None:
+            self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase)
+            self.total += size
+        elif known.size != size:  # resized in place
+            self.total += size - known.size
+            known.size = size
 
-        def gone(_, key=key):
-            self.total -= self._live.pop(key)[1]
-
-        self._live[key] = (weakref.ref(storage, gone), size, phase)
-        self.total += size
-
-    def sorted_by_role(self) -> dict[str, int]:
-        """Bytes alive now, by role. What no role claims is named by the phase in which it came to be."""
-        claimed = self.components()
-        by_role: Counter[str] = Counter()
-        for key, (ref, size, phase) in list(self._live.items()):
-            storage = ref()
-            if storage is not None and size:
-                by_role[claimed.get(storage.data_ptr(), PHASE_ROLES[phase])] += size
-        return dict(by_role)
+    def _gone(self, key: int) -> None:
+        self.total -= self._live.pop(key).size
 
 
 PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "temporaries", "update": "temporaries"}

@@ -18,8 +18,10 @@ def check_libaio() -> None:
     """DeepSpeed's disk operator is compiled against libaio; without it the run would die late and darkly."""
     header = any(Path(folder, "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
     if not (header and ctypes.util.find_library("aio")):
-        raise Stop("offloading to disk needs libaio, which this machine lacks",
-                   "apt-get install libaio-dev (or your system's package of that name)")  # fmt: skip
+        raise Stop(
+            "offloading to disk needs libaio, which this machine lacks",
+            "apt-get install libaio-dev (or your system's package of that name)",
+        )
 
 
 def give(base: Path, run: str, needed_bytes: int) -> Path:

@@ -3,6 +3,7 @@
 Nothing here copies a request. What cannot be read is None.
 """
 
+import contextlib
 import hashlib
 import os
 
@@ -15,17 +16,23 @@ from study import meter
 from study.arms import Arm
 from study.settings import Settings
 
-# Which tensors of DeepSpeed 0.19's optimizers play which role, by attribute. Found by reading and by looking: see
-# tests/test_observe.py, which fails when a large tensor has none.
+# Where DeepSpeed 0.19's optimizers keep what plays each role, by attribute. Found by reading and by looking; a test
+# fails when a large tensor of an arm has no role.
 ROLES = {
-    "bit16_groups_flat": "weights", "fp16_partitioned_groups_flat": "weights", "lp_param_buffer": "weights",
-    "param_groups_fp16_flat_cpu_memory": "weights", "param_buffer_of_bit16_for_cpu_offload_groups": "staging",
-    "single_partition_of_fp32_groups": "master", "fp32_partitioned_groups_flat": "master",
-    "averaged_gradients": "gradients", "grad_partitions_flat_buffer": "gradients", "offload_gradient_dict": "gradients",
-    "accumulated_grads_in_cpu": "gradients", "lp_grad_partitions_flat_pin_buffers": "gradients",
-    "all_grad_tensors": "gradients", "temp_grad_buffer_for_cpu_offload": "staging",
-    "temp_grad_buffer_for_gpu_offload": "staging", "grad_partitions_in_buffer": "gradients",
-    "ipg_buckets": "buckets", "lp_param_contiguous_pin_buffer": "staging", "hp_params_pin_buffers": "staging",
+    "weights": (
+        "bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buffer", "param_groups_fp16_flat_cpu_memory",
+    ),
+    "master": ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"),
+    "gradients": (
+        "averaged_gradients", "all_grad_tensors", "grad_partitions_flat_buffer", "offload_gradient_dict",
+        "accumulated_grads_in_cpu", "lp_grad_partitions_flat_pin_buffers",
+    ),
+    "buckets": ("ipg_buckets",),
+    "staging": (
+        "param_buffer_of_bit16_for_cpu_offload_groups", "temp_grad_buffer_for_cpu_offload",
+        "temp_grad_buffer_for_gpu_offload", "lp_param_contiguous_pin_buffer", "hp_params_pin_buffers",
+    ),
+    "swap": ("optimizer_swapper",),
 }  # fmt: skip
 
 PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it runs, with a GPU or without
@@ -43,13 +50,15 @@ def inner_optimizer(optimizer) -> torch.optim.Optimizer:
 
 
 def tensors_in(thing, depth: int = 0) -> list[torch.Tensor]:
-    """Every tensor in nested lists, tuples, dicts and DeepSpeed's bucket objects."""
+    """Every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(thing, torch.Tensor):
         return [thing]
     if depth > 6:
         return []
     if type(thing).__name__.startswith("IPGBucket"):
         thing = [thing.buffer]
+    if type(thing).__name__.endswith("OptimizerSwapper"):
+        thing = [thing.swap_buffer_manager.all_buffers]
     if isinstance(thing, dict):
         thing = list(thing.values())
     if isinstance(thing, (list, tuple)):
@@ -69,11 +78,10 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     for state in inner.state.values():
         add("moments", [state.get("exp_avg"), state.get("exp_avg_sq")])
     add("master", getattr(inner, "master", []))
-    for name, value in vars(zero).items() if zero else ():
-        if name in ROLES:
-            add(ROLES[name], value)
-            if ROLES[name] == "master":
-                add("gradients", [tensor.grad for tensor in tensors_in(value)])
+    for role, names in ROLES.items():
+        for name in names:
+            add(role, getattr(zero, name, None))
+    add("gradients", [tensor.grad for tensor in found["master"]])
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
         add("weights" if partition is None else "gathered_weights", parameter.data)
@@ -86,8 +94,9 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 def claimed_storages(model, optimizer) -> dict[int, str]:
     """Address of each storage with a role, to the role. The first to claim one keeps it: see the order above."""
     claimed: dict[int, str] = {}
-    for role in ("moments", "master", "weights", "gradients", "buckets", "staging", "gathered_weights"):
-        for tensor in tensors_by_role(model, optimizer).get(role, []):
+    by_role = tensors_by_role(model, optimizer)
+    for role in ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights"):
+        for tensor in by_role.get(role, []):
             if tensor.numel() and tensor.device.type != "meta":
                 claimed.setdefault(tensor.untyped_storage().data_ptr(), role)
     return claimed
@@ -130,13 +139,13 @@ def distribution(accelerator: Accelerator, model, optimizer) -> dict:
     if hasattr(model, "zero_optimization_stage"):
         seen |= _engine(model, optimizer.optimizer)
     elif hasattr(model, "bucket_bytes_cap"):
-        seen |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}
+        seen |= {"bucket_bytes": model.bucket_bytes_cap, "overlap": True}  # DDP cannot do otherwise
     return seen
 
 
 def _engine(engine, zero) -> dict:
     config = engine.config if isinstance(engine.config, dict) else {}
-    # Stages 1 and 2 treat `nvme` as `cpu` and say nothing: what they do is in `cpu_offload`, what was asked is not used.
+    # Stages 1 and 2 take `nvme` for `cpu` and say nothing: what they do is in `cpu_offload`, what was asked is not.
     on_disk = bool(getattr(zero, "swap_optimizer", False))
     on_host = bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
     on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
@@ -213,27 +222,27 @@ def weights_checksum(accelerator: Accelerator, model) -> str | None:
 
 def _whole(parameter):
     if not hasattr(parameter, "ds_tensor"):
-        from contextlib import nullcontext
-
-        return nullcontext()
+        return contextlib.nullcontext()
     import deepspeed
 
     return deepspeed.zero.GatheredParameters([parameter])
 
 
 def memory_by_component(step, model, optimizer, device_type: str) -> dict:
-    """Two untimed, identical steps: the first finds the peak, the second sorts what is alive there by role."""
-    watch = meter.MemoryWatch(device_type)
+    """What stood at the peak of a step and after it, by role. Takes two untimed steps."""
+    watch = meter.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer))
+    # At the update every gradient is there; DDP's buckets stay when the gradients in them are gone.
+    hook = inner_optimizer(optimizer).register_step_pre_hook(lambda *_: watch.mark())
     with watch:
         step()
-    look = meter.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer), look_at=watch.peak_at)
-    with look:
+        first_peak = watch.peak
+        watch.look_again()
         step()
-        after = look.sorted_by_role()
+        after = watch.by_role()
+    hook.remove()
     return {
-        "at_peak": look.seen,
+        "at_peak": watch.at_peak,
         "after_step": after,
-        "tracked_peak_bytes": look.peak,
-        "tracked_peak_first_pass_bytes": watch.peak,
-        "operations": look.operation,
+        "tracked_peak_bytes": watch.peak,
+        "tracked_peak_first_step_bytes": first_peak,
     }

@@ -7,7 +7,6 @@ dies is seen to have died. No torch here: reports and tests read records on any 
 
 import datetime
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def write(folder: Path, record: dict) -> None:
     text = json.dumps(record, indent=1, allow_nan=False, default=str) + "\n"
     beside = folder / "record.json.part"
     beside.write_text(text)
-    os.replace(beside, folder / "record.json")
+    beside.replace(folder / "record.json")
 
 
 def append_step(folder: Path, line: dict) -> None:

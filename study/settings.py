@@ -45,7 +45,7 @@ class Settings:
     log_every: int = 10
     """Steps in a window. Between windows, and only there, losses are fetched, written and shown."""
     eval_every: int | None = None
-    """Steps between evaluations. Default: at the start and at the end only."""
+    """Steps between evaluations. Default: at the end only."""
     sequence: int | None = None
     """Tokens per row. Default: 128, or the model's context up to 1024 for wikitext on real text."""
     train_rows: int | None = None
@@ -83,8 +83,19 @@ class Settings:
     """Where prepared data and drawn weights are kept between runs."""
 
 
-POSITIVE = ("micro_batch", "accumulation", "epochs", "steps", "log_every", "eval_every", "sequence", "train_rows",
-            "eval_rows", "lr", "threads")  # fmt: skip
+POSITIVE = (
+    "micro_batch",
+    "accumulation",
+    "epochs",
+    "steps",
+    "log_every",
+    "eval_every",
+    "sequence",
+    "train_rows",
+    "eval_rows",
+    "lr",
+    "threads",
+)
 NOT_NEGATIVE = ("warmup_steps", "lr_warmup_steps", "weight_decay", "dropout", "seed")
 
 
@@ -147,6 +158,4 @@ def flag(name: str) -> str:
 
 
 def as_dict(settings: Settings) -> dict:
-    return {
-        f.name: str(v) if isinstance(v := getattr(settings, f.name), Path) else v for f in fields(settings)
-    }
+    return {f.name: str(v) if isinstance(v := getattr(settings, f.name), Path) else v for f in fields(settings)}

@@ -1,8 +1,8 @@
 """The built-in model shapes: published dimensions by name, so that no network is needed to build one.
 
-Each is what `transformers` wants in a config, plus `hub`: where the published weights and tokenizer are. Dimensions are
-from the models' own config files; `bert-tiny` is google/bert_uncased_L-2_H-128_A-2. `gpt-tiny` is nobody's but ours, and
-takes the vocabulary of its data.
+Each is what `transformers` wants in a config, plus `hub`: where the published weights and tokenizer are. Dimensions
+are from the models' own config files; `bert-tiny` is google/bert_uncased_L-2_H-128_A-2. `gpt-tiny` is nobody's but
+ours, and takes the vocabulary of its data.
 """
 
 BERT = {"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512}

@@ -6,7 +6,6 @@ Rows are tokenised once and kept as tensors. Nothing falls back in silence: what
 import hashlib
 import json
 import math
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ class Accuracy(evaluate.Metric):
 
 
 class Perplexity(evaluate.Metric):
-    """exp of the mean negative log-likelihood per token. `predictions` are means per row, `references` tokens per row."""
+    """exp of the mean negative log-likelihood per token: `predictions` are means per row, `references` token counts."""
 
     def _info(self):
         features = datasets.Features({"predictions": datasets.Value("float64"), "references": datasets.Value("int64")})
@@ -112,10 +111,13 @@ def load_data(settings: Settings) -> Data:
     source = _data_source(settings)
     tokenizer = _tokenizer(settings)
     key = {
-        "task": settings.task, "source": source, "sequence": settings.sequence, "split": SPLIT_SEED,
+        "task": settings.task,
+        "source": source,
+        "sequence": settings.sequence,
+        "split": SPLIT_SEED,
         "rows": [settings.train_rows, settings.eval_rows],
         "tokenizer": hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode()).hexdigest(),
-    }  # fmt: skip
+    }
     cached = settings.cache_dir / "data" / f"{_hash(key)}.safetensors"
     if not cached.exists():
         rows = _imdb(settings, tokenizer) if settings.task == "imdb" else _wikitext(settings, tokenizer)
@@ -129,7 +131,7 @@ def load_data(settings: Settings) -> Data:
 
 
 def _embedded(settings: Settings) -> Data:
-    # The corpus has its own seed, so that two seeds of a run differ in weights and order, not in what there is to learn.
+    # The corpus has its own seed: two seeds of a run differ in weights and order, not in what there is to learn.
     if settings.task == "imdb":
         train = corpus.reviews(settings.train_rows, settings.sequence, SPLIT_SEED)
         test = corpus.reviews(settings.eval_rows, settings.sequence, SPLIT_SEED + 1)
@@ -194,9 +196,12 @@ def _imdb(settings: Settings, tokenizer) -> dict[str, Rows]:
             raise Stop(f"--{part}-rows {count} is more than the {have} there are", f"give at most {have}")
         chosen = split[name].shuffle(seed=SPLIT_SEED).select(range(count))
         encoded = tokenizer(
-            list(chosen["text"]), padding="max_length", truncation=True, max_length=settings.sequence,
+            list(chosen["text"]),
+            padding="max_length",
+            truncation=True,
+            max_length=settings.sequence,
             return_tensors="pt",
-        )  # fmt: skip
+        )
         rows[part] = {
             "input_ids": encoded["input_ids"],
             "attention_mask": encoded["attention_mask"],
@@ -241,29 +246,41 @@ def model_config(settings: Settings, vocabulary: int):
     reads_both_ways = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_both_ways != (settings.task == "imdb"):
         other = "wikitext" if settings.task == "imdb" else "imdb"
-        raise Stop(f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}",
-                   f"give --task {other}, or another model")  # fmt: skip
+        raise Stop(
+            f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}",
+            f"give --task {other}, or another model",
+        )
     if vocabulary > config.vocab_size:
-        raise Stop(f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}",
-                   "give the tokenizer that belongs to the model")  # fmt: skip
+        raise Stop(
+            f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}",
+            "give the tokenizer that belongs to the model",
+        )
     context = getattr(config, "max_position_embeddings", None)
     if context and settings.sequence > context:
-        raise Stop(f"--sequence {settings.sequence} is more than the model's {context} positions",
-                   f"give at most {context}")  # fmt: skip
+        raise Stop(
+            f"--sequence {settings.sequence} is more than the model's {context} positions", f"give at most {context}"
+        )
     config.use_cache = False
     config._attn_implementation = settings.attention
     if settings.dropout is not None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop",
-                     "attention_dropout", "hidden_dropout"):  # fmt: skip
+        for name in (
+            "hidden_dropout_prob",
+            "attention_probs_dropout_prob",
+            "resid_pdrop",
+            "embd_pdrop",
+            "attn_pdrop",
+            "attention_dropout",
+            "hidden_dropout",
+        ):
             if hasattr(config, name):
                 setattr(config, name, settings.dropout)
     return config
 
 
 def model_class(settings: Settings, config) -> type:
-    imdb = settings.task == "imdb"
-    mapping = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING if imdb else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
-    return mapping[type(config)]
+    if settings.task == "imdb":
+        return modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def on_meta(settings: Settings, config) -> torch.nn.Module:
@@ -281,9 +298,11 @@ def drawn_weights(settings: Settings, config) -> Path:
     """
     key = {
         "config": {k: v for k, v in config.to_dict().items() if "drop" not in k and k != "transformers_version"},
-        "class": model_class(settings, config).__name__, "seed": settings.seed,
-        "torch": torch.__version__, "transformers": transformers.__version__,
-    }  # fmt: skip
+        "class": model_class(settings, config).__name__,
+        "seed": settings.seed,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     folder = settings.cache_dir / "weights" / f"{Path(settings.model).name}-seed{settings.seed}-{_hash(key)}"
     if not folder.exists():
         from transformers.integrations import deepspeed as hf_deepspeed
@@ -312,8 +331,10 @@ def build_model(settings: Settings, config, device: torch.device) -> torch.nn.Mo
         try:
             model = auto.from_pretrained(where, config=config, dtype=dtype, attn_implementation=settings.attention)
         except Exception as error:
-            raise Stop(f"no weights for --model {settings.model} ({_one_line(error)})",
-                       "give --init random to start from drawn weights, or a folder that holds weights") from error  # fmt: skip
+            raise Stop(
+                f"no weights for --model {settings.model} ({_one_line(error)})",
+                "give --init random to start from drawn weights, or a folder that holds weights",
+            ) from error
     if settings.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
@@ -343,7 +364,7 @@ class _made_beside:
     def __exit__(self, kind, error, trace):
         try:
             if kind is None:
-                os.replace(Path(self.scratch.name) / self.target.name, self.target)
+                (Path(self.scratch.name) / self.target.name).replace(self.target)
         except OSError:
             if not self.target.exists():  # otherwise another process was first, with the same content
                 raise
