@@ -21,6 +21,7 @@ def check_libaio() -> None:
         raise Stop(
             "offloading to disk needs libaio, which this machine lacks",
             "apt-get install libaio-dev (or your system's package of that name)",
+            status="unavailable",
         )
 
 

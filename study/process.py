@@ -85,7 +85,7 @@ def set_threads(threads: int | None) -> None:
 
 # --- log -----------------------------------------------------------------------------------------------------------
 
-NOISY = ("DeepSpeed", "transformers", "datasets", "accelerate", "torch")
+NOISY = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
 
 
 def say(folder: Path | None, text: str) -> None:

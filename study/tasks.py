@@ -3,15 +3,20 @@
 Rows are tokenised once and kept as tensors. Nothing falls back in silence: what cannot be had is a Stop that names it.
 """
 
+import functools
 import hashlib
 import json
 import math
+import socket
 import tempfile
+import urllib.parse
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
 import evaluate
+import huggingface_hub
 import numpy as np
 import torch
 import transformers
@@ -157,9 +162,24 @@ def _data_source(settings: Settings) -> str:
     return f"{folder.name} {_hash([(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files])}"
 
 
+@functools.cache
+def _ask_for_hub() -> None:
+    """Knock once. Where nobody answers, use what was downloaded before: the libraries would retry for minutes."""
+    if urllib.request.getproxies():
+        return  # reached through somebody else, who is not to be tried in this way
+    endpoint = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
+    port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
+    try:
+        socket.create_connection((endpoint.hostname, port), timeout=5).close()
+    except OSError:
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True
+
+
 def _dataset(settings: Settings) -> datasets.DatasetDict:
     try:
         if settings.data == "hub":
+            _ask_for_hub()
             name, config = HUB_DATA[settings.task]
             found = datasets.load_dataset(name, config)
         else:
@@ -181,6 +201,8 @@ def _tokenizer(settings: Settings):
     if name is None:
         name = SHAPES["gpt2"]["hub"]  # gpt-tiny is our own shape and reads with GPT-2's vocabulary
     try:
+        if not Path(name).exists():
+            _ask_for_hub()
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:
         raise Stop(f"the tokenizer {name} cannot be read ({_one_line(error)})", OFFLINE) from error
@@ -236,6 +258,8 @@ def model_config(settings: Settings, vocabulary: int):
         config = AutoConfig.for_model(**shape)
     else:
         try:
+            if not Path(settings.model).exists():
+                _ask_for_hub()
             config = AutoConfig.from_pretrained(settings.model)
         except Exception as error:
             raise Stop(
@@ -344,6 +368,8 @@ def _published(settings: Settings) -> str:
     name = SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model
     if name is None:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
+    if not Path(name).exists():
+        _ask_for_hub()
     return name
 
 
@@ -377,5 +403,7 @@ def _hash(thing) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    if huggingface_hub.constants.HF_HUB_OFFLINE and isinstance(error, OSError):
+        return "the hub does not answer, and it is not among what was downloaded before"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"

@@ -1,0 +1,167 @@
+"""Is our trainer as fast as a loop written by hand, and as transformers.Trainer? Fresh processes, interleaved, paired.
+
+python -m study.bench
+python -m study.bench --model bert-base --precision bf16 --json bench.json
+
+Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/rivals.py), every time in another
+order. A process counts as its median step. Each repeat gives one ratio to each rival, and the result is the median of
+those with its interval over the repeats: a machine that is slow for a minute is slow for all three.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+
+from study import record
+from study.record import Stop
+from study.settings import Settings, check, flag
+from study.stats import median, paired_ratio
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINERS = ("ours", "bare", "hf")
+LAST_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Hold the step times of our trainer against those of its rivals, on one device and the embedded corpus."""
+
+    task: Literal["imdb", "wikitext"] = "imdb"
+    """imdb, with a BERT, or wikitext, with a GPT."""
+    model: str = "bert-tiny"
+    """A built-in shape; its weights are drawn once, and all three start from them."""
+    steps: int = 60
+    """Optimizer steps of each process."""
+    warmup_steps: int = 10
+    """The first of them, left out of the times."""
+    repeats: int = 5
+    """How often each of the three is run. The interval is over these."""
+    micro_batch: int = 8
+    """Rows per forward pass."""
+    accumulation: int = 1
+    """Forward and backward passes per optimizer step."""
+    sequence: int = 128
+    """Tokens per row."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32, or bf16: autocast over fp32 weights."""
+    threads: int | None = None
+    """CPU threads. Default: what our trainer would take."""
+    seed: int = 42
+    """Decides the weights, the order of the rows, the dropout masks, and what the bootstrap draws."""
+    json: Path | None = None
+    """Where to keep every number and what machine it came from."""
+
+
+def main() -> None:
+    bench = tyro.cli(Bench, prog="study.bench", description=__doc__)
+    try:
+        run(bench)
+    except Stop as stop:
+        sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
+
+
+def run(bench: Bench) -> None:
+    wanted = requested(bench)
+    check(Settings(**wanted))
+    if bench.warmup_steps == 0:
+        raise Stop("the first step would be timed with what sets it up", "give --warmup-steps 1 or more")
+    if bench.repeats < 2:
+        raise Stop(f"--repeats {bench.repeats} gives no interval", "give 2 or more")
+    if bench.json and not bench.json.resolve().parent.is_dir():
+        raise Stop(f"--json {bench.json} is in no folder there is", "make the folder first")
+    runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(bench.repeats):
+            shift = repeat % len(TRAINERS)
+            for name in TRAINERS[shift:] + TRAINERS[:shift]:
+                runs[name].append(measure(wanted, name, Path(folder) / f"{name}-{repeat}"))
+                say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {_ms(runs[name][-1]['median_step_s'])}")
+    ratios = compare(runs, bench.seed)
+    say("\n" + table(runs, ratios))
+    if bench.json:
+        result = {"bench": asdict(bench) | {"json": str(bench.json)}, "ratios": ratios, "runs": runs}
+        bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def requested(bench: Bench) -> dict:
+    """What all three are asked for, in the trainer's words."""
+    fields = asdict(bench)
+    del fields["repeats"], fields["json"]
+    # Our trainer ends with an evaluation, which is not timed and has no use here: one batch of it is enough.
+    wanted = fields | {"data": "embedded", "init": "random", "eval_rows": bench.micro_batch}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def measure(wanted: dict, name: str, place: Path) -> dict:
+    """One fresh process: its step times, its first and last loss, and for ours the machine it ran on."""
+    flags = [word for field, value in wanted.items() for word in (flag(field), str(value))]
+    if name == "ours":
+        config = ROOT / "accelerate_configs" / "single.yaml"
+        launch = ["-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(config)]
+        words = [*launch, str(ROOT / "study" / "train.py"), *flags, "--no-instruments", "--run-dir", str(place)]
+    else:
+        words = [str(ROOT / "study" / "rivals.py"), name, *flags, "--out", str(place)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    child = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if child.returncode != 0:
+        end = "\n".join(child.stdout.splitlines()[-LAST_LINES:])
+        sys.exit(f"{name} failed with exit code {child.returncode}. The end of what it said:\n{end}")
+    if name == "ours":
+        made = record.load(place)
+        losses = made["loss"]["train"]
+        result = {"step_s": made["time"]["step_s"], "losses_first_last": [losses[0], losses[-1]]}
+        result |= {field: made[field] for field in ("commit", "dirty", "hardware", "software")}
+    else:
+        result = json.loads(place.read_text())
+    return result | {"median_step_s": median(result["step_s"])}
+
+
+def compare(runs: dict[str, list[dict]], seed: int) -> dict[str, dict]:
+    """Our step time over each rival's: of every repeat, and the median of these with its interval."""
+    step_s = {name: [made["median_step_s"] for made in runs[name]] for name in TRAINERS}
+    rng = np.random.default_rng(seed)
+    ratios = {}
+    for rival in TRAINERS[1:]:
+        ratio, low, high = paired_ratio(step_s["ours"], step_s[rival], rng)
+        each = [ours / other for ours, other in zip(step_s["ours"], step_s[rival], strict=True)]
+        ratios[f"ours/{rival}"] = {"ratio": ratio, "low": low, "high": high, "each": each}
+    return ratios
+
+
+def table(runs: dict[str, list[dict]], ratios: dict[str, dict]) -> str:
+    """A line per repeat, one for the medians, and one per ratio. Above 1, ours is the slower."""
+    lines = ["repeat   " + "".join(f"{name:>12}" for name in (*TRAINERS, *ratios))]
+    for i in range(len(runs["ours"])):
+        times = "".join(f"{_ms(runs[name][i]['median_step_s']):>12}" for name in TRAINERS)
+        lines.append(f"{i + 1:<9}{times}" + "".join(f"{ratio['each'][i]:>12.3f}" for ratio in ratios.values()))
+    times = "".join(f"{_ms(median([made['median_step_s'] for made in runs[name]])):>12}" for name in TRAINERS)
+    lines.append(f"{'median':<9}{times}" + "".join(f"{ratio['ratio']:>12.3f}" for ratio in ratios.values()))
+    for title, end in (("loss 1st", 0), ("loss last", 1)):
+        lines.append(f"{title:<9}" + "".join(f"{runs[name][0]['losses_first_last'][end]:>12.5f}" for name in TRAINERS))
+    lines.append("")
+    for name, ratio in ratios.items():
+        lines.append(f"{name:<9}  {ratio['ratio']:.3f}  (95%: {ratio['low']:.3f} to {ratio['high']:.3f})")
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"
+
+
+if __name__ == "__main__":
+    main()

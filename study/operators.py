@@ -1,0 +1,76 @@
+"""Compiles DeepSpeed's operators before they are needed, in parallel, and says what it is doing.
+
+DeepSpeed compiles them on first use, without a word and for minutes, which looks exactly like a hang.
+
+    python -m study.operators
+"""
+
+import subprocess
+import sys
+import time
+
+from study.nvme import check_libaio
+from study.record import Stop
+
+OPERATORS = {
+    "CPUAdamBuilder": "the optimizer step in host memory",
+    "AsyncIOBuilder": "offloading to disk",
+    "ShareMemCommBuilder": "collectives without a GPU",
+    "PinMemoryBuilder": "pinned host memory",
+}
+
+# What each child does. Its last line is "cached", "compiled", "not needed", or an error.
+BUILD = """
+import os, sys
+from pathlib import Path
+from torch.utils import cpp_extension
+from deepspeed.accelerator import get_accelerator
+builder = get_accelerator().create_op_builder(sys.argv[1])
+if builder is None or type(builder).__name__ == "NotImplementedBuilder":
+    sys.exit(print("not needed"))
+root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+there = any(root.glob(f"**/{builder.name}.so"))
+builder.load(verbose=False)
+print("cached" if there else "compiled")
+"""
+
+
+def main() -> int:
+    """Build what this machine can have. The exit code says whether all of it is ready."""
+    say("DeepSpeed's operators: compiling what is not cached, which takes some minutes, once")
+    started = time.monotonic()
+    children = {}
+    for name, purpose in OPERATORS.items():
+        if name == "AsyncIOBuilder":
+            try:
+                check_libaio()
+            except Stop as stop:
+                say(f"  skipped       {purpose}: {stop.what}. What to do: {stop.remedy}, and run this again")
+                continue
+        children[name] = subprocess.Popen(
+            [sys.executable, "-c", BUILD, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    failed, told = [], started
+    while children:
+        time.sleep(0.2)
+        for name in [name for name, child in children.items() if child.poll() is not None]:
+            child = children.pop(name)
+            output = child.stdout.read()
+            outcome = output.strip().splitlines()[-1] if output.strip() else "no word"
+            if child.returncode:
+                failed.append(name)
+                outcome = f"failed ({outcome})"
+            say(f"  {outcome:<13} {OPERATORS[name]} ({time.monotonic() - started:.0f} s)")
+        if children and time.monotonic() - told > 30:
+            told = time.monotonic()
+            say(f"  still compiling after {told - started:.0f} s: {', '.join(OPERATORS[name] for name in children)}")
+    return 1 if failed else 0
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""How the tests start the real thing: `accelerate launch`, in fresh processes, as a user would."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
+
+
+@dataclass
+class Launched:
+    """One launch: what it printed, how it ended, and the folder it left."""
+
+    folder: Path
+    code: int
+    output: str
+    seconds: float
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.folder / "record.json").read_text())
+
+    @property
+    def steps(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
+
+
+def launch(config: str | Path, folder: Path, *flags: str, cache: Path, launcher: tuple = (), env: dict | None = None):
+    """`accelerate launch` an arm, by its name or by the path of a yaml, and wait for the end."""
+    path = config if isinstance(config, Path) else f"accelerate_configs/{config}.yaml"
+    command = [
+        Path(sys.executable).with_name("accelerate"), "launch", "--config_file", path, *launcher, "study/train.py",
+        "--run-dir", folder, "--cache-dir", cache, *flags,
+    ]  # fmt: skip
+    started = time.monotonic()
+    process = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=os.environ | (env or {}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    return Launched(folder, process.returncode, process.stdout, time.monotonic() - started)
+
+
+def left_running(folder: Path) -> list[list[str]]:
+    """Command lines of processes that still work on a run folder."""
+    lines = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            lines.append(words)
+    return lines
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """One cache for all launches of a session, empty at its start, and then shared as one user's runs share it."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, cache):
+    """A function that trains an arm with some flags once per session, and hands out the same run when asked again."""
+    runs: dict[tuple, Launched] = {}
+
+    def train(arm: str, *flags: str) -> Launched:
+        key = (arm, *flags)
+        if key not in runs:
+            runs[key] = launch(arm, tmp_path_factory.mktemp("runs") / arm.replace("/", "-"), *flags, cache=cache)
+            assert runs[key].code == 0, runs[key].output
+        return runs[key]
+
+    return train

@@ -1,0 +1,122 @@
+"""The folder to offload to: made when it can be used, swept up when its run is dead, gone when its run ends."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from study import nvme
+from study.record import Stop
+
+MINE = f"run-{os.getpid()}"
+
+
+@pytest.fixture
+def dead() -> int:
+    """The process id of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_folder_is_given_and_emptied(tmp_path):
+    base = tmp_path / "disk" / "deep"
+    folder = nvme.give(base, MINE, needed_bytes=1)
+    assert folder == base / MINE
+    assert list(folder.iterdir()) == [], "the probe is gone"
+    (folder / "swapped").mkdir()
+    (folder / "swapped" / "tensor.swp").write_bytes(b"x" * 10_000)
+    nvme.empty(folder)
+    assert not base.exists(), "nothing of ours stays"
+    assert base.parent.exists()
+
+
+def test_emptying_leaves_what_others_use(tmp_path):
+    nvme.give(tmp_path, MINE, needed_bytes=1)
+    other = tmp_path / "run-of-another"
+    other.mkdir()
+    nvme.empty(tmp_path / MINE)
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_emptying_twice_or_nothing_is_no_fault(tmp_path):
+    folder = nvme.give(tmp_path / "disk", MINE, needed_bytes=1)
+    nvme.empty(folder)
+    nvme.empty(folder)
+    nvme.empty(None)
+
+
+def test_every_rank_may_ask(tmp_path):
+    """All ranks of a launch ask for the same folder, and what one has written stays."""
+    folder = nvme.give(tmp_path, MINE, needed_bytes=1)
+    (folder / "rank0").write_text("here")
+    assert nvme.give(tmp_path, MINE, needed_bytes=1) == folder
+    assert (folder / "rank0").read_text() == "here"
+
+
+def test_what_a_dead_run_left_is_swept_up(tmp_path, dead):
+    """Folders are named by the process that launched them; those of the living, and what is not ours, stay."""
+    left, living = tmp_path / f"run-{dead}", tmp_path / f"run-{os.getppid()}"
+    not_ours = [tmp_path / "run-to-the-hills", tmp_path / "precious", tmp_path / f"runs-{dead}"]
+    for folder in (left, living, *not_ours):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    nvme.give(tmp_path, MINE, needed_bytes=1)
+    assert not left.exists()
+    assert all((folder / "file").exists() for folder in (living, *not_ours))
+
+
+def test_too_little_room_is_a_stop(tmp_path):
+    """It says how much there is and how much it takes, and leaves no folder."""
+    with pytest.raises(Stop) as caught:
+        nvme.give(tmp_path, MINE, needed_bytes=10**18)
+    found = re.fullmatch(
+        rf"--nvme-dir {tmp_path} has ([\d.]+) GB free, and this run needs ([\d.]+) GB", str(caught.value)
+    )
+    assert float(found[2]) == 1e9
+    there = os.statvfs(tmp_path)
+    assert float(found[1]) == pytest.approx(there.f_bavail * there.f_frsize / 1e9, rel=0.05)
+    assert "--nvme-dir" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(base) -> str:
+    with pytest.raises(Stop, match=rf"--nvme-dir {base} cannot be used for offloading \(.+\)") as caught:
+        nvme.give(base, MINE, needed_bytes=1)
+    assert "you may write to" in caught.value.remedy
+    return str(caught.value)
+
+
+def test_a_path_that_is_a_file_is_a_stop(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    assert "File exists" in refused(file)
+    assert "Not a directory" in refused(file / "below")
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        assert "Permission denied" in refused(tmp_path)
+        assert "Permission denied" in refused(tmp_path / "below")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
+def test_a_place_that_holds_no_folders_is_a_stop():
+    """Not even for root."""
+    refused(Path("/proc/zero-study"))
+
+
+def test_libaio_is_asked_for_by_name(monkeypatch):
+    """Where the library is not found, the remedy is the package to install."""
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    with pytest.raises(Stop, match="libaio") as caught:
+        nvme.check_libaio()
+    assert "libaio-dev" in caught.value.remedy

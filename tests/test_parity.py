@@ -1,0 +1,82 @@
+"""Equal losses: once the arms are made equal, how training is distributed changes nothing a loss curve could show.
+
+The quick selection runs everywhere. The whole table (both tasks, accumulation 1 and 4, three precisions, seven ZeRO
+arms) is marked slow: `make parity`.
+"""
+
+import sys
+
+import pytest
+from test_train import FLAGS, STEPS, ZERO, assert_arms_differ
+
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
+
+
+def flags_for(task: str, precision: str, accumulation: int) -> tuple:
+    """60 steps, dropout on, as short as they can be without losing a feature."""
+    flags = ("--task", task, "--steps", str(STEPS), "--precision", precision, "--accumulation", str(accumulation))
+    return (*flags, "--micro-batch", "4", "--sequence", "64", "--train-rows", "800", "--epochs", "9")
+
+
+def largest_difference(trained, arm: str, flags: tuple) -> float:
+    ddp, run = trained("ddp", *flags).record, trained(arm, *flags).record
+    assert run["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
+    ours, theirs = run["loss"]["train"], ddp["loss"]["train"]
+    assert len(ours) == len(theirs) == STEPS
+    assert len(set(ours)) > STEPS / 2, "a loss that never changes proves nothing"
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("arm", ZERO)
+def test_losses_equal_ddp_in_fp32(arm, trained):
+    """The nine arms as `test_train` ran them: imdb, no accumulation."""
+    assert_arms_differ(trained, *FLAGS)
+    assert largest_difference(trained, arm, FLAGS) <= TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("arm", ["zero2", "zero3", "zero3_cpu"])
+def test_losses_equal_ddp_with_accumulation(arm, trained):
+    flags = flags_for("wikitext", "fp32", 4)
+    assert trained(arm, *flags).record["observed"]["accumulation"] == 4
+    assert largest_difference(trained, arm, flags) <= TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("arm", ["zero2", "zero3"])
+def test_losses_equal_ddp_in_bf16(arm, trained):
+    flags = flags_for("imdb", "bf16", 1)
+    seen = trained(arm, *flags).record["observed"]
+    assert seen["autocast"] == trained("ddp", *flags).record["observed"]["autocast"] == "bf16"
+    assert seen["dtypes"]["weights"] == seen["dtypes"]["moments"] == "float32"
+    assert largest_difference(trained, arm, flags) <= TOLERANCE["bf16"]
+
+
+def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
+    """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
+    flags = flags_for("imdb", "bf16_cast", 1)
+    for arm in ("ddp", "zero2"):
+        seen = trained(arm, *flags).record["observed"]
+        assert seen["dtypes"]["weights"] == "bfloat16", arm
+        assert seen["dtypes"]["master"] == seen["dtypes"]["moments"] == "float32", arm
+        assert "bfloat16" in seen["dtypes"]["gradients"], arm
+    moved = {arm: trained(arm, *flags).record["traffic"]["per_rank"][0]["all_reduce"] for arm in ("ddp", "zero2")}
+    assert set(moved["ddp"]["bytes_by_dtype"]) == {"bfloat16"}
+    assert moved["ddp"]["bytes"] == pytest.approx(2 * seen["parameters"], rel=0.001)
+    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1)).record["loss"]["train"]
+    cast = trained("ddp", *flags).record["loss"]["train"]
+    assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_cast"])
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_the_whole_table(task, precision, accumulation, trained, capsys):
+    flags = flags_for(task, precision, accumulation)
+    assert_arms_differ(trained, *flags)
+    differences = {arm: largest_difference(trained, arm, flags) for arm in ZERO}
+    table = "  ".join(f"{arm} {value:.1e}" for arm, value in differences.items())
+    with capsys.disabled():
+        sys.stdout.write(f"\n{task} {precision} accumulation {accumulation}: {table}\n")
+    if precision in TOLERANCE:
+        assert max(differences.values()) <= TOLERANCE[precision]

@@ -1,0 +1,61 @@
+"""Which processes take part: two without a GPU, however many cores there are."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from conftest import ROOT
+
+from study.arms import FOLDER, read
+from study.process import Launch, _option, is_surplus_rank
+
+AUTO = Launch(pid=1, started=0.0, config_file="x", num_processes=None)
+
+
+def test_the_first_two_of_many_stay(monkeypatch):
+    """torchrun starts one process per core where there is no GPU; a count that was asked for is obeyed."""
+    arm = read(FOLDER / "zero2.yaml")
+    outcome = {}
+    for rank in range(4):
+        for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": str(rank)}.items():
+            monkeypatch.setenv(name, value)
+        outcome[rank] = is_surplus_rank(arm, AUTO)
+    assert outcome == {0: False, 1: False, 2: True, 3: True}
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert not is_surplus_rank(arm, Launch(pid=1, started=0.0, config_file="x", num_processes=4))
+    assert not is_surplus_rank(read(FOLDER / "single.yaml"), AUTO)
+
+
+def test_the_two_that_stay_find_each_other(tmp_path):
+    """Four real processes, of which two leave: the group of the others has two members and works."""
+    script = tmp_path / "four.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import torch, torch.distributed as dist
+        from study.arms import FOLDER, read
+        from study.process import Launch, is_surplus_rank
+        if is_surplus_rank(read(FOLDER / "zero2.yaml"), Launch(1, 0.0, "x", None)):
+            os._exit(0)
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        print(f"rank {{dist.get_rank()}} counts {{int(ones.item())}}", flush=True)
+        dist.destroy_process_group()
+        os._exit(0)
+        """)
+    )
+    torchrun = Path(sys.executable).with_name("torchrun")
+    done = subprocess.run([torchrun, "--standalone", "--nproc_per_node", "4", script], capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["rank 0 counts 2", "rank 1 counts 2"]
+
+
+def test_options_are_read_in_every_spelling():
+    line = ["python", "accelerate", "launch", "--config-file", "a.yaml", "--num_processes=3", "train.py"]
+    assert _option(line, "config_file") == "a.yaml"
+    assert _option(line, "num_processes") == "3"
+    assert _option(line, "machine_rank") is None

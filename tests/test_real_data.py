@@ -1,0 +1,47 @@
+"""Real reviews and real text, on machines that have them beside the repository; BERT-large on any machine."""
+
+import pytest
+from conftest import SHARED
+
+needs_data = pytest.mark.skipif(
+    not (SHARED / "data" / "imdb").is_dir(), reason=f"real data and vocabularies are not there: {SHARED}"
+)
+
+
+@needs_data
+def test_real_reviews_train(trained):
+    """The source document's model and rows, from local folders, with drawn weights."""
+    run = trained(
+        "single", "--data", str(SHARED / "data" / "imdb"), "--model", "bert-tiny", "--tokenizer",
+        str(SHARED / "models" / "bert-large-uncased"), "--train-rows", "800", "--lr", "1e-3", "--no-instruments",
+    )  # fmt: skip
+    made = run.record
+    assert made["observed"]["data_source"].startswith("imdb ")
+    assert len(made["loss"]["train"]) == 100
+    assert made["loss"]["final_eval"]["accuracy"] > 0.5
+
+
+@needs_data
+def test_real_text_trains(trained):
+    run = trained(
+        "ddp", "--task", "wikitext", "--data", str(SHARED / "data" / "wikitext-2"), "--model", "gpt-tiny",
+        "--tokenizer", str(SHARED / "models" / "gpt2"), "--sequence", "64", "--steps", "30", "--train-rows", "960",
+        "--eval-rows", "32", "--no-instruments", "--micro-batch", "4",
+    )  # fmt: skip
+    losses = run.record["loss"]["train"]
+    assert 10 < losses[0] < 11.5, "ln 50257 = 10.8"
+    assert losses[-1] < losses[0] - 1
+    assert run.record["loss"]["final_eval"]["perplexity"] < 50257
+
+
+def test_bert_large_steps_under_stage_3(trained):
+    """335 million parameters, two ranks, a machine of 24 GiB: each holds half."""
+    run = trained(
+        "zero3", "--model", "bert-large", "--steps", "2", "--warmup-steps", "1", "--micro-batch", "1",
+        "--sequence", "32", "--train-rows", "8", "--eval-rows", "2", "--no-instruments",
+    )  # fmt: skip
+    seen = run.record["observed"]
+    assert seen["parameters"] == 335143938
+    assert max(seen["held_parameters_per_rank"]) < 0.51 * seen["parameters"]
+    assert len(run.record["loss"]["train"]) == 2
+    assert max(rank["host_peak_bytes"] for rank in run.record["memory"]["per_rank"]) < 10e9

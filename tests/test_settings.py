@@ -1,0 +1,158 @@
+"""What a run asks for: every impossible value is refused by its flag, and nothing is left blank that has a default."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from study import settings
+from study.record import Stop
+from study.settings import Settings, as_dict, check, flag, learning_rate, resolve
+from study.shapes import SHAPES
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def test_every_field_is_explained():
+    """A docstring directly under each field: it becomes the field's --help."""
+    tree = ast.parse(inspect.getsource(settings))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings").body
+    named = [node.target.id for node in body if isinstance(node, ast.AnnAssign)]
+    explained = [
+        node.target.id
+        for node, below in zip(body, body[1:], strict=False)
+        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    ]
+    assert named == list(FIELDS), "the source was read"
+    assert explained == named
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in settings.POSITIVE for value in (0, -1, float("nan"))]
+    + [(name, value) for name in settings.NOT_NEGATIVE for value in (-1, float("nan"))]
+    + [("dropout", 1.0), ("dropout", 1.5)],
+)
+def test_an_impossible_value_is_refused(name, value):
+    """In words that name the flag and what came, with a remedy."""
+    with pytest.raises(Stop, match=rf"^{flag(name)} {re.escape(str(value))} ") as caught:
+        check(Settings(**{name: value}))
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_steps_that_leave_nothing_to_time_are_refused(steps):
+    with pytest.raises(Stop, match=rf"--steps {steps} leaves nothing to time after --warmup-steps 5"):
+        check(Settings(steps=steps, warmup_steps=5))
+    check(Settings(steps=steps, warmup_steps=steps - 1))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"dropout": 0.0, "seed": 0, "weight_decay": 0.0, "warmup_steps": 0, "lr_warmup_steps": 0},
+        {"steps": 6, "micro_batch": 1, "epochs": 0.01, "lr": 1e-9, "dropout": 0.999},
+    ],
+)
+def test_possible_values_pass(asked):
+    check(Settings(**asked))
+
+
+def test_a_value_checked_is_a_field():
+    """The lists of what is checked name real fields, each once, and every number has its place in one."""
+    checked = settings.POSITIVE + settings.NOT_NEGATIVE
+    numbers = [name for name, field in FIELDS.items() if field.type in (int, float, int | None, float | None)]
+    assert sorted(checked) == sorted(numbers)
+
+
+def test_flags_are_as_on_the_command_line():
+    assert flag("lr_warmup_steps") == "--lr-warmup-steps"
+
+
+RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows
+    ("imdb", False): ("bert-tiny", "embedded", "random", 128, 1e-3, 800, 200),
+    ("imdb", True): ("bert-large-uncased", "hub", "pretrained", 128, 5e-5, 800, 200),
+    ("wikitext", False): ("gpt-tiny", "embedded", "random", 128, 1e-3, None, 100),
+    ("wikitext", True): ("gpt2", "hub", "random", 1024, 5e-5, None, 100),
+}
+
+
+@pytest.mark.parametrize(("task", "gpu"), RESOLVED)
+def test_defaults_depend_on_task_and_gpu(task, gpu):
+    s = resolve(Settings(task=task), gpu)
+    assert (s.model, s.data, s.init, s.sequence, s.lr, s.train_rows, s.eval_rows) == RESOLVED[task, gpu]
+
+
+def test_what_was_asked_stays():
+    asked = Settings(
+        model="bert-base", data="embedded", init="in_place", sequence=64, lr=1e-4, train_rows=10, eval_rows=5, seed=3
+    )
+    cache = asked.cache_dir.expanduser()
+    assert resolve(asked, gpu=True) == dataclasses.replace(asked, cache_dir=cache)
+
+
+@pytest.mark.parametrize(
+    ("model", "init"),
+    [(model, "random") for model in SHAPES] + [("google-bert/bert-base-uncased", "pretrained"), (".", "random")],
+)
+def test_published_weights_are_the_default_of_a_hub_name_alone(model, init):
+    """A built-in shape and a local folder start from drawn weights."""
+    assert resolve(Settings(model=model), gpu=False).init == init
+
+
+@pytest.mark.parametrize(("data", "sequence"), [("hub", 1024), ("some/folder", 1024), ("embedded", 128)])
+def test_rows_of_real_text_are_longer(data, sequence):
+    assert resolve(Settings(task="wikitext", data=data), gpu=False).sequence == sequence
+
+
+def test_a_tiny_model_on_a_gpu_needs_no_network():
+    s = resolve(Settings(model="bert-tiny"), gpu=True)
+    assert (s.data, s.lr) == ("embedded", 1e-3)
+
+
+def test_the_cache_is_a_real_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert resolve(Settings(cache_dir=Path("~/kept")), gpu=False).cache_dir == Path("/home/somebody/kept")
+
+
+# --- learning rate -------------------------------------------------------------------------------------------------
+
+
+def rates(warmup: int, steps: int, lr: float = 1.0) -> list[float]:
+    asked = Settings(lr=lr, lr_warmup_steps=warmup)
+    return [learning_rate(asked, step, steps) for step in range(steps)]
+
+
+def test_rates_by_hand():
+    """Up in four equal parts to the peak, then down in six that would end at zero one step later."""
+    by_hand = [0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]
+    assert rates(warmup=4, steps=10) == pytest.approx(by_hand)
+    assert rates(warmup=4, steps=10, lr=5e-5) == pytest.approx([5e-5 * rate for rate in by_hand])
+    assert rates(warmup=0, steps=4) == pytest.approx([1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 100), (1, 2), (10, 100), (99, 100), (100, 100)])
+def test_the_rate_rises_to_its_peak_and_falls(warmup, steps):
+    got = rates(warmup, steps, lr=2e-3)
+    assert max(got) == pytest.approx(2e-3)
+    assert min(got) > 0, "the last step still learns"
+    rise, fall = got[:warmup], got[warmup:]
+    assert rise == pytest.approx([2e-3 * (i + 1) / warmup for i in range(warmup)])
+    assert all(a > b for a, b in zip(fall, fall[1:], strict=False))
+
+
+# --- the record's `requested` --------------------------------------------------------------------------------------
+
+
+def test_as_dict_is_complete_and_plain():
+    """Every field is there, as JSON can hold it."""
+    asked = resolve(Settings(run_dir=Path("runs/a"), seed=7), gpu=False)
+    told = as_dict(asked)
+    assert list(told) == list(FIELDS)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["run_dir"], told["seed"], told["nvme_dir"]) == ("runs/a", 7, None)

@@ -1,0 +1,107 @@
+"""The built-in shapes: as many parameters as published, and refused where they do not fit."""
+
+import json
+
+import pytest
+
+from study import tasks
+from study.record import Stop
+from study.settings import Settings
+from study.shapes import SHAPES
+
+PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once
+    "bert-tiny": 4.386178,
+    "bert-base": 109.48,
+    "bert-large": 335.14,
+    "gpt2": 124.44,
+    "gpt2-medium": 354.82,
+    "gpt2-large": 774.03,
+    "gpt2-xl": 1557.61,
+    "gpt-j-6b": 6050.88,
+    "gemma2-9b": 9241.71,
+    "gpt-neox-20b": 20554.57,
+}
+
+
+def asked(model: str, **more) -> Settings:
+    # transformers has fused attention for most of these, not for all; their size does not depend on it
+    return Settings(model=model, task="imdb" if model.startswith("bert") else "wikitext", attention="eager", **more)
+
+
+def built(model: str, **more):
+    settings = asked(model, sequence=128, **more)
+    return tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_shape_has_as_many_parameters_as_published(model):
+    parameters = list(built(model).parameters())
+    assert {parameter.device.type for parameter in parameters} == {"meta"}, "nothing is allocated to count"
+    assert sum(parameter.numel() for parameter in parameters) / 1e6 == pytest.approx(PUBLISHED[model], abs=0.01)
+
+
+def test_every_shape_is_published_but_our_own():
+    assert SHAPES.keys() == PUBLISHED.keys() | {"gpt-tiny"}
+    assert [name for name, shape in SHAPES.items() if shape["hub"] is None] == ["gpt-tiny"]
+
+
+@pytest.mark.parametrize("vocabulary", [2048, 50257])
+def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
+    """By hand: embeddings, two blocks of 12 h^2 + 13 h, and the last norm."""
+    settings, h = asked("gpt-tiny", sequence=128), 128
+    model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary))
+    by_hand = (vocabulary + 1024) * h + 2 * (12 * h**2 + 13 * h) + 2 * h
+    assert sum(parameter.numel() for parameter in model.parameters()) == by_hand
+
+
+@pytest.mark.parametrize("model", [name for name in SHAPES if name.startswith(("bert", "gpt2", "gpt-tiny"))])
+def test_a_shape_is_built_with_fused_attention(model):
+    """The default; what is asked for is what the model has."""
+    settings = Settings(model=model, task="imdb" if model.startswith("bert") else "wikitext", sequence=128)
+    config = tasks.model_config(settings, 2048)
+    assert tasks.on_meta(settings, config).config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_model_that_does_not_fit_its_task_is_refused(model):
+    task, other = ("wikitext", "imdb") if model.startswith("bert") else ("imdb", "wikitext")
+    settings = Settings(model=model, task=task, sequence=128)
+    with pytest.raises(Stop, match=rf"--model {model} \(\w+\) does not fit task {task}") as caught:
+        tasks.model_config(settings, vocabulary=2048)
+    assert f"--task {other}" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("model", "positions"), [("bert-tiny", 512), ("gpt2", 1024)])
+def test_rows_longer_than_the_model_reads_are_refused(model, positions):
+    tasks.model_config(asked(model, sequence=positions), vocabulary=2048)
+    with pytest.raises(Stop, match=f"--sequence {positions + 1} is more than the model's {positions} positions"):
+        tasks.model_config(asked(model, sequence=positions + 1), vocabulary=2048)
+
+
+def test_token_ids_the_model_does_not_know_are_refused():
+    with pytest.raises(Stop, match="the data uses 50257 token ids and --model bert-tiny knows 30522"):
+        tasks.model_config(asked("bert-tiny", sequence=128), vocabulary=50257)
+
+
+def test_a_model_that_cannot_be_had_is_refused(tmp_path):
+    """A folder without a config.json, and no network needed to say so."""
+    with pytest.raises(Stop, match="is no built-in shape, no folder with a config.json") as caught:
+        tasks.model_config(asked(str(tmp_path), sequence=128), vocabulary=2048)
+    assert "bert-tiny" in caught.value.remedy
+
+
+def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
+    """By its config.json alone."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["bert-tiny"] | {"num_hidden_layers": 1}))
+    settings = Settings(model=str(tmp_path), task="imdb", sequence=128)
+    model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
+    one_layer = 4 * (128**2 + 128) + 2 * 128 * 512 + 512 + 128 + 4 * 128
+    assert sum(parameter.numel() for parameter in model.parameters()) == 4_386_178 - one_layer
+
+
+@pytest.mark.parametrize("model", ["bert-tiny", "gpt2", "gpt-j-6b", "gpt-neox-20b"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_dropout_is_set_everywhere_in_the_model(model, dropout):
+    dropouts = [module.p for module in built(model, dropout=dropout).modules() if type(module).__name__ == "Dropout"]
+    assert dropouts
+    assert set(dropouts) == {dropout}
