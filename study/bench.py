@@ -109,7 +109,10 @@ def measure(wanted: dict, name: str, place: Path) -> dict:
         words = [*launch, str(ROOT / "study" / "train.py"), *flags, "--no-instruments", "--run-dir", str(place)]
     else:
         words = [str(ROOT / "study" / "rivals.py"), name, *flags, "--out", str(place)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],  # hf would take them all
+        "OMP_NUM_THREADS": str(wanted.get("threads", 1)),  # `accelerate launch` would set it, for ours alone
+    }
     child = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

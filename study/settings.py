@@ -66,8 +66,9 @@ class Settings:
     """Compile the model with torch.compile."""
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """sdpa: fused attention. eager: written out, with its score matrices kept."""
+    attention: Literal["sdpa", "eager"] | None = None
+    """sdpa: fused attention. eager: written out, with its score matrices kept. Default: sdpa, except for GPT-J and
+    Gemma 2, which have no fused attention in transformers."""
     tf32: bool = True
     """Let fp32 matrix products use TF32 where the device has it. No effect on a CPU."""
     instruments: bool = True
@@ -82,6 +83,8 @@ class Settings:
     cache_dir: Path = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "zero-study"
     """Where prepared data and drawn weights are kept between runs."""
 
+
+NEVER_FUSED = ("gpt-j", "gemma-2", "gemma2")
 
 POSITIVE = (
     "micro_batch",
@@ -135,6 +138,7 @@ def resolve(settings: Settings, gpu: bool) -> Settings:
         "lr": 1e-3 if tiny else 5e-5,
         "train_rows": 800 if imdb else None,
         "eval_rows": 200 if imdb else 100,
+        "attention": "eager" if any(name in model.lower() for name in NEVER_FUSED) else "sdpa",
     }
     blanks = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
     return replace(settings, **blanks, cache_dir=settings.cache_dir.expanduser())

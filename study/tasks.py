@@ -23,6 +23,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto
 
 from study import corpus
@@ -83,19 +84,33 @@ class Data:
 
 def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, in fp32 whatever the model computes in, and what was predicted."""
-    if settings.task == "imdb":
-        mask = batch["attention_mask"]
-        if settings.attention == "sdpa":
-            # Made here, because transformers would look into it first, which makes a GPU wait at every step.
-            mask = mask[:, None, None, :].bool().expand(-1, 1, mask.shape[1], -1)
-        logits = model(input_ids=batch["input_ids"], attention_mask=mask).logits.float()
-        return cross_entropy(logits, batch["labels"], reduction="none"), logits.argmax(-1)
     ids = batch["input_ids"]
-    # Every position but the last predicts the next. Blocks are full, so no mask is needed.
-    logits = model(input_ids=ids).logits[:, :-1].float()
+    logits = model(input_ids=ids, attention_mask=_mask(settings, batch)).logits.float()
+    if settings.task == "imdb":
+        return cross_entropy(logits, batch["labels"], reduction="none"), logits.argmax(-1)
+    logits = logits[:, :-1]  # every position but the last predicts the next
     losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     losses = losses.view(ids.shape[0], -1).mean(1)
     return losses, torch.zeros_like(losses, dtype=torch.long)
+
+
+def _mask(settings: Settings, batch: Rows) -> torch.Tensor | None:
+    """Who may look at whom: rows, 1, positions, positions.
+
+    Made here and whole, because transformers would first look into a mask of its own, or search for packed rows where
+    there is none, and that makes a GPU wait in every forward pass. None where the fused kernel knows by itself.
+    """
+    length = batch["input_ids"].shape[1]
+    if settings.task == "imdb":
+        allowed = batch["attention_mask"][:, None, None, :].bool().expand(-1, 1, length, -1)
+    elif settings.attention == "sdpa":
+        return None
+    else:
+        allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=batch["input_ids"].device).tril()
+    if settings.attention == "sdpa":
+        return allowed
+    dtype = torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Rows) -> dict[str, float]:
@@ -285,7 +300,7 @@ def model_config(settings: Settings, vocabulary: int):
             f"--sequence {settings.sequence} is more than the model's {context} positions", f"give at most {context}"
         )
     config.use_cache = False
-    config._attn_implementation = settings.attention
+    config._attn_implementation = _attention(settings, config)
     if settings.dropout is not None:
         for name in (
             "hidden_dropout_prob",
@@ -299,6 +314,25 @@ def model_config(settings: Settings, vocabulary: int):
             if hasattr(config, name):
                 setattr(config, name, settings.dropout)
     return config
+
+
+def _attention(settings: Settings, config) -> str:
+    """The name under which transformers finds the attention.
+
+    "causal_sdpa" is its own fused attention under a name that has no mask function: none is made, and the causal kernel
+    is asked for instead.
+    """
+    if settings.attention == "sdpa" and not model_class(settings, config)._supports_sdpa:
+        raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
+    if settings.attention == "eager" or settings.task == "imdb":
+        return settings.attention
+    if settings.sequence > (getattr(config, "sliding_window", None) or settings.sequence):
+        raise Stop(
+            f"--sequence {settings.sequence} is more than the model's attention window of {config.sliding_window}",
+            f"give at most {config.sliding_window}",
+        )
+    transformers.AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
+    return "causal_sdpa"
 
 
 def model_class(settings: Settings, config) -> type:
@@ -347,13 +381,14 @@ def build_model(settings: Settings, config, device: torch.device) -> torch.nn.Mo
     """The model with its starting weights; under stage 3 each rank keeps its own part as they are loaded."""
     dtype = torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
     auto = AutoModelForSequenceClassification if settings.task == "imdb" else AutoModelForCausalLM
+    attention = config._attn_implementation
     if settings.init == "in_place":
         with device:
-            model = auto.from_config(config, dtype=dtype, attn_implementation=settings.attention)
+            model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
     else:
         where = drawn_weights(settings, config) if settings.init == "random" else _published(settings)
         try:
-            model = auto.from_pretrained(where, config=config, dtype=dtype, attn_implementation=settings.attention)
+            model = auto.from_pretrained(where, config=config, dtype=dtype, attn_implementation=attention)
         except Exception as error:
             raise Stop(
                 f"no weights for --model {settings.model} ({_one_line(error)})",

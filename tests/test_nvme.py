@@ -98,14 +98,26 @@ def test_a_path_that_is_a_file_is_a_stop(tmp_path):
     assert file.read_text() == "precious"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path):
-    tmp_path.chmod(0o500)
+@pytest.fixture
+def not_root():
+    """Root may write anywhere, so for the length of a test it is somebody else."""
+    if os.geteuid() != 0:
+        yield
+        return
     try:
-        assert "Permission denied" in refused(tmp_path)
-        assert "Permission denied" in refused(tmp_path / "below")
-    finally:
-        tmp_path.chmod(0o700)
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("root may write anywhere, and cannot be anybody else here")
+    yield
+    os.seteuid(0)
+
+
+def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path, not_root):
+    locked = tmp_path if os.getuid() == 0 else tmp_path / "locked"  # what is root's is locked already
+    if locked != tmp_path:
+        locked.mkdir(mode=0o500)
+    assert "Permission denied" in refused(locked)
+    assert "Permission denied" in refused(locked / "below")
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")

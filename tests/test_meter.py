@@ -1,0 +1,371 @@
+"""The meters, on allocations of known size: totals, peaks and roles by hand; the clock; the kernel's own peaks."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from study import meter
+from study.meter import Clock, Energy, MemoryWatch
+
+KIB = 1024
+MIB = 2**20
+
+
+def zeros(kib: int, **more) -> torch.Tensor:
+    return torch.zeros(kib * KIB // 4, **more)
+
+
+def watching(roles=None) -> MemoryWatch:
+    return MemoryWatch("cpu", roles or dict)
+
+
+def addresses(**named: torch.Tensor) -> dict[int, str]:
+    return {tensor.untyped_storage().data_ptr(): role for role, tensor in named.items()}
+
+
+# --- memory: the total and its peak --------------------------------------------------------------------------------
+
+
+def test_total_and_peak_by_hand():
+    """8, then 24, then 16, then 20 KiB: the peak is 24, wherever it ends."""
+    with watching() as watch:
+        start = watch.total
+        a = zeros(8)
+        assert watch.total - start == 8 * KIB
+        b = zeros(16)
+        assert watch.total - start == 24 * KIB
+        del a
+        assert watch.total - start == 16 * KIB
+        c = zeros(4)
+        assert watch.total - start == 20 * KIB
+        assert watch.peak - start == 24 * KIB
+        del b, c
+        assert watch.total == start
+
+
+def test_what_was_there_before_is_in_the_total():
+    with watching() as watch:
+        without = watch.total
+    held = zeros(512)
+    with watching() as watch:
+        assert watch.total == watch.peak == without + 512 * KIB
+        del held
+        assert watch.total == without
+        assert watch.peak == without + 512 * KIB
+
+
+def test_a_storage_is_counted_once():
+    """Views, slices and in-place operations are the same memory, and hold it when the first tensor is gone."""
+    with watching() as watch:
+        start = watch.total
+        a = zeros(64)
+        views = [a.view(2, -1), a[10:20], a.add_(1), a.detach()]
+        assert watch.total - start == 64 * KIB
+        del a
+        assert watch.total - start == 64 * KIB
+        del views
+        assert watch.total == start
+
+
+def test_what_only_autograd_holds_is_counted():
+    """The saved output of exp outlives the Python tensor, until the backward pass has used it."""
+    with watching() as watch:
+        leaf = zeros(32, requires_grad=True)
+        start = watch.total
+        loss = leaf.exp().sum()
+        assert watch.total - start == 32 * KIB + 4, "exp's output, and the sum"
+        loss.backward()
+        assert watch.total - start == 32 * KIB + 4, "it is gone, and the gradient is there"
+        leaf.grad = None
+        assert watch.total - start == 4
+
+
+def test_a_resized_storage_is_followed():
+    """As stage 3 resizes: seen at the next operation that gives a tensor on it."""
+    with watching() as watch:
+        start = watch.total
+        a = zeros(16)
+        a.untyped_storage().resize_(0)
+        a.detach()
+        assert watch.total == start
+        a.untyped_storage().resize_(32 * KIB)
+        a.detach()
+        assert watch.total - start == 32 * KIB
+        del a
+        assert watch.total == start
+
+
+def test_another_device_is_not_counted():
+    with watching() as watch:
+        start = watch.total
+        there = zeros(64, device="meta")
+        here = zeros(8)
+        assert watch.total - start == 8 * KIB
+        del there, here
+
+
+def test_outside_of_it_nothing_is_seen():
+    with watching() as watch:
+        pass
+    before = watch.total
+    outside = zeros(8)
+    assert watch.total == before
+    del outside
+
+
+# --- memory: what stands at the peak -------------------------------------------------------------------------------
+
+
+class Training:
+    """A step with known sizes: a weight of 64 KiB, an activation, a gradient, an update with a scratch tensor."""
+
+    def __init__(self):
+        self.weight = zeros(64, requires_grad=True)
+        self.buffer = zeros(24)
+        self.kept: list = []
+
+    def roles(self) -> dict[int, str]:
+        found = addresses(weights=self.weight, buckets=self.buffer)
+        if self.weight.grad is not None:
+            found |= addresses(gradients=self.weight.grad)
+        return found
+
+    def step(self) -> None:
+        loss = (self.weight.exp() * 2).sum()  # 64 KiB saved by exp; twice it is 64 more, gone when the sum is made
+        loss.backward()
+        with torch.no_grad():
+            scratch = self.weight.grad * 0.5
+            self.weight -= scratch
+            del scratch
+        self.weight.grad = None
+
+
+def test_two_steps_have_the_same_peak_and_the_second_sorts_it():
+    training = Training()
+    with watching(training.roles) as watch:
+        known = watch.by_role()
+        assert (known["weights"], known["buckets"]) == (64 * KIB, 24 * KIB)
+        training.step()
+        first = watch.peak
+        assert watch.at_peak is None, "where the peak stands is not known before it is over"
+        watch.look_again()
+        training.step()
+        assert watch.peak == first
+    # Twice: exp's output and the double of it forward; or backward the same output, its gradient and the incoming one.
+    assert first - sum(known.values()) in (128 * KIB, 128 * KIB + 4, 128 * KIB + 8, 192 * KIB, 192 * KIB + 8)
+    assert sum(watch.at_peak.values()) == first, "the parts are the whole"
+    assert watch.at_peak["weights"] == 64 * KIB
+    assert watch.at_peak["buckets"] == 24 * KIB
+    assert watch.at_peak.get("other") == known.get("other")
+
+
+@pytest.mark.parametrize(
+    ("where", "role"), [("forward", "activations"), ("backward", "temporaries"), ("update", "temporaries")]
+)
+def test_what_has_no_role_is_named_by_its_phase(where, role):
+    """A peak of 1 MiB planted in each phase, and asked for by what it is called there."""
+    training = Training()
+
+    class Spike(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if where == "backward":
+                zeros(1024)
+            return gradient.clone()
+
+    def step() -> None:
+        loss = Spike.apply(training.weight.exp()).sum()
+        if where == "forward":
+            zeros(1024)
+        loss.backward()
+        with torch.no_grad():
+            if where == "update":
+                zeros(1024)
+            training.weight.grad = None
+
+    with watching(training.roles) as watch:
+        step()
+        watch.look_again()
+        step()
+    assert watch.at_peak[role] >= 1 * MIB
+    assert sum(watch.at_peak.values()) == watch.peak
+    others = {"activations", "temporaries"} - {role}
+    assert all(watch.at_peak.get(other, 0) < 1 * MIB for other in others)
+
+
+def test_a_gradient_is_one_at_the_peak_when_its_tensor_says_so():
+    """Alive with a role at the very operation where the peak stands: an update that needs a lot."""
+    training = Training()
+
+    def step() -> None:
+        training.weight.exp().sum().backward()
+        with torch.no_grad():
+            scratch = zeros(1024)
+            del scratch
+        training.weight.grad = None
+
+    with watching(training.roles) as watch:
+        step()
+        watch.look_again()
+        step()
+    told = {role: size for role, size in watch.at_peak.items() if role != "other"}
+    expected = {"weights": 64, "buckets": 24, "gradients": 64, "temporaries": 1024}
+    assert told == {role: size * KIB for role, size in expected.items()} | (
+        {"activations": told["activations"]} if "activations" in told else {}
+    )
+    assert told.get("activations", 0) <= 4, "the loss at most"
+
+
+def test_a_mark_outlives_the_tensor_that_showed_it():
+    """As DDP's buckets outlive the gradients that are views of them."""
+    shown: dict[int, str] = {}
+    with watching(lambda: shown) as watch:
+        bucket = zeros(48)
+        shown |= addresses(gradients=bucket)
+        watch.mark()
+        shown.clear()
+        assert watch.by_role()["gradients"] == 48 * KIB
+        shown |= addresses(buckets=bucket)
+        assert "gradients" not in watch.by_role(), "what is shown now comes before what was"
+        shown.clear()
+        del bucket
+        assert "gradients" not in watch.by_role()
+
+
+def test_without_a_mark_the_role_goes_with_the_tensor():
+    """The counterpart of the test above."""
+    shown: dict[int, str] = {}
+    with watching(lambda: shown) as watch:
+        bucket = zeros(48)
+        shown |= addresses(gradients=bucket)
+        assert watch.by_role()["gradients"] == 48 * KIB
+        shown.clear()
+        assert "gradients" not in watch.by_role()
+        del bucket
+
+
+def test_a_step_that_adds_nothing_peaks_where_it_begins():
+    held = zeros(256)
+    with watching(lambda: addresses(weights=held)) as watch:
+        held.add_(1)
+        watch.look_again()
+        held.add_(1)
+    assert watch.at_peak["weights"] == 256 * KIB
+    assert sum(watch.at_peak.values()) == watch.peak == watch.total
+
+
+# --- clock ---------------------------------------------------------------------------------------------------------
+
+on_cpu = pytest.mark.skipif(meter.CUDA, reason="the clock of a GPU sees kernels, not sleeps")
+
+
+@on_cpu
+def test_the_clock_counts_ticks():
+    """A time per tick, window after window; the barrier is called once, before the clock starts."""
+    clock, waited = Clock(), []
+
+    def barrier():
+        time.sleep(0.05)
+        waited.append(len(clock.step_s))
+
+    for ticks in (3, 1, 0):
+        with clock.window(barrier) as tick:
+            for _ in range(ticks):
+                time.sleep(0.01)
+                tick()
+    assert len(clock.step_s) == 4
+    assert waited == [0, 3, 4]
+    assert all(step_s >= 0.01 for step_s in clock.step_s)
+    assert min(clock.step_s) < 0.05, "the barrier's time is in none"
+
+
+@on_cpu
+def test_the_clock_gives_each_step_its_own_time():
+    clock = Clock()
+    with clock.window(lambda: None) as tick:
+        for seconds in (0.0, 0.1, 0.0):
+            time.sleep(seconds)
+            tick()
+        time.sleep(0.1)  # after the last tick: nobody's
+    assert 0.1 <= clock.step_s[1] < 0.2
+    assert max(clock.step_s[0], clock.step_s[2]) < 0.09
+
+
+@on_cpu
+def test_the_steps_add_up_to_the_window():
+    clock = Clock()
+    with clock.window(lambda: None) as tick:
+        started = time.perf_counter()
+        for _ in range(20):
+            sum(range(10_000))
+            tick()
+        took = time.perf_counter() - started
+    assert sum(clock.step_s) == pytest.approx(took, rel=0.05, abs=1e-3)
+
+
+# --- the kernel's own numbers --------------------------------------------------------------------------------------
+
+
+def can_reset() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+needs_reset = pytest.mark.skipif(not can_reset(), reason="this kernel does not let a process forget its memory peak")
+
+
+@needs_reset
+def test_host_peak_rises_by_what_is_touched_and_is_forgotten():
+    slack = 1 * MIB  # the kernel keeps its count in batches of pages per core
+    meter.reset_peaks()
+    before = meter.peaks()
+    block = np.ones(64 * MIB, np.uint8)
+    held = meter.peaks()
+    del block
+    freed = meter.peaks()
+    assert held["host_resident_bytes"] - before["host_resident_bytes"] >= 64 * MIB - slack
+    assert freed["host_peak_bytes"] - before["host_resident_bytes"] >= 64 * MIB - slack
+    assert freed["host_resident_bytes"] <= held["host_resident_bytes"] - 64 * MIB + slack, "it was given back"
+    meter.reset_peaks()
+    assert meter.peaks()["host_peak_bytes"] <= freed["host_peak_bytes"] - 64 * MIB + slack
+
+
+@needs_reset
+def test_peaks_hang_together():
+    """The proportional set is part of the resident one, which is no more than its peak."""
+    meter.reset_peaks()
+    seen = meter.peaks()
+    assert 0 < seen["host_proportional_bytes"] <= seen["host_resident_bytes"] * 1.02
+    assert seen["host_resident_bytes"] <= seen["host_peak_bytes"]
+    if not meter.CUDA:
+        assert seen["peak_allocated_bytes"] is seen["peak_reserved_bytes"] is seen["device_used_bytes"] is None
+
+
+def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
+    before = meter.disk_bytes()
+    if None in before.values():
+        pytest.skip("this kernel does not say what a process read and wrote")
+    with (tmp_path / "file").open("wb") as file:
+        file.write(bytes(4 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+    written = meter.disk_bytes()["write_bytes"] - before["write_bytes"]
+    if written == 0:
+        pytest.skip(f"{tmp_path} is no disk")
+    assert 4 * MIB <= written < 5 * MIB
+
+
+@pytest.mark.skipif(meter.CUDA, reason="there is a GPU, and it may have a counter")
+def test_energy_without_a_counter_is_not_known():
+    assert Energy().joules() is None
