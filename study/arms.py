@@ -14,6 +14,7 @@ from study.record import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "accelerate_configs"
+DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED")
 NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme")
 
 
@@ -62,6 +63,12 @@ def read(path: Path) -> Arm:
         raise Stop(f"{path} is not valid yaml: {error}", "mend the file") from None
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
+    if config["distributed_type"] not in DISTRIBUTED_TYPES:
+        # FSDP without a GPU, for one, is DDP or an error, depending on how the script opens its Accelerator.
+        raise Stop(
+            f"{path.name} has distributed_type {config['distributed_type']}, which the study cannot read back yet",
+            f"give one of {', '.join(DISTRIBUTED_TYPES)}",
+        )
     deepspeed = (
         _deepspeed(path, config.get("deepspeed_config") or {}) if config["distributed_type"] == "DEEPSPEED" else None
     )

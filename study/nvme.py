@@ -30,9 +30,7 @@ def give(base: Path, run: str, needed_bytes: int) -> Path:
     try:
         base.mkdir(parents=True, exist_ok=True)
         _sweep_up(base)
-        folder = base / run
-        folder.mkdir(exist_ok=True)
-        _try_direct_io(folder / f"probe-{os.getpid()}")
+        _try_direct_io(base / f"probe-{os.getpid()}")
     except OSError as error:
         raise Stop(
             f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
@@ -40,12 +38,13 @@ def give(base: Path, run: str, needed_bytes: int) -> Path:
         ) from None
     free = shutil.disk_usage(base).free
     if free < needed_bytes:
-        folder.rmdir()
+        empty(base / run)
         raise Stop(
             f"--nvme-dir {base} has {free / 1e9:.1f} GB free, and this run needs {needed_bytes / 1e9:.1f} GB",
             "give --nvme-dir a folder on a larger disk, or a smaller --model",
         )
-    return folder
+    (base / run).mkdir(exist_ok=True)
+    return base / run
 
 
 def empty(folder: Path | None) -> None:

@@ -116,6 +116,7 @@ def distribution(accelerator: Accelerator, model, optimizer) -> dict:
     """How training is distributed, read from the engine, the optimizer and the process group."""
     inner = inner_optimizer(optimizer)
     group = inner.param_groups[0]
+    plain = accelerator.unwrap_model(model, keep_torch_compile=False)
     seen = {
         "distributed_type": str(accelerator.distributed_type.value),
         "device": str(accelerator.device.type),
@@ -128,6 +129,9 @@ def distribution(accelerator: Accelerator, model, optimizer) -> dict:
         "stage": None, "offload_optimizer": "none", "offload_param": "none", "clipping": 0.0,
         "accumulation": accelerator.gradient_accumulation_steps,
         "bucket_elements": None, "bucket_bytes": None, "overlap": None, "deepspeed": None,
+        "attention": plain.config._attn_implementation,
+        "checkpointing": plain.is_gradient_checkpointing,
+        "compiled": getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "autocast": accelerator.mixed_precision if accelerator.mixed_precision != "no" else None,
@@ -184,12 +188,13 @@ def _count_ranks(accelerator: Accelerator) -> int:
 
 def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) -> list[str]:
     """Every way in which what was observed is not what the arm and the settings promised, in words."""
-    kinds = {kind.value for kind in PROMISED_TYPES.get(arm.distributed_type, set())} or {arm.distributed_type}
+    kinds = {kind.value for kind in PROMISED_TYPES[arm.distributed_type]}
     expected = {
         "ranks": ranks_launched, "ranks_counted": ranks_launched, "stage": arm.stage,
         "offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param,
         "clipping": float(arm.clipping), "accumulation": settings.accumulation,
         "autocast": "bf16" if settings.precision == "bf16" else None,
+        "checkpointing": settings.checkpointing, "compiled": settings.compile,
     }  # fmt: skip
     found = [f"{k}: promised {v!r}, observed {seen[k]!r}" for k, v in expected.items() if seen[k] != v]
     if seen["distributed_type"] not in kinds:

@@ -1,13 +1,10 @@
-"""Our trainer's rivals on the very same training: `bare`, the loop a good engineer writes by hand in plain PyTorch, and
-`hf`, transformers.Trainer.
+"""The rivals of our trainer on the very same training: `bare`, a loop by hand, and `hf`, transformers.Trainer.
 
 python study/rivals.py bare --task imdb --model bert-tiny --data embedded --steps 60 --out bare.json
 
 Starting weights, rows and their order, dropout masks, rates, optimizer, threads and clock are those of study/train.py
 alone on one device, so that nothing but the loop around them is compared. The flags are the trainer's own.
 """
-
-# ruff: noqa: E402  the path is mended before the imports, as in study/train.py
 
 import json
 import math

@@ -234,6 +234,8 @@ def main() -> None:
     rank = int(os.environ.get("RANK", 0))
     settings = tyro.cli(Settings, prog="train.py", description=__doc__, console_outputs=rank == 0)
     launch = process.find_launch()
+    if launch is None and "LOCAL_RANK" in os.environ:
+        os._exit(1)  # another rank has failed and ended the launcher while this one was still on its way here
     if launch is None or launch.config_file is None:
         say(
             None,

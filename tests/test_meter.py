@@ -164,7 +164,13 @@ def test_two_steps_have_the_same_peak_and_the_second_sorts_it():
 
 
 @pytest.mark.parametrize(
-    ("where", "role"), [("forward", "activations"), ("backward", "temporaries"), ("update", "temporaries")]
+    ("where", "role"),
+    [
+        ("forward", "activations"),
+        ("backward", "temporaries"),
+        ("recomputation", "temporaries"),  # a forward pass within the backward pass
+        ("update", "temporaries"),
+    ],
 )
 def test_what_has_no_role_is_named_by_its_phase(where, role):
     """A peak of 1 MiB planted in each phase, and asked for by what it is called there."""
@@ -177,8 +183,9 @@ def test_what_has_no_role_is_named_by_its_phase(where, role):
 
         @staticmethod
         def backward(ctx, gradient):
-            if where == "backward":
-                zeros(1024)
+            if where in ("backward", "recomputation"):
+                with torch.set_grad_enabled(where == "recomputation"):
+                    zeros(1024)
             return gradient.clone()
 
     def step() -> None:

@@ -10,15 +10,17 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 def test_real_reviews_train(trained):
-    """The source document's model and rows, from local folders, with drawn weights."""
+    """The source document's rows, from a folder, with BERT's vocabulary. So small a model can but learn them by heart."""
     run = trained(
-        "single", "--data", str(SHARED / "data" / "imdb"), "--model", "bert-tiny", "--tokenizer",
-        str(SHARED / "models" / "bert-large-uncased"), "--train-rows", "800", "--lr", "1e-3", "--no-instruments",
+        "single", "--data", str(SHARED / "data" / "imdb"), "--model", "bert-tiny", "--sequence", "64", "--epochs", "4",
+        "--tokenizer", str(SHARED / "models" / "bert-large-uncased"), "--dropout", "0", "--no-instruments",
     )  # fmt: skip
     made = run.record
+    losses = made["loss"]["train"]
     assert made["observed"]["data_source"].startswith("imdb ")
-    assert len(made["loss"]["train"]) == 100
-    assert made["loss"]["final_eval"]["accuracy"] > 0.5
+    assert len(losses) == 400
+    assert sum(losses[:50]) / 50 > 0.6
+    assert sum(losses[-50:]) / 50 < 0.3
 
 
 @needs_data

@@ -74,24 +74,36 @@ def test_flags_are_as_on_the_command_line():
     assert flag("lr_warmup_steps") == "--lr-warmup-steps"
 
 
-RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows
-    ("imdb", False): ("bert-tiny", "embedded", "random", 128, 1e-3, 800, 200),
-    ("imdb", True): ("bert-large-uncased", "hub", "pretrained", 128, 5e-5, 800, 200),
-    ("wikitext", False): ("gpt-tiny", "embedded", "random", 128, 1e-3, None, 100),
-    ("wikitext", True): ("gpt2", "hub", "random", 1024, 5e-5, None, 100),
+RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows, attention
+    ("imdb", False): ("bert-tiny", "embedded", "random", 128, 1e-3, 800, 200, "sdpa"),
+    ("imdb", True): ("bert-large-uncased", "hub", "pretrained", 128, 5e-5, 800, 200, "sdpa"),
+    ("wikitext", False): ("gpt-tiny", "embedded", "random", 128, 1e-3, None, 100, "sdpa"),
+    ("wikitext", True): ("gpt2", "hub", "random", 1024, 5e-5, None, 100, "sdpa"),
 }
 
 
 @pytest.mark.parametrize(("task", "gpu"), RESOLVED)
 def test_defaults_depend_on_task_and_gpu(task, gpu):
     s = resolve(Settings(task=task), gpu)
-    assert (s.model, s.data, s.init, s.sequence, s.lr, s.train_rows, s.eval_rows) == RESOLVED[task, gpu]
+    told = (s.model, s.data, s.init, s.sequence, s.lr, s.train_rows, s.eval_rows, s.attention)
+    assert told == RESOLVED[task, gpu]
+
+
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_what_stays_blank_is_decided_later(task):
+    """By the arm, the model, the data or the machine; everything else is filled in."""
+    told = as_dict(resolve(Settings(task=task), gpu=False))
+    blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "run_dir", "nvme_dir"}
+    assert {name for name, value in told.items() if value is None} == blank | (
+        {"train_rows"} if task == "wikitext" else set()
+    )
 
 
 def test_what_was_asked_stays():
     asked = Settings(
-        model="bert-base", data="embedded", init="in_place", sequence=64, lr=1e-4, train_rows=10, eval_rows=5, seed=3
-    )
+        model="bert-base", data="embedded", init="in_place", sequence=64, lr=1e-4, train_rows=10, eval_rows=5,
+        attention="eager", seed=3,
+    )  # fmt: skip
     cache = asked.cache_dir.expanduser()
     assert resolve(asked, gpu=True) == dataclasses.replace(asked, cache_dir=cache)
 

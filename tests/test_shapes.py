@@ -6,7 +6,7 @@ import pytest
 
 from study import tasks
 from study.record import Stop
-from study.settings import Settings
+from study.settings import Settings, resolve
 from study.shapes import SHAPES
 
 PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads tied to embeddings counted once
@@ -25,8 +25,12 @@ PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads 
 UNFUSED = ("gpt-j-6b", "gemma2-9b")
 
 
+def task_of(model: str) -> str:
+    return "imdb" if model.startswith("bert") else "wikitext"
+
+
 def asked(model: str, **more) -> Settings:
-    return Settings(model=model, task="imdb" if model.startswith("bert") else "wikitext", attention="eager", **more)
+    return Settings(model=model, task=task_of(model), attention="eager", **more)
 
 
 def built(model: str, **more):
@@ -55,21 +59,18 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
     assert sum(parameter.numel() for parameter in model.parameters()) == by_hand
 
 
-def with_default_attention(model: str):
-    settings = Settings(model=model, task="imdb" if model.startswith("bert") else "wikitext", sequence=128)
-    return tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
-
-
-@pytest.mark.parametrize("model", [model for model in SHAPES if model not in UNFUSED])
-def test_a_shape_is_built_with_fused_attention(model):
-    assert "sdpa" in with_default_attention(model).config._attn_implementation
+@pytest.mark.parametrize("model", SHAPES)
+def test_a_shape_is_built_with_its_default_attention(model):
+    """Fused, wherever transformers has that."""
+    settings = resolve(Settings(model=model, task=task_of(model), sequence=128), gpu=False)
+    attention = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048)).config._attn_implementation
+    assert attention == "eager" if model in UNFUSED else "sdpa" in attention
 
 
 @pytest.mark.parametrize("model", UNFUSED)
-def test_a_shape_without_fused_attention_is_refused(model):
-    """Where transformers has none, the flag that helps is named."""
+def test_fused_attention_where_there_is_none_is_refused(model):
     with pytest.raises(Stop, match="no fused attention") as caught:
-        with_default_attention(model)
+        tasks.model_config(Settings(model=model, task="wikitext", sequence=128, attention="sdpa"), vocabulary=2048)
     assert caught.value.remedy == "give --attention eager"
 
 
@@ -104,7 +105,7 @@ def test_a_model_that_cannot_be_had_is_refused(tmp_path):
 def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
     """By its config.json alone."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["bert-tiny"] | {"num_hidden_layers": 1}))
-    settings = Settings(model=str(tmp_path), task="imdb", sequence=128)
+    settings = Settings(model=str(tmp_path), task="imdb", sequence=128, attention="eager")
     model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
     one_layer = 4 * (128**2 + 128) + 2 * 128 * 512 + 512 + 128 + 4 * 128
     assert sum(parameter.numel() for parameter in model.parameters()) == 4_386_178 - one_layer

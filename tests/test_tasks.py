@@ -1,0 +1,465 @@
+"""The two tasks: losses and metrics by hand, rows exactly as the source document's, weights drawn once."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from study import corpus, tasks
+from study.record import Stop
+from study.settings import Settings, resolve
+
+SHARED = Path(__file__).parents[2] / "shared"  # real data and vocabularies, where a machine has them
+needs_data = pytest.mark.skipif(
+    not (SHARED / "data" / "imdb").is_dir(), reason=f"real data and vocabularies are not there: {SHARED}"
+)
+IMDB, WIKITEXT = SHARED / "data" / "imdb", SHARED / "data" / "wikitext-2"
+BERT, GPT2 = SHARED / "models" / "bert-large-uncased", SHARED / "models" / "gpt2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_datasets_cache(tmp_path_factory):
+    """What `datasets` unpacks goes with the test, not into the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        yield
+
+
+def asked(task: str, **more) -> Settings:
+    return resolve(Settings(task=task, **more), gpu=False)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "by_hand"), [([1, 0, 1, 1], [1, 0, 0, 1], 0.75), ([0, 0], [1, 1], 0.0), ([1], [1], 1.0)]
+)
+def test_accuracy_by_hand(predictions, labels, by_hand):
+    rows = {"labels": torch.tensor(labels)}
+    losses = np.zeros(len(labels))
+    assert tasks.metric(asked("imdb"), losses, np.array(predictions), rows) == {"accuracy": by_hand}
+
+
+def test_perplexity_by_hand():
+    """A model that finds every next token one in four has perplexity 4; and means are of logarithms."""
+    rows = {"input_ids": torch.zeros(2, 5, dtype=torch.long)}
+    quarter = np.full(2, math.log(4))
+    told = tasks.metric(asked("wikitext"), quarter, np.zeros(2), rows)
+    assert told == {"perplexity": pytest.approx(4)}
+    told = tasks.metric(asked("wikitext"), np.log([2.0, 8.0]), np.zeros(2), rows)
+    assert told == {"perplexity": pytest.approx(4)}, "the geometric mean of 2 and 8"
+
+
+def test_perplexity_weighs_rows_by_their_tokens():
+    """By hand: (3 ln 2 + 1 ln 32) / 4 = ln 4."""
+    metric = tasks.Perplexity(keep_in_memory=True)
+    told = metric.compute(predictions=np.log([2.0, 32.0]), references=np.array([3, 1]))
+    assert told == {"perplexity": pytest.approx(4)}
+
+
+@pytest.mark.parametrize("loss", [1000.0, float("inf"), float("nan")])
+def test_a_perplexity_beyond_numbers_is_not_known(loss):
+    told = tasks.Perplexity(keep_in_memory=True).compute(predictions=np.array([loss]), references=np.array([1]))
+    assert told == {"perplexity": None}
+
+
+# --- losses --------------------------------------------------------------------------------------------------------
+
+
+def model_of(settings: Settings, vocabulary: int = corpus.VOCABULARY) -> torch.nn.Module:
+    """The model as the trainer builds it, drawn in place, without dropout."""
+    torch.manual_seed(settings.seed)
+    return tasks.build_model(settings, tasks.model_config(settings, vocabulary), torch.device("cpu")).eval()
+
+
+def plain_twin(model: torch.nn.Module) -> torch.nn.Module:
+    """The same weights in a model that transformers builds from its own defaults, with its own attention masks."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    config._attn_implementation = "eager"
+    twin = type(model)(config)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+def next_token_losses(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:
+    """Minus the logarithm of the share that each position gives to the next token: a loop, in double precision."""
+    found = []
+    for row_logits, row_ids in zip(logits.double().numpy(), ids.tolist(), strict=True):
+        row = [
+            math.log(np.exp(at - at.max()).sum()) - (at[following] - at.max())
+            for at, following in zip(row_logits, row_ids[1:], strict=False)
+        ]
+        found.append(sum(row) / len(row))
+    return found
+
+
+CAUSAL = {  # small configs of each kind of causal model that is built in
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "rotary_dim": 8, "tie_word_embeddings": False},
+    "gpt_neox": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+    "gemma2": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "intermediate_size": 64, "max_position_embeddings": 64, "query_pre_attn_scalar": 16, "sliding_window": 32,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [("gpt2", "sdpa"), ("gpt2", "eager"), ("gpt_neox", "sdpa"), ("gpt_neox", "eager"), ("gptj", "eager"),
+     ("gemma2", "eager")],
+)  # fmt: skip
+def test_the_loss_of_text_is_of_the_next_token(tmp_path, kind, attention):
+    """By hand, on the logits of an ordinary model with the same weights: no position sees what it is to predict."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 2048} | CAUSAL[kind]))
+    settings = asked("wikitext", model=str(tmp_path), init="in_place", sequence=24, attention=attention)
+    model = model_of(settings)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, so that a wrong mask would show
+    ids = torch.from_numpy(corpus.stream(3 * 24, seed=0, part="train").reshape(3, 24))
+    with torch.no_grad():
+        losses, predictions = tasks.row_losses(settings, model, {"input_ids": ids})
+        by_hand = next_token_losses(plain_twin(model)(input_ids=ids).logits, ids)
+    assert losses.dtype == torch.float32
+    assert losses.tolist() == pytest.approx(by_hand, rel=1e-4)
+    assert len(set(by_hand)) == 3
+    assert predictions.shape == losses.shape
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_loss_of_a_review_is_of_its_label(attention):
+    """By hand, and blind to what stands in the padding."""
+    settings = asked("imdb", init="in_place", sequence=16, attention=attention)
+    model = model_of(settings)
+    batch = {name: torch.from_numpy(array) for name, array in corpus.reviews(6, 16, seed=0).items()}
+    padding = batch["attention_mask"] == 0
+    assert padding.any()
+    with torch.no_grad():
+        losses, predictions = tasks.row_losses(settings, model, batch)
+        logits = plain_twin(model)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.double()
+        odds = logits.gather(1, 1 - batch["labels"][:, None]) - logits.gather(1, batch["labels"][:, None])
+        assert losses.tolist() == pytest.approx(torch.log1p(odds.exp()).flatten().tolist(), rel=1e-4)
+        assert predictions.tolist() == logits.argmax(1).tolist()
+        filled = batch | {"input_ids": torch.where(padding, 99, batch["input_ids"])}
+        assert tasks.row_losses(settings, model, filled)[0].tolist() == pytest.approx(losses.tolist(), rel=1e-5)
+        unmasked = batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+        assert tasks.row_losses(settings, model, unmasked)[0].tolist() != pytest.approx(losses.tolist(), rel=1e-5)
+
+
+def test_losses_are_fp32_whatever_the_model_computes_in():
+    settings = asked("wikitext", init="in_place", sequence=16, precision="bf16_cast")
+    model = model_of(settings)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    ids = torch.from_numpy(corpus.stream(32, seed=0, part="train").reshape(2, 16))
+    assert tasks.row_losses(settings, model, {"input_ids": ids})[0].dtype == torch.float32
+
+
+# --- rows: embedded ------------------------------------------------------------------------------------------------
+
+
+def test_embedded_reviews():
+    data = tasks.load_data(asked("imdb"))
+    assert (data.vocabulary, data.source) == (corpus.VOCABULARY, "embedded")
+    assert {name: tuple(rows.shape) for name, rows in data.train.items()} == {
+        "input_ids": (800, 128),
+        "attention_mask": (800, 128),
+        "labels": (800,),
+    }
+    assert len(data.eval["labels"]) == 200
+    train = {tuple(row) for row in data.train["input_ids"].tolist()}
+    assert not train & {tuple(row) for row in data.eval["input_ids"].tolist()}, "nothing is evaluated on what was seen"
+
+
+def test_embedded_text():
+    data = tasks.load_data(asked("wikitext", sequence=32, train_rows=50, eval_rows=10))
+    assert {name: tuple(rows.shape) for name, rows in data.train.items()} == {"input_ids": (50, 32)}
+    assert tuple(data.eval["input_ids"].shape) == (10, 32)
+    stream = corpus.stream(50 * 32, tasks.SPLIT_SEED, "train")
+    assert (data.train["input_ids"].flatten().numpy() == stream).all()
+
+
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_the_data_is_not_the_seeds_affair(task):
+    """Two seeds of a run learn from the same rows; fewer rows are other rows, and the checksum says so."""
+    sizes = {"train_rows": 40, "eval_rows": 10, "sequence": 16}
+    one = tasks.load_data(asked(task, seed=1, **sizes)).checksum
+    assert one == tasks.load_data(asked(task, seed=2, **sizes)).checksum
+    assert one != tasks.load_data(asked(task, seed=1, **sizes | {"train_rows": 39})).checksum
+
+
+# --- rows: a folder ------------------------------------------------------------------------------------------------
+
+WORDS = ["good", "bad", "film", "book", "the", "a", "was"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> dict[str, str]:
+    """Data and tokenizers in the layout of the real ones, made here: `imdb`, `wikitext`, `bert`, `gpt2`."""
+    root = tmp_path_factory.mktemp("small")
+    rng = np.random.default_rng(0)
+
+    def lines(name: str, rows: list[dict]) -> None:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    texts = [" ".join(rng.choice(WORDS, int(rng.integers(2, 12)))) for _ in range(50)]
+    lines("imdb/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
+    for split, count in (("train", 40), ("validation", 10)):
+        articles = [f" = article {i} = \n" if i % 3 else "" for i in range(count)]
+        lines(f"wikitext/{split}.jsonl", [{"text": text} for text in articles])
+    (root / "bert").mkdir()
+    (root / "bert" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    (root / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (root / "gpt2").mkdir()
+    vocabulary = {letter: i for i, letter in enumerate([*byte_letters(), "<|endoftext|>"])}
+    (root / "gpt2" / "vocab.json").write_text(json.dumps(vocabulary))
+    (root / "gpt2" / "merges.txt").write_text("#version: 0.2\n")
+    (root / "gpt2" / "config.json").write_text('{"model_type": "gpt2"}')
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: itself where it prints, else the next free one from 256 on."""
+    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
+
+
+def of_small(small, task: str, cache: Path, **more) -> Settings:
+    found = {"data": small[task], "tokenizer": small["bert" if task == "imdb" else "gpt2"], "cache_dir": cache}
+    sizes = {"train_rows": 30, "eval_rows": 8, "sequence": 8} if task == "imdb" else {"eval_rows": 4, "sequence": 8}
+    return asked(task, **found | sizes | more)
+
+
+def test_reviews_from_a_folder(small, tmp_path):
+    """A fifth is held out with seed 42, both parts are shuffled with 42, and rows are cut or filled to length."""
+    data = tasks.load_data(of_small(small, "imdb", tmp_path))
+    found = datasets.load_dataset(small["imdb"])["train"].train_test_split(0.2, seed=42)
+    assert data.vocabulary == 5 + len(WORDS)
+    for rows, part, count in ((data.train, "train", 30), (data.eval, "test", 8)):
+        chosen = found[part].shuffle(seed=42).select(range(count))
+        assert rows["labels"].tolist() == list(chosen["label"])
+        for ids, mask, text in zip(
+            rows["input_ids"].tolist(), rows["attention_mask"].tolist(), chosen["text"], strict=True
+        ):
+            words = [2, *(5 + WORDS.index(word) for word in text.split()[:6]), 3]  # [CLS] words [SEP]
+            assert ids == words + [0] * (8 - len(words))
+            assert mask == [1] * len(words) + [0] * (8 - len(words))
+
+
+def test_text_from_a_folder(small, tmp_path):
+    """Blocks put together are the text again, up to an end that fills no block."""
+    data = tasks.load_data(of_small(small, "wikitext", tmp_path))
+    text = "".join(datasets.load_dataset(small["wikitext"])["train"]["text"])
+    letters = [byte_letters()[byte] for byte in text.encode()]
+    vocabulary = json.loads((Path(small["gpt2"]) / "vocab.json").read_text())
+    stream = [vocabulary[letter] for letter in letters]
+    assert len(stream) % 8, "an end is left over"
+    assert data.train["input_ids"].flatten().tolist() == stream[: len(stream) // 8 * 8]
+    assert tuple(data.eval["input_ids"].shape) == (4, 8)
+
+
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_prepared_rows_are_used_again(small, tmp_path, task):
+    """The second time nothing is written, and what is in the file is what comes out."""
+    settings = of_small(small, task, tmp_path)
+    first = tasks.load_data(settings)
+    (cached,) = (tmp_path / "data").iterdir()
+    written = cached.stat().st_mtime_ns
+    assert tasks.load_data(settings).checksum == first.checksum
+    assert cached.stat().st_mtime_ns == written
+    planted = {f"{part}.input_ids": torch.full((2, 8), 7) for part in ("train", "eval")}
+    tasks.save_file(planted, cached)
+    assert tasks.load_data(settings).train["input_ids"].tolist() == [[7] * 8] * 2, "the file was read"
+
+
+@pytest.mark.parametrize("more", [{"sequence": 6}, {"eval_rows": 3}, {"train_rows": 9}])
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_other_rows_are_prepared_anew(small, tmp_path, task, more):
+    first = tasks.load_data(of_small(small, task, tmp_path))
+    second = tasks.load_data(of_small(small, task, tmp_path, **more))
+    assert first.checksum != second.checksum
+    assert len(list((tmp_path / "data").iterdir())) == 2
+
+
+def test_changed_data_is_prepared_anew(small, tmp_path):
+    folder = tmp_path / "imdb"
+    folder.mkdir()
+    rows = (Path(small["imdb"]) / "train.jsonl").read_text()
+    (folder / "train.jsonl").write_text(rows)
+    settings = of_small(small | {"imdb": str(folder)}, "imdb", tmp_path / "cache")
+    first = tasks.load_data(settings)
+    (folder / "train.jsonl").write_text(rows.replace("good", "book"))
+    os.utime(folder / "train.jsonl", (1, 1))
+    second = tasks.load_data(settings)
+    assert first.source != second.source
+    assert first.checksum != second.checksum
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "what"),
+    [
+        ("imdb", {"train_rows": 41}, "--train-rows 41 is more than the 40 there are"),
+        ("imdb", {"eval_rows": 11}, "--eval-rows 11 is more than the 10 there are"),
+        ("wikitext", {"eval_rows": 1000}, r"--eval-rows 1000 is more than the \d+ blocks there are"),
+        ("wikitext", {"train_rows": 1000}, r"--train-rows 1000 is more than the \d+ blocks there are"),
+        ("imdb", {"data": "no/such/folder"}, "--data no/such/folder is not a folder"),
+        ("imdb", {"tokenizer": "./no-such-folder"}, r"the tokenizer \./no-such-folder cannot be read"),
+    ],
+)
+def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
+    with pytest.raises(Stop, match=what) as caught:
+        tasks.load_data(of_small(small, task, tmp_path, **more))
+    assert caught.value.remedy
+    assert not list(tmp_path.rglob("*.safetensors")), "nothing half made is kept"
+
+
+def test_data_of_another_layout_is_a_stop(small, tmp_path):
+    settings = of_small(small | {"imdb": small["wikitext"]}, "imdb", tmp_path)
+    with pytest.raises(Stop, match="has no train split with the columns label, text"):
+        tasks.load_data(settings)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Stop, match="cannot be read"):
+        tasks.load_data(of_small(small | {"imdb": str(tmp_path / "empty")}, "imdb", tmp_path))
+
+
+# --- rows: the real ones -------------------------------------------------------------------------------------------
+
+
+@needs_data
+def test_real_reviews_are_the_source_documents(tmp_path):
+    """800 and 200 of IMDB, as its script chooses and tokenises them; prepared once."""
+    settings = asked("imdb", data=str(IMDB), model="bert-large", tokenizer=str(BERT), cache_dir=tmp_path, sequence=128)
+    data = tasks.load_data(settings)
+    split = datasets.load_dataset(str(IMDB))["train"].train_test_split(test_size=0.2, seed=42)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(BERT)
+    for rows, part, count in ((data.train, "train", 800), (data.eval, "test", 200)):
+        chosen = split[part].shuffle(seed=42).select(range(count))
+        encoded = tokenizer(chosen["text"][:], padding="max_length", truncation=True, max_length=128)
+        assert rows["input_ids"].tolist() == encoded["input_ids"]
+        assert rows["attention_mask"].tolist() == encoded["attention_mask"]
+        assert rows["labels"].tolist() == chosen["label"][:]
+        assert 0.4 < rows["labels"].double().mean() < 0.6
+        assert tuple(rows["input_ids"].shape) == (count, 128)
+    assert data.vocabulary == 30522
+    (cached,) = (tmp_path / "data").iterdir()
+    written = cached.stat().st_mtime_ns
+    assert tasks.load_data(settings).checksum == data.checksum
+    assert cached.stat().st_mtime_ns == written
+
+
+@needs_data
+def test_real_text_is_the_token_stream(tmp_path):
+    """Blocks of 256 put together are what the text is row by row; and decoded, they are the text."""
+    settings = asked(
+        "wikitext", data=str(WIKITEXT), model="gpt2", tokenizer=str(GPT2), cache_dir=tmp_path, sequence=256
+    )
+    data = tasks.load_data(settings)
+    found = datasets.load_dataset(str(WIKITEXT))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(GPT2)
+    stream = [i for text in found["validation"]["text"] for i in tokenizer(text)["input_ids"]]
+    blocks = data.eval["input_ids"]
+    assert tuple(blocks.shape) == (100, 256)
+    assert blocks.flatten().tolist() == stream[: 100 * 256]
+    ids = data.train["input_ids"].flatten().tolist()
+    text = "".join(found["train"]["text"])
+    decoded = tokenizer.decode(ids).rstrip("\N{REPLACEMENT CHARACTER}")
+    assert text.startswith(decoded)
+    assert len(tokenizer(text[len(decoded) :])["input_ids"]) < 256 + 8, "less than a block is left"
+    assert data.vocabulary == 50257
+    assert data.train["input_ids"].max() < 50257
+
+
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+def weights_of(settings: Settings) -> tuple[Path, dict]:
+    folder = tasks.drawn_weights(settings, tasks.model_config(settings, corpus.VOCABULARY))
+    return folder, tasks.load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_weights_are_drawn_once(tmp_path, task):
+    """Whoever comes later finds them, whatever else differs in the run; another seed has others."""
+    folder, drawn = weights_of(asked(task, cache_dir=tmp_path))
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    for more in ({"dropout": 0.5}, {"attention": "eager"}, {"precision": "bf16_cast"}, {"checkpointing": True}):
+        assert weights_of(asked(task, cache_dir=tmp_path, **more))[0] == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    other, redrawn = weights_of(asked(task, cache_dir=tmp_path, seed=43))
+    assert other != folder
+    assert any(not torch.equal(drawn[name], redrawn[name]) for name in drawn)
+    assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name, other.name]), "no scraps"
+
+
+def test_the_same_seed_draws_the_same_weights(tmp_path):
+    one, other = (weights_of(asked("imdb", cache_dir=tmp_path / name))[1] for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("task", ["imdb", "wikitext"])
+def test_a_model_starts_from_the_drawn_weights(tmp_path, task):
+    """All of them, the head too, bit for bit."""
+    settings = asked(task, cache_dir=tmp_path)
+    _, drawn = weights_of(settings)
+    torch.manual_seed(0)
+    model = model_of(settings)
+    held = dict(model.named_parameters())
+    assert held.keys() <= drawn.keys()
+    assert all(torch.equal(held[name], drawn[name]) for name in held)
+
+
+def test_a_shape_without_published_weights_says_so(tmp_path):
+    with pytest.raises(Stop, match="--model gpt-tiny has no published weights"):
+        model_of(asked("wikitext", init="pretrained", cache_dir=tmp_path))
+
+
+def test_a_folder_without_weights_says_so(small, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2}')
+    settings = asked("imdb", model=str(tmp_path), init="pretrained", sequence=8)
+    with pytest.raises(Stop, match=f"no weights for --model {tmp_path}"):
+        model_of(settings)
+
+
+# --- made beside ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_made_beside_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "deep" / "thing"
+
+    def half():
+        with tasks._made_beside(target) as part:
+            part.write_text("half")
+            raise RuntimeError("the power failed")
+
+    with pytest.raises(RuntimeError, match="the power failed"):
+        half()
+    assert list(target.parent.iterdir()) == []
+    with tasks._made_beside(target) as part:
+        part.write_text("whole")
+        assert not target.exists()
+    assert target.read_text() == "whole"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_of_two_that_make_a_folder_at_once_one_wins(tmp_path):
+    target = tmp_path / "folder"
+    with tasks._made_beside(target) as slow:
+        slow.mkdir()
+        (slow / "file").write_text("same")
+        with tasks._made_beside(target) as fast:
+            fast.mkdir()
+            (fast / "file").write_text("same")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert (target / "file").read_text() == "same"
