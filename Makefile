@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or for a Python other than 3.11
 ARMS := single ddp zero1 zero2 zero3 zero1_cpu zero2_cpu zero3_cpu zero3_nvme
-RUNS ?= runs/study-$(shell date -u +%Y%m%d-%H%M%S)
+NOW := $(shell date -u +%Y%m%d-%H%M%S)
+RUNS ?= runs/study-$(NOW)
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup study test check bench parity
@@ -14,11 +16,10 @@ help:  ## this list
 setup: $(VENV)/.ready  ## install into .venv, and compile DeepSpeed's operators
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "installing into $(VENV): a few minutes, once"
+	@echo "setting up $(VENV), once: first PyTorch, then the other packages, then DeepSpeed's operators"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) torch
+	$(BIN)/python -m pip install --quiet $(CONSTRAIN) --editable '.[test]'
 	$(BIN)/python -m study.operators
 	@touch $@
 

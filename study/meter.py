@@ -192,8 +192,9 @@ class MemoryWatch(TorchDispatchMode):
             return
         try:
             storage = tensor.untyped_storage()
+            storage.data_ptr()
         except (NotImplementedError, RuntimeError):
-            return  # a tensor without a storage of its own
+            return  # a tensor without memory of its own, such as torch.compile traces with
         key, size = id(storage), storage.nbytes()
         known = self._live.get(key)
         if known is None:

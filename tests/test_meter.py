@@ -302,8 +302,7 @@ def test_the_clock_gives_each_step_its_own_time():
             time.sleep(seconds)
             tick()
         time.sleep(0.1)  # after the last tick: nobody's
-    assert 0.1 <= clock.step_s[1] < 0.2
-    assert max(clock.step_s[0], clock.step_s[2]) < 0.09
+    assert max(clock.step_s[0], clock.step_s[2]) < 0.1 <= clock.step_s[1]
 
 
 @on_cpu
@@ -312,10 +311,10 @@ def test_the_steps_add_up_to_the_window():
     with clock.window(lambda: None) as tick:
         started = time.perf_counter()
         for _ in range(20):
-            sum(range(10_000))
+            time.sleep(0.005)
             tick()
         took = time.perf_counter() - started
-    assert sum(clock.step_s) == pytest.approx(took, rel=0.05, abs=1e-3)
+    assert sum(clock.step_s) == pytest.approx(took, rel=0.1)
 
 
 # --- the kernel's own numbers --------------------------------------------------------------------------------------

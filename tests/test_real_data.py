@@ -10,7 +10,7 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 def test_real_reviews_train(trained):
-    """The source document's rows, from a folder, with BERT's vocabulary. So small a model can but learn them by heart."""
+    """The source document's rows, from a folder, with BERT's vocabulary. So small a model learns them by heart."""
     run = trained(
         "single", "--data", str(SHARED / "data" / "imdb"), "--model", "bert-tiny", "--sequence", "64", "--epochs", "4",
         "--tokenizer", str(SHARED / "models" / "bert-large-uncased"), "--dropout", "0", "--no-instruments",
