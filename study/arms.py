@@ -14,6 +14,10 @@ from study.record import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "accelerate_configs"
+SAID_BY_THE_JSON = (
+    "zero_stage", "gradient_clipping", "gradient_accumulation_steps", "offload_optimizer_device",
+    "offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model",
+)  # fmt: skip
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED")
 NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme")
 
@@ -50,14 +54,15 @@ class Arm:
 
     @property
     def clipping(self) -> float:
-        return (self.deepspeed or {}).get("gradient_clipping", 0.0)
+        # A DeepSpeed config that is silent clips at 1.0 since 0.19; plain training does not clip.
+        return self.deepspeed.get("gradient_clipping", 1.0) if self.deepspeed else 0.0
 
 
 def read(path: Path) -> Arm:
     """The arm that a yaml file describes. What Accelerate is known to drop without a word is refused here."""
     try:
         config = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
+    except OSError:
         raise Stop(f"there is no config file {path}", f"choose one of {', '.join(all_paths())}") from None
     except yaml.YAMLError as error:
         raise Stop(f"{path} is not valid yaml: {error}", "mend the file") from None
@@ -82,10 +87,17 @@ def read(path: Path) -> Arm:
 
 def _deepspeed(path: Path, section: dict) -> dict:
     """The DeepSpeed config an arm means: its json, or what Accelerate makes of the keys in the yaml itself."""
+    if not isinstance(section, dict):
+        raise Stop(f"{path.name}: deepspeed_config is {section!r}, and should be a list of keys", "mend the file")
     if file := section.get("deepspeed_config_file"):
+        if twice := sorted(set(section) & set(SAID_BY_THE_JSON)):
+            raise Stop(f"{path.name} sets {', '.join(twice)} beside a deepspeed_config_file", f"move it into {file}")
         target = find(file)
         try:
-            return json.loads(target.read_text())
+            config = json.loads(target.read_text())
+            if not isinstance(config, dict):
+                raise Stop(f"{target} is not a DeepSpeed config", "mend the file")
+            return config
         except FileNotFoundError:
             raise Stop(f"{path.name} names {file}, which is not there", "run from the root of the repository") from None
         except json.JSONDecodeError as error:

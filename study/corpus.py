@@ -47,7 +47,7 @@ def stream(tokens: int, seed: int, part: str) -> np.ndarray:
 
     The rule is the same for every part ("train", "validation"); the words drawn are not.
     """
-    rng = np.random.default_rng([seed, 2, len(part)])
+    rng = np.random.default_rng([seed, 2, ("train", "validation").index(part)])
     following = np.random.default_rng(seed).permutation(NUM_CLASSES)
     jumps = rng.random(tokens) < 0.1
     anywhere = rng.integers(0, NUM_CLASSES, tokens)

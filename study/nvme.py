@@ -1,6 +1,5 @@
 """The folder that an arm may offload to: checked before the run, given to it alone, and emptied when it ends."""
 
-import contextlib
 import ctypes.util
 import mmap
 import os
@@ -26,32 +25,30 @@ def check_libaio() -> None:
 
 
 def give(base: Path, run: str, needed_bytes: int) -> Path:
-    """A fresh folder under `base`, once it is sure to take direct I/O and to have room."""
+    """A folder under `base` for this run, once it is sure that it takes direct I/O and has room. All ranks may call."""
     try:
         base.mkdir(parents=True, exist_ok=True)
         _sweep_up(base)
         _try_direct_io(base / f"probe-{os.getpid()}")
+        free = shutil.disk_usage(base).free
+        if free < needed_bytes:
+            raise Stop(
+                f"--nvme-dir {base} has {free / 1e9:.1f} GB free, and this run needs {needed_bytes / 1e9:.1f} GB",
+                "give --nvme-dir a folder on a larger disk, or a smaller --model",
+            )
+        (base / run).mkdir(exist_ok=True)
     except OSError as error:
         raise Stop(
             f"--nvme-dir {base} cannot be used for offloading ({error.strerror or error})",
             "give a folder on a local disk that you may write to; memory-backed and network file systems often refuse",
         ) from None
-    free = shutil.disk_usage(base).free
-    if free < needed_bytes:
-        empty(base / run)
-        raise Stop(
-            f"--nvme-dir {base} has {free / 1e9:.1f} GB free, and this run needs {needed_bytes / 1e9:.1f} GB",
-            "give --nvme-dir a folder on a larger disk, or a smaller --model",
-        )
-    (base / run).mkdir(exist_ok=True)
     return base / run
 
 
 def empty(folder: Path | None) -> None:
+    """Remove what a run put on the disk. The folder it was given in stays: it may be the user's own."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()  # goes only when no other run is using it
 
 
 def _sweep_up(base: Path) -> None:

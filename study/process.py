@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def log_to(folder: Path | None) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
+    # DeepSpeed 0.19 calls what torch 2.13 has deprecated, at every step: a line each, written in the timed window.
+    warnings.simplefilter("ignore", FutureWarning)
     transformers.utils.logging.disable_progress_bar()
     hush()
 

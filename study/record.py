@@ -5,8 +5,11 @@ evaluation) and `log.txt`. `record.json` is written first with status "running" 
 dies is seen to have died. No torch here: reports and tests read records on any machine.
 """
 
+import contextlib
 import datetime
+import fcntl
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -53,15 +56,15 @@ def new(run_id: str, argv: list[str]) -> dict:
 
 def write(folder: Path, record: dict) -> None:
     """Replace `record.json` in one step: a reader sees the old one or the new one, never half of one."""
-    text = json.dumps(record, indent=1, allow_nan=False, default=str) + "\n"
-    beside = folder / "record.json.part"
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    beside = folder / f"record.json.part{os.getpid()}"
     beside.write_text(text)
     beside.replace(folder / "record.json")
 
 
 def append_step(folder: Path, line: dict) -> None:
     with (folder / "steps.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 def load_running(folder: Path) -> dict:
@@ -72,14 +75,25 @@ def load_running(folder: Path) -> dict:
 def end_badly(folder: Path, stop: Stop, kind: str) -> bool:
     """Put the reason into the record, unless another rank already has. Says whether this call did."""
     try:
-        record = load_running(folder)
-        if record["status"] != "running":
-            return False
-        error = {"kind": kind, "message": stop.what, "where": stop.where, "what_to_do": stop.remedy}
-        write(folder, record | {"status": stop.status, "finished_utc": now_utc(), "error": error})
-    except (OSError, json.JSONDecodeError):
-        return False  # a folder that cannot be written is what went wrong
+        with _only_one_at_a_time(folder):
+            record = load_running(folder)
+            if record["status"] != "running":
+                return False
+            error = {"kind": kind, "message": stop.what, "where": stop.where, "what_to_do": stop.remedy}
+            write(folder, record | {"status": stop.status, "finished_utc": now_utc(), "error": error})
+    except (OSError, ValueError, TypeError, KeyError):
+        return False  # the folder or what is in it is what went wrong
     return True
+
+
+@contextlib.contextmanager
+def _only_one_at_a_time(folder: Path):
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def load(folder: Path) -> dict:
@@ -87,10 +101,10 @@ def load(folder: Path) -> dict:
     path = folder / "record.json"
     try:
         record = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise Stop(f"{folder} holds no record.json", "name the folder of a run") from None
-    except json.JSONDecodeError as error:
-        raise Stop(f"{path} is not valid JSON (line {error.lineno})", "run that cell again") from None
+    except OSError:
+        raise Stop(f"{folder} holds no record.json that can be read", "name the folder of a run") from None
+    except ValueError as error:
+        raise Stop(f"{path} is not valid JSON ({error})", "run that cell again") from None
     if problems := validate(record):
         raise Stop(f"{path}: {'; '.join(problems)}", "run that cell again with this version of the study")
     return record
@@ -98,6 +112,8 @@ def load(folder: Path) -> dict:
 
 def validate(record: dict) -> list[str]:
     """What is wrong with the form of a record, in words; empty when it is well formed."""
+    if not isinstance(record, dict):
+        return [f"it holds a {type(record).__name__}, not a record"]
     if record.get("schema") != SCHEMA:
         return [f"schema {record.get('schema')!r}, and this version reads {SCHEMA}"]
     problems = [f"field {name!r} is missing" for name in FIELDS if name not in record]

@@ -4,6 +4,7 @@ How training is distributed is not here: that is the arm's yaml, and nothing els
 `resolve`, so that what a record calls `requested` has no blanks in it.
 """
 
+import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ class Settings:
     eval_every: int | None = None
     """Steps between evaluations. Default: at the end only."""
     sequence: int | None = None
-    """Tokens per row. Default: 128, or the model's context up to 1024 for wikitext on real text."""
+    """Tokens per row. Default: 128, or 1024 for wikitext on real text."""
     train_rows: int | None = None
     """Rows to train on. Default: 800 for imdb, as in the source document; all for wikitext."""
     eval_rows: int | None = None
@@ -106,14 +107,21 @@ def check(settings: Settings) -> None:
     """Refuse impossible values, naming the flag, what came and what to give instead."""
     for name in POSITIVE:
         value = getattr(settings, name)
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             raise Stop(f"{flag(name)} {value} is not possible", f"give {flag(name)} a number above 0")
     for name in NOT_NEGATIVE:
         value = getattr(settings, name)
-        if value is not None and not value >= 0:
+        if value is not None and not 0 <= value < math.inf:
             raise Stop(f"{flag(name)} {value} is not possible", f"give {flag(name)} 0 or more")
     if settings.dropout is not None and settings.dropout >= 1:
         raise Stop(f"--dropout {settings.dropout} would drop everything", "give a probability below 1")
+    if settings.sequence == 1:
+        raise Stop("--sequence 1 leaves nothing to predict", "give 2 or more")
+    if settings.steps is not None and settings.steps <= settings.lr_warmup_steps:
+        raise Stop(
+            f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within --steps {settings.steps}",
+            "give fewer warm-up steps",
+        )
     if settings.steps is not None and settings.steps <= settings.warmup_steps:
         raise Stop(
             f"--steps {settings.steps} leaves nothing to time after --warmup-steps {settings.warmup_steps}",

@@ -136,7 +136,7 @@ def load_data(settings: Settings) -> Data:
         "sequence": settings.sequence,
         "split": SPLIT_SEED,
         "rows": [settings.train_rows, settings.eval_rows],
-        "tokenizer": hashlib.sha256(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode()).hexdigest(),
+        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
     }
     cached = settings.cache_dir / "data" / f"{_hash(key)}.safetensors"
     if not cached.exists():
@@ -203,9 +203,10 @@ def _dataset(settings: Settings) -> datasets.DatasetDict:
         what = f"the data set {HUB_DATA[settings.task][0]}" if settings.data == "hub" else f"--data {settings.data}"
         raise Stop(f"{what} cannot be read ({_one_line(error)})", OFFLINE) from error
     wanted = {"imdb": {"text", "label"}, "wikitext": {"text"}}[settings.task]
-    if "train" not in found or not wanted <= set(found["train"].column_names):
+    parts = {"imdb": ("train",), "wikitext": ("train", "validation")}[settings.task]
+    if not all(part in found and wanted <= set(found[part].column_names) for part in parts):
         raise Stop(
-            f"--data {settings.data} has no train split with the columns {', '.join(sorted(wanted))}",
+            f"--data {settings.data} lacks {' and '.join(parts)} with the columns {', '.join(sorted(wanted))}",
             f"give a data set in the layout of {HUB_DATA[settings.task][0]}",
         )
     return found
@@ -252,7 +253,11 @@ def _wikitext(settings: Settings, tokenizer) -> dict[str, Rows]:
     found = _dataset(settings)
     rows = {}
     for part, name, count in (("train", "train", settings.train_rows), ("eval", "validation", settings.eval_rows)):
-        ids = [i for row in tokenizer(list(found[name]["text"]), verbose=False)["input_ids"] for i in row]
+        ids = [
+            i
+            for row in tokenizer(list(found[name]["text"]), add_special_tokens=False, verbose=False)["input_ids"]
+            for i in row
+        ]
         have = len(ids) // settings.sequence
         if count is not None and count > have:
             raise Stop(f"--{part}-rows {count} is more than the {have} blocks there are", f"give at most {have}")
@@ -283,7 +288,7 @@ def model_config(settings: Settings, vocabulary: int):
                 f"give one of {', '.join(SHAPES)}, or a local folder",
             ) from error
     reads_both_ways = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if reads_both_ways != (settings.task == "imdb"):
+    if reads_both_ways != (settings.task == "imdb") or type(config) not in _classes(settings):
         other = "wikitext" if settings.task == "imdb" else "imdb"
         raise Stop(
             f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}",
@@ -324,21 +329,26 @@ def _attention(settings: Settings, config) -> str:
     """
     if settings.attention == "sdpa" and not model_class(settings, config)._supports_sdpa:
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
-    if settings.attention == "eager" or settings.task == "imdb":
-        return settings.attention
     if settings.sequence > (getattr(config, "sliding_window", None) or settings.sequence):
         raise Stop(
             f"--sequence {settings.sequence} is more than the model's attention window of {config.sliding_window}",
             f"give at most {config.sliding_window}",
-        )
+        )  # our masks know of no window
+    if settings.attention == "eager" or settings.task == "imdb":
+        return settings.attention
     transformers.AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
     return "causal_sdpa"
 
 
 def model_class(settings: Settings, config) -> type:
+    return _classes(settings)[type(config)]
+
+
+def _classes(settings: Settings):
+    """transformers' own table from configs to the classes that do the task."""
     if settings.task == "imdb":
-        return modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def on_meta(settings: Settings, config) -> torch.nn.Module:

@@ -35,36 +35,39 @@ class CollectiveCounter(TorchDispatchMode):
         self.counts: dict[str, dict] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
+        if function.namespace in ("c10d", "_c10d_functional"):
             self._count(function.__name__.split(".")[0], args)
         return function(*args, **(kwargs or {}))
 
     def _count(self, name: str, args) -> None:
         kind = KINDS.get(name)
         if kind is None:
-            raise NotImplementedError(f"collective c10d.{name} is not in KINDS: add it there, or its bytes are lost")
+            raise NotImplementedError(f"collective {name} is not in KINDS: add it there, or its bytes are lost")
         # Input and output are both among the arguments; the larger one is the full tensor.
         sides = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)] for arg in args[:2]]
         full = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
         entry = self.counts.setdefault(kind, {"calls": 0, "bytes": 0, "bytes_by_dtype": {}})
         entry["calls"] += 1
-        for tensor in full:
+        for tensor in full if kind != "barrier" else ():
             dtype = str(tensor.dtype).removeprefix("torch.")
             entry["bytes"] += tensor.nbytes
             entry["bytes_by_dtype"][dtype] = entry["bytes_by_dtype"].get(dtype, 0) + tensor.nbytes
 
 
-def gloo_wire_bytes(counts: dict[str, dict], ranks: int) -> float:
+def gloo_wire_bytes(counts: dict[str, dict], ranks: int) -> float | None:
     """What one rank writes to its sockets for these collectives, averaged over the ranks.
 
     Ring algorithms; and gloo has no reduce-scatter of its own, it does an all-reduce and keeps a part, so that the wire
-    shows twice the logical cost.
+    shows twice the logical cost. None when there is a collective whose cost has no such formula: gloo's reduce, for
+    one, sends between 1.5 and 2.4 times the tensor at two ranks, depending on its size.
     """
     share = (ranks - 1) / ranks
     factor = {
-        "all_reduce": 2 * share, "reduce_scatter": 2 * share, "all_gather": share, "broadcast": share, "reduce": share,
-        "gather": share, "scatter": share, "all_to_all": share, "barrier": 0,
+        "all_reduce": 2 * share, "reduce_scatter": 2 * share, "all_gather": share, "broadcast": share,
+        "all_to_all": share, "barrier": 0,
     }  # fmt: skip
+    if not set(counts) <= set(factor):
+        return None
     return sum(entry["bytes"] * factor[kind] for kind, entry in counts.items())
 
 

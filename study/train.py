@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # the launcher puts study/ there, not the repository
 
+import numpy as np
 import torch
 import tyro
 from accelerate import Accelerator
@@ -100,6 +101,8 @@ def evaluate(run: Run, step: int) -> dict:
     everyones = accelerator.gather(torch.stack(outputs).unsqueeze(0))  # ranks, batches, (loss, prediction), rows
     row_losses, predictions = everyones.permute(2, 1, 0, 3).flatten(1)[:, :count].cpu().numpy()
     run.model.train()
+    if not np.isfinite(row_losses).all():
+        raise Stop(f"the evaluation loss is no number at step {step}", "give a lower --lr", "diverged", "evaluate")
     result = {"step": step, "eval_loss": float(row_losses.mean())}
     result |= tasks.metric(run.settings, row_losses, predictions.astype(int), rows)
     if accelerator.is_main_process:

@@ -165,7 +165,7 @@ def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache):
     assert run.code != 0
     assert run.record["status"] == "failed"
     assert "no byte was written" in run.record["error"]["message"]
-    assert not (tmp_path / "nvme").exists()
+    assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"
 
 
 # --- ends ----------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache):
     psutil.wait_procs([p for p in psutil.process_iter() if str(tmp_path / "run") in " ".join(_words(p))], timeout=30)
     assert left_running(tmp_path / "run") == []
     assert record.load(tmp_path / "run")["status"] == "interrupted"
-    assert not (tmp_path / "nvme").exists()
+    assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"
 
 
 def _words(process: psutil.Process) -> list[str]:

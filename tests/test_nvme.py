@@ -30,8 +30,15 @@ def test_a_folder_is_given_and_emptied(tmp_path):
     (folder / "swapped").mkdir()
     (folder / "swapped" / "tensor.swp").write_bytes(b"x" * 10_000)
     nvme.empty(folder)
-    assert not base.exists(), "nothing of ours stays"
-    assert base.parent.exists()
+    assert list(base.iterdir()) == [], "nothing of ours stays, and the folder itself may be the user's"
+
+
+def test_a_refusal_leaves_the_users_folder(tmp_path):
+    base = tmp_path / "mine"
+    base.mkdir()
+    with pytest.raises(Stop, match="GB free"):
+        nvme.give(base, MINE, needed_bytes=10**18)
+    assert list(base.iterdir()) == []
 
 
 def test_emptying_leaves_what_others_use(tmp_path):

@@ -132,7 +132,7 @@ def test_every_problem_is_named_at_once():
 
 
 def test_a_folder_without_a_record_is_a_stop(tmp_path):
-    with pytest.raises(Stop, match=rf"^{tmp_path} holds no record\.json$") as caught:
+    with pytest.raises(Stop, match=rf"^{tmp_path} holds no record\.json that can be read$") as caught:
         record.load(tmp_path)
     assert caught.value.remedy
     with pytest.raises(Stop, match="holds no record"):
@@ -142,7 +142,7 @@ def test_a_folder_without_a_record_is_a_stop(tmp_path):
 @pytest.mark.parametrize(("text", "line"), [("", 1), ('{"schema": 1,\n', 2), ("not json", 1)])
 def test_a_corrupt_record_is_a_stop(tmp_path, text, line):
     (tmp_path / "record.json").write_text(text)
-    with pytest.raises(Stop, match=rf"record\.json is not valid JSON \(line {line}\)"):
+    with pytest.raises(Stop, match=rf"record\.json is not valid JSON \(.*line {line} "):
         record.load(tmp_path)
 
 

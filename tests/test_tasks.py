@@ -326,7 +326,7 @@ def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
 
 def test_data_of_another_layout_is_a_stop(small, tmp_path):
     settings = of_small(small | {"imdb": small["wikitext"]}, "imdb", tmp_path)
-    with pytest.raises(Stop, match="has no train split with the columns label, text"):
+    with pytest.raises(Stop, match="lacks train with the columns label, text"):
         tasks.load_data(settings)
     (tmp_path / "empty").mkdir()
     with pytest.raises(Stop, match="cannot be read"):

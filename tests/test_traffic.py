@@ -176,9 +176,19 @@ def test_the_kernel_sees_nothing_where_nothing_is_sent(told):
 # --- the rest ------------------------------------------------------------------------------------------------------
 
 
+def test_what_has_no_formula_has_no_number():
+    assert gloo_wire_bytes(counted("all_reduce", 1200) | counted("reduce", 1200), 2) is None
+
+
+def test_a_functional_collective_is_not_passed_over():
+    function = torch.ops._c10d_functional.all_reduce.default
+    with pytest.raises(NotImplementedError, match="all_reduce is not in KINDS"):
+        CollectiveCounter().__torch_dispatch__(function, (), (torch.ones(1), "sum", "0"))
+
+
 def test_an_unknown_collective_is_not_passed_over():
     """A collective that PyTorch adds one day would otherwise be bytes lost without a word."""
-    with pytest.raises(NotImplementedError, match=r"c10d\.allreduce_by_pigeon_ is not in KINDS"):
+    with pytest.raises(NotImplementedError, match=r"allreduce_by_pigeon_ is not in KINDS"):
         CollectiveCounter()._count("allreduce_by_pigeon_", ([torch.ones(1)],))
 
 
