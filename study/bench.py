@@ -5,7 +5,9 @@ python -m study.bench --model bert-base --precision bf16 --json bench.json
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/rivals.py), every time in another
 order. A process counts as its median step. Each repeat gives one ratio to each rival, and the result is the median of
-those with its interval over the repeats: a machine that is slow for a minute is slow for all three.
+those with its interval over the repeats: a machine that is slow for a minute is slow for all three. What disturbs a
+machine only ever makes steps slower, so the same is said of the fastest tenth of the steps: less is in it of the
+neighbours, and more of the trainers.
 """
 
 import json
@@ -42,7 +44,7 @@ class Bench:
     """Optimizer steps of each process."""
     warmup_steps: int = 10
     """The first of them, left out of the times."""
-    repeats: int = 5
+    repeats: int = 9
     """How often each of the three is run. The interval is over these."""
     micro_batch: int = 8
     """Rows per forward pass."""
@@ -84,10 +86,10 @@ def run(bench: Bench) -> None:
             for name in TRAINERS[shift:] + TRAINERS[:shift]:
                 runs[name].append(measure(wanted, name, Path(folder) / f"{name}-{repeat}"))
                 say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {_ms(runs[name][-1]['median_step_s'])}")
-    ratios = compare(runs, bench.seed)
-    say("\n" + table(runs, ratios))
+    ratios, fastest = compare(runs, bench.seed), compare(runs, bench.seed, "fastest_tenth_step_s")
+    say("\n" + table(runs, ratios) + "\n" + "\n".join(in_words(fastest, "the fastest tenth of steps")))
     if bench.json:
-        result = {"bench": asdict(bench) | {"json": str(bench.json)}, "ratios": ratios, "runs": runs}
+        result = {"bench": asdict(bench) | {"json": str(bench.json)}, "ratios": ratios, "fastest_tenth": fastest, "runs": runs}
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
@@ -126,12 +128,15 @@ def measure(wanted: dict, name: str, place: Path) -> dict:
         result |= {field: made[field] for field in ("commit", "dirty", "hardware", "software")}
     else:
         result = json.loads(place.read_text())
-    return result | {"median_step_s": median(result["step_s"])}
+    return result | {
+        "median_step_s": median(result["step_s"]),
+        "fastest_tenth_step_s": float(np.quantile(result["step_s"], 0.1)),
+    }
 
 
-def compare(runs: dict[str, list[dict]], seed: int) -> dict[str, dict]:
+def compare(runs: dict[str, list[dict]], seed: int, of: str = "median_step_s") -> dict[str, dict]:
     """Our step time over each rival's: of every repeat, and the median of these with its interval."""
-    step_s = {name: [made["median_step_s"] for made in runs[name]] for name in TRAINERS}
+    step_s = {name: [made[of] for made in runs[name]] for name in TRAINERS}
     rng = np.random.default_rng(seed)
     ratios = {}
     for rival in TRAINERS[1:]:
@@ -151,10 +156,14 @@ def table(runs: dict[str, list[dict]], ratios: dict[str, dict]) -> str:
     lines.append(f"{'median':<9}{times}" + "".join(f"{ratio['ratio']:>12.3f}" for ratio in ratios.values()))
     for title, end in (("loss 1st", 0), ("loss last", 1)):
         lines.append(f"{title:<9}" + "".join(f"{runs[name][0]['losses_first_last'][end]:>12.5f}" for name in TRAINERS))
-    lines.append("")
-    for name, ratio in ratios.items():
-        lines.append(f"{name:<9}  {ratio['ratio']:.3f}  (95%: {ratio['low']:.3f} to {ratio['high']:.3f})")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *in_words(ratios, "the median step")])
+
+
+def in_words(ratios: dict[str, dict], of: str) -> list[str]:
+    return [
+        f"{name:<9}  {ratio['ratio']:.3f}  (95%: {ratio['low']:.3f} to {ratio['high']:.3f}) of {of}"
+        for name, ratio in ratios.items()
+    ]
 
 
 def say(text: str) -> None:
