@@ -61,8 +61,6 @@ def refuse(settings: Settings) -> None:
             raise Stop(f"the rivals have no {flag(name)}", "leave it out")
     if settings.steps is None:
         raise Stop("the rivals take no --epochs", "give --steps")
-    if settings.warmup_steps == 0:
-        raise Stop("the first step would be timed with what sets it up", "give --warmup-steps 1 or more")
     if torch.cuda.device_count() > 1:
         raise Stop("transformers.Trainer would split the batch over all GPUs", "set CUDA_VISIBLE_DEVICES to one")
 

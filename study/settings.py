@@ -92,6 +92,7 @@ POSITIVE = (
     "accumulation",
     "epochs",
     "steps",
+    "warmup_steps",
     "log_every",
     "eval_every",
     "sequence",
@@ -100,7 +101,7 @@ POSITIVE = (
     "lr",
     "threads",
 )
-NOT_NEGATIVE = ("warmup_steps", "lr_warmup_steps", "weight_decay", "dropout", "seed")
+NOT_NEGATIVE = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
 
 
 def check(settings: Settings) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto
@@ -88,9 +88,11 @@ def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, to
     logits = model(input_ids=ids, attention_mask=_mask(settings, batch)).logits.float()
     if settings.task == "imdb":
         return cross_entropy(logits, batch["labels"], reduction="none"), logits.argmax(-1)
-    logits = logits[:, :-1]  # every position but the last predicts the next
-    losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    losses = losses.view(ids.shape[0], -1).mean(1)
+    # Every position but the last predicts the next. The last is left out by its target: leaving it out of the logits
+    # would copy them, and they are the largest tensor there is.
+    targets = pad(ids[:, 1:], (0, 1), value=-100)
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+    losses = losses.view(ids.shape).sum(1) / (ids.shape[1] - 1)
     return losses, torch.zeros_like(losses, dtype=torch.long)
 
 

@@ -46,13 +46,13 @@ def train(run: Run) -> None:
     set_seed(settings.seed, device_specific=True)  # every arm meets the same dropout masks from here on
     for window in windows(run):
         batches = arrange(run, window)
-        rates += [learning_rate(settings, step, run.steps) for step in window]
         energy = meter.Energy()
         with clock.window(run.accelerator.wait_for_everyone) as tick:
             # --- timed: nothing but training ----------------------------------------------------------------------
             for step, microbatches in zip(window, batches, strict=True):
-                set_rate(run, rates[step])
+                set_rate(run, learning_rate(settings, step, run.steps))
                 losses.append(optimizer_step(run, microbatches))
+                rates.append(run.optimizer.param_groups[0]["lr"])  # as the wrapped optimizer has it
                 tick()
             # --- end of timed -------------------------------------------------------------------------------------
         done = window[-1] + 1
@@ -202,6 +202,9 @@ def prepare(run: Run) -> None:
         with accelerator.main_process_first():
             tasks.drawn_weights(settings, config)
     model = tasks.build_model(settings, config, accelerator.device)
+    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    if run.arm.deepspeed is None:
+        model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
     optimizer = (MasterAdamW if with_master else torch.optim.AdamW)(
         model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
@@ -217,6 +220,7 @@ def prepare(run: Run) -> None:
         "held_parameters_per_rank": run.gathered(seen["held_parameters"]),
         "weights_checksum": observe.weights_checksum(accelerator, run.model),
         "weights_shared": settings.init != "in_place",
+        "built_in_parts": built_in_parts,  # stage 3: no rank ever held the whole model
         "data_checksum": run.data.checksum,
         "data_source": run.data.source,
         "tf32": torch.backends.cuda.matmul.allow_tf32 if CUDA else None,

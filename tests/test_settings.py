@@ -55,7 +55,7 @@ def test_steps_that_leave_nothing_to_time_are_refused(steps):
     "asked",
     [
         {},
-        {"dropout": 0.0, "seed": 0, "weight_decay": 0.0, "warmup_steps": 0, "lr_warmup_steps": 0},
+        {"dropout": 0.0, "seed": 0, "weight_decay": 0.0, "lr_warmup_steps": 0},
         {"steps": 6, "micro_batch": 1, "epochs": 0.01, "lr": 1e-9, "dropout": 0.999},
     ],
 )
