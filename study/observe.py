@@ -87,15 +87,16 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
         add("weights" if partition is None else "gathered_weights", parameter.data)
         add("weights", partition)
         add("gradients", parameter.grad)
-    add("weights", list(model.buffers()))
+    add("constants", list(model.buffers()))
     return found
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
-    """Address of each storage with a role, to the role. The first to claim one keeps it: see the order above."""
+    """Address of each storage with a role, to the role. The first to claim one keeps it."""
     claimed: dict[int, str] = {}
     by_role = tensors_by_role(model, optimizer)
-    for role in ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights"):
+    order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
+    for role in order:
         for tensor in by_role.get(role, []):
             if tensor.numel() and tensor.device.type != "meta":
                 claimed.setdefault(tensor.untyped_storage().data_ptr(), role)
@@ -204,14 +205,15 @@ def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) ->
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
     """Weights that are not held in what the recipe says, as when fp32 parameters on disk quietly become bf16."""
-    weights = "bfloat16" if settings.precision == "bf16_cast" else "float32"
-    moments = "float32"
-    found = []
-    if seen["weights"] != weights:
-        found.append(f"weights: {settings.precision} promises {weights}, observed {seen['weights']}")
-    if seen["moments"] not in (moments, None):
-        found.append(f"moments: {settings.precision} promises {moments}, observed {seen['moments']}")
-    return found
+    expected = {
+        "weights": ("bfloat16" if settings.precision == "bf16_cast" else "float32",),
+        "moments": ("float32", None),  # None: on the disk now
+    }
+    return [
+        f"{role}: {settings.precision} promises {dtypes[0]}, observed {seen[role]}"
+        for role, dtypes in expected.items()
+        if seen[role] not in dtypes
+    ]
 
 
 def weights_checksum(accelerator: Accelerator, model) -> str | None:

@@ -132,13 +132,14 @@ _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed kee
 # --- end -----------------------------------------------------------------------------------------------------------
 
 
-def interrupt_on_sigterm() -> None:
-    """Let a SIGTERM end the run as Ctrl-C does, through the clean-up."""
+def interrupt_when_told() -> None:
+    """Let a SIGTERM, or a terminal that is closed, end the run as Ctrl-C does: through the clean-up."""
 
     def stop(*_) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
 
 
 def fail(folder: Path | None, rank: int, error: BaseException) -> None:

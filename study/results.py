@@ -30,6 +30,7 @@ def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict
     }  # fmt: skip
     if settings.instruments:
         inspect(run, step)
+    run.keep()
     wrong = observe.dtype_mismatches(settings, seen["dtypes"])
     if run.arm.uses_nvme and not all(io["nvme_written_bytes"] for io in per_rank):
         wrong.append("the arm offloads to disk, and no byte was written: partitions under 1 MiB stay in memory")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from study import record
 from study.arms import Arm
 from study.settings import Settings
 from study.tasks import Data
@@ -29,6 +30,11 @@ class Run:
     @property
     def rows_per_step(self) -> int:
         return rows_per_step(self.settings, self.accelerator)
+
+    def keep(self) -> None:
+        """Write the record as it stands: what is known by now stays known if the run fails."""
+        if self.accelerator.is_main_process:
+            record.write(self.folder, self.record)
 
     def gathered(self, thing) -> list:
         """What every rank has to say, in the order of the ranks."""

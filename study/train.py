@@ -218,13 +218,13 @@ def prepare(run: Run) -> None:
         "rows_per_step": run.rows_per_step,
         "tokens_per_step": run.rows_per_step * settings.sequence,
         "held_parameters_per_rank": run.gathered(seen["held_parameters"]),
-        "weights_checksum": observe.weights_checksum(accelerator, run.model),
-        "weights_shared": settings.init != "in_place",
+        "weights_checksum": None if settings.init == "in_place" else observe.weights_checksum(accelerator, run.model),
         "built_in_parts": built_in_parts,  # stage 3: no rank ever held the whole model
         "data_checksum": run.data.checksum,
         "data_source": run.data.source,
         "tf32": torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
     }
+    run.keep()
     if wrong := observe.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         raise Stop(
             f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})",
@@ -250,7 +250,7 @@ def main() -> None:
             "  accelerate launch --config_file accelerate_configs/single.yaml study/train.py",
         )
         sys.exit(2)
-    process.interrupt_on_sigterm()
+    process.interrupt_when_told()
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns of what we know
     folder, disk, code = None, None, 1
@@ -293,9 +293,9 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     run.record |= {"time": {"setup_s": time.perf_counter() - started}, "memory": {}}
     train(run)
     accelerator.wait_for_everyone()
+    run.record |= {"status": "done", "finished_utc": record.now_utc()}
+    run.keep()
     if accelerator.is_main_process:
-        run.record |= {"status": "done", "finished_utc": record.now_utc()}
-        record.write(folder, run.record)
         say(folder, results.summary(run))
 
 

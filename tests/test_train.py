@@ -101,11 +101,8 @@ def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     flags = FLAGS if init == "random" else ("--init", "in_place", "--steps", "8", "--no-instruments")
     seen = trained("zero3", *flags).record["observed"]
     assert seen["built_in_parts"]
-    assert seen["weights_shared"] is (init == "random")
+    assert (seen["weights_checksum"] is None) == (init == "in_place"), "drawn anew by each arm: nothing to compare"
     assert not trained("zero2", *FLAGS).record["observed"]["built_in_parts"]
-    if init == "in_place":
-        drawn_once = trained("zero3", *FLAGS).record["observed"]["weights_checksum"]
-        assert seen["weights_checksum"] != drawn_once, "why such losses are not compared between arms"
 
 
 def test_the_arms_differ(trained):
