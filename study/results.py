@@ -4,7 +4,7 @@ import statistics
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from study import hardware, meter, observe, tasks, traffic
+from study import hardware, meter, models, observe, tasks, traffic
 from study.record import Stop
 from study.run import Run
 
@@ -65,7 +65,7 @@ def flops_per_row(run: Run) -> float:
 
     Recomputation (--checkpointing) is not in it: a share of the peak says how much of the model's own work gets done.
     """
-    model = tasks.on_meta(run.settings, tasks.model_config(run.settings, run.data.vocabulary))
+    model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
     rows = run.data.train.items()
     batch = {name: values[:1].to("meta") for name, values in rows}
     with FlopCounterMode(display=False) as counter:

@@ -19,7 +19,8 @@ import torch
 import transformers
 import tyro
 
-from study import process, tasks
+from study import models, process, tasks
+from study.data import Rows, load_data
 from study.meter import CUDA, Clock
 from study.record import Stop
 from study.settings import Settings, check, flag, learning_rate, resolve
@@ -43,8 +44,8 @@ def main(
     process.set_threads(settings.threads)
     process.log_to(None)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-    data = tasks.load_data(settings)
-    model = tasks.build_model(settings, tasks.model_config(settings, data.vocabulary), DEVICE)
+    data = load_data(settings)
+    model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)
     clock = Clock()
     losses = {"bare": bare, "hf": hf}[rival](settings, model, arrange(settings, data.train), clock)
     first_last = torch.stack([losses[0], losses[-1]]).tolist()
@@ -65,7 +66,7 @@ def refuse(settings: Settings) -> None:
         raise Stop("transformers.Trainer would split the batch over all GPUs", "set CUDA_VISIBLE_DEVICES to one")
 
 
-def arrange(settings: Settings, rows: tasks.Rows) -> tasks.Rows:
+def arrange(settings: Settings, rows: Rows) -> Rows:
     """The rows of the whole training in the order in which our trainer meets them, epoch after epoch."""
     count, per_step = len(rows["input_ids"]), settings.micro_batch * settings.accumulation
     if per_step > count:
@@ -82,7 +83,7 @@ def arrange(settings: Settings, rows: tasks.Rows) -> tasks.Rows:
 # --- the rivals ----------------------------------------------------------------------------------------------------
 
 
-def bare(settings: Settings, model: torch.nn.Module, rows: tasks.Rows, clock: Clock) -> list[torch.Tensor]:
+def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
     """Nothing between PyTorch and us: rows pinned beforehand, copies that do not wait, losses left on the device."""
     shape = (settings.steps, settings.accumulation, settings.micro_batch)
     batches = {name: values.unflatten(0, shape) for name, values in rows.items()}
@@ -110,7 +111,7 @@ def bare(settings: Settings, model: torch.nn.Module, rows: tasks.Rows, clock: Cl
     return losses
 
 
-def hf(settings: Settings, model: torch.nn.Module, rows: tasks.Rows, clock: Clock) -> list[torch.Tensor]:
+def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
     """transformers.Trainer with what costs time switched off where it has a switch for it.
 
     It has none for the gradients' norm, which it takes at every step even when it clips nothing, nor for its count of
@@ -162,13 +163,13 @@ def hf(settings: Settings, model: torch.nn.Module, rows: tasks.Rows, clock: Cloc
 class RowsInOrder(torch.utils.data.Dataset):
     """Tensors as the data set of dictionaries that Trainer reads row by row."""
 
-    def __init__(self, rows: tasks.Rows):
+    def __init__(self, rows: Rows):
         self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows["input_ids"])
 
-    def __getitem__(self, index: int) -> tasks.Rows:
+    def __getitem__(self, index: int) -> Rows:
         return {name: values[index] for name, values in self.rows.items()}
 
 

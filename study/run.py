@@ -9,8 +9,8 @@ from accelerate import Accelerator
 
 from study import record
 from study.arms import Arm
+from study.data import Data
 from study.settings import Settings
-from study.tasks import Data
 
 
 @dataclass

@@ -21,14 +21,15 @@ import tyro
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
-from study import arms, hardware, meter, nvme, observe, process, record, results, tasks
+from study import arms, meter, models, nvme, observe, process, record, results, start, tasks
 from study.arms import Arm
+from study.data import Rows, load_data
 from study.master import MasterAdamW
 from study.meter import CUDA
 from study.process import say
 from study.record import Stop
 from study.run import Run, rows_per_step
-from study.settings import Settings, as_dict, check, learning_rate, resolve
+from study.settings import Settings, check, learning_rate, resolve
 
 BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
 
@@ -71,7 +72,7 @@ def train(run: Run) -> None:
     results.finish(run, step_again, clock, energy_j, disk_before, losses, evals, rates)
 
 
-def optimizer_step(run: Run, microbatches: tasks.Rows) -> torch.Tensor:
+def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
     """One update from `accumulation` microbatches. Returns its loss on the device: reading it would make us wait."""
     total = 0.0
     for i in range(run.settings.accumulation):
@@ -123,7 +124,7 @@ def windows(run: Run) -> list[range]:
     return [range(start, end) for start, end in zip(edges, edges[1:], strict=False)]
 
 
-def arrange(run: Run, window: range) -> list[tasks.Rows]:
+def arrange(run: Run, window: range) -> list[Rows]:
     """This rank's rows for each step of a window, in the order that seed and epoch decide, ready to be copied.
 
     The order is over all rows, so that it is the same however many ranks share it.
@@ -197,11 +198,11 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
 def prepare(run: Run) -> None:
     """Build the model, hand it to Accelerate, and make sure that what came back is what was promised."""
     settings, accelerator = run.settings, run.accelerator
-    config = tasks.model_config(settings, run.data.vocabulary)
+    config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
         with accelerator.main_process_first():
-            tasks.drawn_weights(settings, config)
-    model = tasks.build_model(settings, config, accelerator.device)
+            models.drawn_weights(settings, config)
+    model = models.build_model(settings, config, accelerator.device)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
@@ -259,10 +260,10 @@ def main() -> None:
         if process.is_surplus_rank(arm, launch):
             os._exit(0)
         settings = resolve(settings, CUDA)
-        folder = open_folder(settings, arm, launch, rank)
+        folder = start.open_folder(settings, arm, launch, rank)
         check(settings)
         process.set_threads(settings.threads)
-        disk = claim_disk(settings, arm, launch, folder)
+        disk = start.claim_disk(settings, arm, launch, folder)
         run_to_the_end(settings, arm, folder, disk)
         code = 0
     except BaseException as error:
@@ -277,9 +278,9 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     with process.quiet():
         accelerator = open_accelerator(settings, arm, disk)
     if accelerator.is_main_process:
-        announce(settings, arm, accelerator, folder)
+        start.announce(settings, arm, accelerator.num_processes, folder)
     with accelerator.main_process_first():  # the first to come prepares the rows, the others find them prepared
-        data = tasks.load_data(settings)
+        data = load_data(settings)
     needed, have = rows_per_step(settings, accelerator), len(data.train["input_ids"])
     if needed > have:
         raise Stop(
@@ -297,67 +298,6 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     run.keep()
     if accelerator.is_main_process:
         say(folder, results.summary(run))
-
-
-def open_folder(settings: Settings, arm: Arm, launch: process.Launch, rank: int) -> Path:
-    """The run folder, with a record that says 'running'. Every rank names it alike; the first one makes it."""
-    when = datetime.datetime.fromtimestamp(launch.started, datetime.timezone.utc).strftime("%Y%m%d-%H%M%S")
-    name = f"{when}-{arm.name}-{settings.task}-{Path(settings.model).name}-s{settings.seed}-{launch.pid}"
-    folder = (settings.run_dir or Path("runs") / name).resolve()
-    if rank != 0:
-        process.log_to(None)
-        return folder
-    if (folder / "record.json").exists():
-        raise Stop(f"--run-dir {folder} already holds a run, and runs are not overwritten", "give a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        process.log_to(folder)
-        has_disk = settings.nvme_dir is not None and settings.nvme_dir.exists()
-        entry = record.new(folder.name, sys.argv) | {
-            "requested": as_dict(settings) | {"arm": arm.name, "config_file": launch.config_file},
-            "hardware": hardware.describe(settings.nvme_dir if has_disk else folder),
-            "software": hardware.software(),
-        }
-        record.write(folder, entry)
-    except OSError as error:
-        raise Stop(f"--run-dir {folder} cannot be written ({error.strerror})", "give another folder") from None
-    return folder
-
-
-def claim_disk(settings: Settings, arm: Arm, launch: process.Launch, folder: Path) -> Path | None:
-    """The folder to offload to, for arms that do; what would go wrong there without a word is refused."""
-    if not arm.uses_nvme:
-        return None
-    if arm.stage != 3:
-        raise Stop(
-            f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu",
-            "use stage 3 for the disk, or write cpu",
-        )
-    nvme.check_libaio()
-    model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=tasks.corpus.VOCABULARY))
-    nodes = int(os.environ.get("WORLD_SIZE", 1)) / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    needed_bytes = int(sum(p.numel() for p in model.parameters()) * nvme.BYTES_PER_PARAMETER / nodes)
-    return nvme.give((settings.nvme_dir or folder.parent / "nvme").resolve(), f"run-{launch.pid}", needed_bytes)
-
-
-def announce(settings: Settings, arm: Arm, accelerator: Accelerator, folder: Path) -> None:
-    """Say what is about to run, and how to get the other of the two default runs."""
-    where = hardware.device_name() or "CPU"
-    ranks = f"{accelerator.num_processes} rank{'s' * (accelerator.num_processes > 1)}"
-    data = "the embedded corpus" if settings.data == "embedded" else f"{settings.task} from {settings.data}"
-    say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {where}")
-    if not CUDA and settings.model in ("bert-tiny", "gpt-tiny") and settings.data == "embedded":
-        say(
-            folder,
-            "This is the small run that needs no GPU and no network. "
-            "The source document's run: --model bert-large-uncased --data hub",
-        )
-    elif CUDA and settings.model == "bert-large-uncased" and settings.data == "hub":
-        say(
-            folder,
-            "This is the source document's run. "
-            "The small one, which needs no network: --model bert-tiny --data embedded",
-        )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ SOURCES = {path.stem: path.read_text() for path in sorted((ROOT / "study").glob(
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 LAUNCHING = {"accelerate", "deepspeed"}
 MAY_BE_HEAVY = {
-    "train", "tasks", "virtual", "meter", "traffic", "hardware", "observe", "process", "results", "run", "master",
-    "rivals",
+    "train", "start", "process", "run", "results", "tasks", "data", "models", "sources", "virtual", "meter", "traffic",
+    "hardware", "observe", "master", "rivals",
 }  # fmt: skip
 MAY_LAUNCH = {"train", "virtual", "traffic", "run", "observe"}
 PROMISED_TORCH_FREE = {  # and so is every other module that is not in the set above

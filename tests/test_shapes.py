@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from study import tasks
+from study import models
 from study.record import Stop
 from study.settings import Settings, resolve
 from study.shapes import SHAPES
@@ -35,7 +35,7 @@ def asked(model: str, **more) -> Settings:
 
 def built(model: str, **more):
     settings = asked(model, sequence=128, **more)
-    return tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
+    return models.on_meta(settings, models.model_config(settings, vocabulary=2048))
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -54,7 +54,7 @@ def test_every_shape_is_published_but_our_own():
 def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
     """By hand: embeddings, two blocks of 12 h^2 + 13 h, and the last norm."""
     settings, h = asked("gpt-tiny", sequence=128), 128
-    model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary))
+    model = models.on_meta(settings, models.model_config(settings, vocabulary))
     by_hand = (vocabulary + 1024) * h + 2 * (12 * h**2 + 13 * h) + 2 * h
     assert sum(parameter.numel() for parameter in model.parameters()) == by_hand
 
@@ -63,14 +63,14 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
 def test_a_shape_is_built_with_its_default_attention(model):
     """Fused, wherever transformers has that."""
     settings = resolve(Settings(model=model, task=task_of(model), sequence=128), gpu=False)
-    attention = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048)).config._attn_implementation
+    attention = models.on_meta(settings, models.model_config(settings, vocabulary=2048)).config._attn_implementation
     assert attention == "eager" if model in UNFUSED else "sdpa" in attention
 
 
 @pytest.mark.parametrize("model", UNFUSED)
 def test_fused_attention_where_there_is_none_is_refused(model):
     with pytest.raises(Stop, match="no fused attention") as caught:
-        tasks.model_config(Settings(model=model, task="wikitext", sequence=128, attention="sdpa"), vocabulary=2048)
+        models.model_config(Settings(model=model, task="wikitext", sequence=128, attention="sdpa"), vocabulary=2048)
     assert caught.value.remedy == "give --attention eager"
 
 
@@ -79,26 +79,26 @@ def test_a_model_that_does_not_fit_its_task_is_refused(model):
     task, other = ("wikitext", "imdb") if model.startswith("bert") else ("imdb", "wikitext")
     settings = Settings(model=model, task=task, sequence=128)
     with pytest.raises(Stop, match=rf"--model {model} \(\w+\) does not fit task {task}") as caught:
-        tasks.model_config(settings, vocabulary=2048)
+        models.model_config(settings, vocabulary=2048)
     assert f"--task {other}" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("model", "positions"), [("bert-tiny", 512), ("gpt2", 1024)])
 def test_rows_longer_than_the_model_reads_are_refused(model, positions):
-    tasks.model_config(asked(model, sequence=positions), vocabulary=2048)
+    models.model_config(asked(model, sequence=positions), vocabulary=2048)
     with pytest.raises(Stop, match=f"--sequence {positions + 1} is more than the model's {positions} positions"):
-        tasks.model_config(asked(model, sequence=positions + 1), vocabulary=2048)
+        models.model_config(asked(model, sequence=positions + 1), vocabulary=2048)
 
 
 def test_token_ids_the_model_does_not_know_are_refused():
     with pytest.raises(Stop, match="the data uses 50257 token ids and --model bert-tiny knows 30522"):
-        tasks.model_config(asked("bert-tiny", sequence=128), vocabulary=50257)
+        models.model_config(asked("bert-tiny", sequence=128), vocabulary=50257)
 
 
 def test_a_model_that_cannot_be_had_is_refused(tmp_path):
     """A folder without a config.json, and no network needed to say so."""
     with pytest.raises(Stop, match=r"is no built-in shape, no folder with a config\.json") as caught:
-        tasks.model_config(asked(str(tmp_path), sequence=128), vocabulary=2048)
+        models.model_config(asked(str(tmp_path), sequence=128), vocabulary=2048)
     assert "bert-tiny" in caught.value.remedy
 
 
@@ -106,7 +106,7 @@ def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
     """By its config.json alone."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["bert-tiny"] | {"num_hidden_layers": 1}))
     settings = Settings(model=str(tmp_path), task="imdb", sequence=128, attention="eager")
-    model = tasks.on_meta(settings, tasks.model_config(settings, vocabulary=2048))
+    model = models.on_meta(settings, models.model_config(settings, vocabulary=2048))
     one_layer = 4 * (128**2 + 128) + 2 * 128 * 512 + 512 + 128 + 4 * 128
     assert sum(parameter.numel() for parameter in model.parameters()) == 4_386_178 - one_layer
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 import transformers
 
-from study import corpus, tasks
+from study import corpus, models, tasks
+from study.data import SPLIT_SEED, load_data, load_file, save_file
 from study.record import Stop
 from study.settings import Settings, resolve
+from study.sources import MadeBeside
 
 SHARED = Path(__file__).parents[2] / "shared"  # real data and vocabularies, where a machine has them
 needs_data = pytest.mark.skipif(
@@ -76,7 +78,7 @@ def test_a_perplexity_beyond_numbers_is_not_known(loss):
 def model_of(settings: Settings, vocabulary: int = corpus.VOCABULARY) -> torch.nn.Module:
     """The model as the trainer builds it, drawn in place, without dropout."""
     torch.manual_seed(settings.seed)
-    return tasks.build_model(settings, tasks.model_config(settings, vocabulary), torch.device("cpu")).eval()
+    return models.build_model(settings, models.model_config(settings, vocabulary), torch.device("cpu")).eval()
 
 
 def plain_twin(model: torch.nn.Module) -> torch.nn.Module:
@@ -168,7 +170,7 @@ def test_losses_are_fp32_whatever_the_model_computes_in():
 
 
 def test_embedded_reviews():
-    data = tasks.load_data(asked("imdb"))
+    data = load_data(asked("imdb"))
     assert (data.vocabulary, data.source) == (corpus.VOCABULARY, "embedded")
     assert {name: tuple(rows.shape) for name, rows in data.train.items()} == {
         "input_ids": (800, 128),
@@ -181,10 +183,10 @@ def test_embedded_reviews():
 
 
 def test_embedded_text():
-    data = tasks.load_data(asked("wikitext", sequence=32, train_rows=50, eval_rows=10))
+    data = load_data(asked("wikitext", sequence=32, train_rows=50, eval_rows=10))
     assert {name: tuple(rows.shape) for name, rows in data.train.items()} == {"input_ids": (50, 32)}
     assert tuple(data.eval["input_ids"].shape) == (10, 32)
-    stream = corpus.stream(50 * 32, tasks.SPLIT_SEED, "train")
+    stream = corpus.stream(50 * 32, SPLIT_SEED, "train")
     assert (data.train["input_ids"].flatten().numpy() == stream).all()
 
 
@@ -192,9 +194,9 @@ def test_embedded_text():
 def test_the_data_is_not_the_seeds_affair(task):
     """Two seeds of a run learn from the same rows; fewer rows are other rows, and the checksum says so."""
     sizes = {"train_rows": 40, "eval_rows": 10, "sequence": 16}
-    one = tasks.load_data(asked(task, seed=1, **sizes)).checksum
-    assert one == tasks.load_data(asked(task, seed=2, **sizes)).checksum
-    assert one != tasks.load_data(asked(task, seed=1, **sizes | {"train_rows": 39})).checksum
+    one = load_data(asked(task, seed=1, **sizes)).checksum
+    assert one == load_data(asked(task, seed=2, **sizes)).checksum
+    assert one != load_data(asked(task, seed=1, **sizes | {"train_rows": 39})).checksum
 
 
 # --- rows: a folder ------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def of_small(small, task: str, cache: Path, **more) -> Settings:
 
 def test_reviews_from_a_folder(small, tmp_path):
     """A fifth is held out with seed 42, both parts are shuffled with 42, and rows are cut or filled to length."""
-    data = tasks.load_data(of_small(small, "imdb", tmp_path))
+    data = load_data(of_small(small, "imdb", tmp_path))
     found = datasets.load_dataset(small["imdb"])["train"].train_test_split(0.2, seed=42)
     assert data.vocabulary == 5 + len(WORDS)
     for rows, part, count in ((data.train, "train", 30), (data.eval, "test", 8)):
@@ -259,7 +261,7 @@ def test_reviews_from_a_folder(small, tmp_path):
 
 def test_text_from_a_folder(small, tmp_path):
     """Blocks put together are the text again, up to an end that fills no block."""
-    data = tasks.load_data(of_small(small, "wikitext", tmp_path))
+    data = load_data(of_small(small, "wikitext", tmp_path))
     text = "".join(datasets.load_dataset(small["wikitext"])["train"]["text"])
     letters = [byte_letters()[byte] for byte in text.encode()]
     vocabulary = json.loads((Path(small["gpt2"]) / "vocab.json").read_text())
@@ -273,21 +275,21 @@ def test_text_from_a_folder(small, tmp_path):
 def test_prepared_rows_are_used_again(small, tmp_path, task):
     """The second time nothing is written, and what is in the file is what comes out."""
     settings = of_small(small, task, tmp_path)
-    first = tasks.load_data(settings)
+    first = load_data(settings)
     (cached,) = (tmp_path / "data").iterdir()
     written = cached.stat().st_mtime_ns
-    assert tasks.load_data(settings).checksum == first.checksum
+    assert load_data(settings).checksum == first.checksum
     assert cached.stat().st_mtime_ns == written
     planted = {f"{part}.input_ids": torch.full((2, 8), 7) for part in ("train", "eval")}
-    tasks.save_file(planted, cached)
-    assert tasks.load_data(settings).train["input_ids"].tolist() == [[7] * 8] * 2, "the file was read"
+    save_file(planted, cached)
+    assert load_data(settings).train["input_ids"].tolist() == [[7] * 8] * 2, "the file was read"
 
 
 @pytest.mark.parametrize("more", [{"sequence": 6}, {"eval_rows": 3}, {"train_rows": 9}])
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
 def test_other_rows_are_prepared_anew(small, tmp_path, task, more):
-    first = tasks.load_data(of_small(small, task, tmp_path))
-    second = tasks.load_data(of_small(small, task, tmp_path, **more))
+    first = load_data(of_small(small, task, tmp_path))
+    second = load_data(of_small(small, task, tmp_path, **more))
     assert first.checksum != second.checksum
     assert len(list((tmp_path / "data").iterdir())) == 2
 
@@ -298,10 +300,10 @@ def test_changed_data_is_prepared_anew(small, tmp_path):
     rows = (Path(small["imdb"]) / "train.jsonl").read_text()
     (folder / "train.jsonl").write_text(rows)
     settings = of_small(small | {"imdb": str(folder)}, "imdb", tmp_path / "cache")
-    first = tasks.load_data(settings)
+    first = load_data(settings)
     (folder / "train.jsonl").write_text(rows.replace("good", "book"))
     os.utime(folder / "train.jsonl", (1, 1))
-    second = tasks.load_data(settings)
+    second = load_data(settings)
     assert first.source != second.source
     assert first.checksum != second.checksum
 
@@ -319,7 +321,7 @@ def test_changed_data_is_prepared_anew(small, tmp_path):
 )
 def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
     with pytest.raises(Stop, match=what) as caught:
-        tasks.load_data(of_small(small, task, tmp_path, **more))
+        load_data(of_small(small, task, tmp_path, **more))
     assert caught.value.remedy
     assert not list(tmp_path.rglob("*.safetensors")), "nothing half made is kept"
 
@@ -327,10 +329,10 @@ def test_rows_that_cannot_be_had_are_a_stop(small, tmp_path, task, more, what):
 def test_data_of_another_layout_is_a_stop(small, tmp_path):
     settings = of_small(small | {"imdb": small["wikitext"]}, "imdb", tmp_path)
     with pytest.raises(Stop, match="lacks train with the columns label, text"):
-        tasks.load_data(settings)
+        load_data(settings)
     (tmp_path / "empty").mkdir()
     with pytest.raises(Stop, match="cannot be read"):
-        tasks.load_data(of_small(small | {"imdb": str(tmp_path / "empty")}, "imdb", tmp_path))
+        load_data(of_small(small | {"imdb": str(tmp_path / "empty")}, "imdb", tmp_path))
 
 
 # --- rows: the real ones -------------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ def test_data_of_another_layout_is_a_stop(small, tmp_path):
 def test_real_reviews_are_the_source_documents(tmp_path):
     """800 and 200 of IMDB, as its script chooses and tokenises them; prepared once."""
     settings = asked("imdb", data=str(IMDB), model="bert-large", tokenizer=str(BERT), cache_dir=tmp_path, sequence=128)
-    data = tasks.load_data(settings)
+    data = load_data(settings)
     split = datasets.load_dataset(str(IMDB))["train"].train_test_split(test_size=0.2, seed=42)
     tokenizer = transformers.AutoTokenizer.from_pretrained(BERT)
     for rows, part, count in ((data.train, "train", 800), (data.eval, "test", 200)):
@@ -354,7 +356,7 @@ def test_real_reviews_are_the_source_documents(tmp_path):
     assert data.vocabulary == 30522
     (cached,) = (tmp_path / "data").iterdir()
     written = cached.stat().st_mtime_ns
-    assert tasks.load_data(settings).checksum == data.checksum
+    assert load_data(settings).checksum == data.checksum
     assert cached.stat().st_mtime_ns == written
 
 
@@ -364,7 +366,7 @@ def test_real_text_is_the_token_stream(tmp_path):
     settings = asked(
         "wikitext", data=str(WIKITEXT), model="gpt2", tokenizer=str(GPT2), cache_dir=tmp_path, sequence=256
     )
-    data = tasks.load_data(settings)
+    data = load_data(settings)
     found = datasets.load_dataset(str(WIKITEXT))
     tokenizer = transformers.AutoTokenizer.from_pretrained(GPT2)
     stream = [i for text in found["validation"]["text"] for i in tokenizer(text)["input_ids"]]
@@ -384,8 +386,8 @@ def test_real_text_is_the_token_stream(tmp_path):
 
 
 def weights_of(settings: Settings) -> tuple[Path, dict]:
-    folder = tasks.drawn_weights(settings, tasks.model_config(settings, corpus.VOCABULARY))
-    return folder, tasks.load_file(folder / "model.safetensors")
+    folder = models.drawn_weights(settings, models.model_config(settings, corpus.VOCABULARY))
+    return folder, load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
@@ -439,14 +441,14 @@ def test_what_is_made_beside_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "deep" / "thing"
 
     def half():
-        with tasks._made_beside(target) as part:
+        with MadeBeside(target) as part:
             part.write_text("half")
             raise RuntimeError("the power failed")
 
     with pytest.raises(RuntimeError, match="the power failed"):
         half()
     assert list(target.parent.iterdir()) == []
-    with tasks._made_beside(target) as part:
+    with MadeBeside(target) as part:
         part.write_text("whole")
         assert not target.exists()
     assert target.read_text() == "whole"
@@ -455,10 +457,10 @@ def test_what_is_made_beside_appears_whole_or_not_at_all(tmp_path):
 
 def test_of_two_that_make_a_folder_at_once_one_wins(tmp_path):
     target = tmp_path / "folder"
-    with tasks._made_beside(target) as slow:
+    with MadeBeside(target) as slow:
         slow.mkdir()
         (slow / "file").write_text("same")
-        with tasks._made_beside(target) as fast:
+        with MadeBeside(target) as fast:
             fast.mkdir()
             (fast / "file").write_text("same")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
