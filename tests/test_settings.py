@@ -44,7 +44,7 @@ def test_an_impossible_value_is_refused(name, value):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [2, 5])
 def test_steps_that_leave_nothing_to_time_are_refused(steps):
     with pytest.raises(Stop, match=rf"--steps {steps} leaves nothing to time after --warmup-steps 5"):
         check(Settings(steps=steps, warmup_steps=5))
