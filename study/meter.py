@@ -127,16 +127,16 @@ class MemoryWatch(TorchDispatchMode):
     """Follows every live storage through the operations of a step: the total, its peak, and what stood at the peak.
 
     It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so that a machine without a GPU can say what a
-    device would have held. The peak is known only afterwards, so it takes two identical steps: the first finds the
-    operation at which it stands; after `look_again`, the second sorts what is alive there by role. `roles` gives the
-    role of a storage by its address.
+    device would have held. The peak is known only afterwards, so it takes two steps: the first finds how high it is;
+    after `look_again`, the second sorts what is alive by role at each new height close to it, and keeps the last.
+    `roles` gives the role of a storage by its address.
     """
 
     def __init__(self, device_type: str, roles: Callable[[], dict[int, str]]):
         super().__init__()
         self.device_type, self.roles = device_type, roles
-        self.operation = self.total = self.peak = self.peak_at = 0
-        self.look_at: int | None = None
+        self.total = self.peak = 0
+        self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
         self._live: dict[int, Live] = {}
 
@@ -149,10 +149,10 @@ class MemoryWatch(TorchDispatchMode):
         return super().__enter__()
 
     def look_again(self) -> None:
-        """Between the two steps: from now on, stop at the operation where the peak stood."""
-        self.look_at, self.operation = self.peak_at, 0
-        self.peak, self.peak_at = self.total, 0
-        self._look()
+        """Between the two steps: from now on, look whenever the total is the highest yet and close to the last peak."""
+        self.close_to_peak = 0.99 * self.peak
+        self.peak, self.at_peak = 0, None
+        self._rise()
 
     def mark(self) -> None:
         """Remember the roles that storages have now, for those that outlive the tensors which show it."""
@@ -174,18 +174,17 @@ class MemoryWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        self.operation += 1
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf, _phase())
-        if self.total > self.peak:
-            self.peak, self.peak_at = self.total, self.operation
-        self._look()
+        self._rise()
         return out
 
-    def _look(self) -> None:
-        if self.operation == self.look_at:
-            self.at_peak = self.by_role()
+    def _rise(self) -> None:
+        if self.total > self.peak:
+            self.peak = self.total
+            if self.close_to_peak is not None and self.total >= self.close_to_peak:
+                self.at_peak = self.by_role()
 
     def _add(self, tensor: torch.Tensor, phase: str) -> None:
         if tensor.device.type != self.device_type:

@@ -35,6 +35,8 @@ ROLES = {
     "swap": ("optimizer_swapper",),
 }  # fmt: skip
 
+LOOKS = 3  # steps in which to find what stood at the peak, if the first look misses it
+
 PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it runs, with a GPU or without
     "NO": {DistributedType.NO},
     "MULTI_GPU": {DistributedType.MULTI_GPU, DistributedType.MULTI_CPU},
@@ -236,15 +238,18 @@ def _whole(parameter):
 
 
 def memory_by_component(step, model, optimizer, device_type: str) -> dict:
-    """What stood at the peak of a step and after it, by role. Takes two untimed steps."""
+    """What stood at the peak of a step and after it, by role. Takes two untimed steps, seldom more."""
     watch = meter.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer))
     # At the update every gradient is there; DDP's buckets stay when the gradients in them are gone.
     hook = inner_optimizer(optimizer).register_step_pre_hook(lambda *_: watch.mark())
     with watch:
         step()
-        first_peak = watch.peak
-        watch.look_again()
-        step()
+        for _ in range(LOOKS):  # one is enough, unless the step after a step is a smaller one
+            first_peak = watch.peak
+            watch.look_again()
+            step()
+            if watch.at_peak:
+                break
         after = watch.by_role()
     hook.remove()
     return {

@@ -57,10 +57,11 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
         seen = trained(arm, *flags).record["observed"]
         assert seen["dtypes"]["weights"] == "bfloat16", arm
         assert seen["dtypes"]["master"] == seen["dtypes"]["moments"] == "float32", arm
-        assert "bfloat16" in seen["dtypes"]["gradients"], arm
-    moved = {arm: trained(arm, *flags).record["traffic"]["per_rank"][0]["all_reduce"] for arm in ("ddp", "zero2")}
-    assert set(moved["ddp"]["bytes_by_dtype"]) == {"bfloat16"}
-    assert moved["ddp"]["bytes"] == pytest.approx(2 * seen["parameters"], rel=0.001)
+        reduced = trained(arm, *flags).record["traffic"]["per_rank"][0]["all_reduce"]
+        assert reduced["bytes_by_dtype"]["bfloat16"] == pytest.approx(2 * seen["parameters"], rel=0.001), arm
+    # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
+    assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
+    assert seen["dtypes"]["gradients"] == "float32"
     fp32 = trained("ddp", *flags_for("imdb", "bf16", 1)).record["loss"]["train"]
     cast = trained("ddp", *flags).record["loss"]["train"]
     assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
