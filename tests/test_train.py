@@ -140,7 +140,7 @@ def test_components_add_up_to_the_peak(arm, trained):
     rows = (800 + 200) * (128 * 2 + 1) * 8  # the data set, as int64, held by every rank
     for components in made["memory"]["components"]["per_rank"]:
         assert sum(components["at_peak"].values()) == components["tracked_peak_bytes"]
-        assert components["tracked_peak_first_step_bytes"] == pytest.approx(components["tracked_peak_bytes"], rel=0.01)
+        assert components["tracked_peak_step_before_bytes"] == pytest.approx(components["tracked_peak_bytes"], rel=0.01)
         assert components["at_peak"]["other"] < rows + 0.5e6, "a large tensor of this arm has no role in observe.ROLES"
         assert sum(components["after_step"].values()) < components["tracked_peak_bytes"]
     for rank, setup in zip(made["memory"]["per_rank"], made["memory"]["setup_per_rank"], strict=True):
