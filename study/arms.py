@@ -4,6 +4,7 @@ An arm is a file in `accelerate_configs/`. This module only reads: what the file
 with what the prepared objects turn out to be.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,3 +123,10 @@ def all_paths() -> dict[str, Path]:
     """The nine arms in their order, then the variants."""
     variants = sorted((FOLDER / "variants").glob("*.yaml"))
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
+
+
+def digest(name: str) -> str:
+    """A short digest of what an arm's files say, comments aside: a run of an arm as it was is no run of it as it is."""
+    arm = read(all_paths()[name])
+    said = [arm.distributed_type, arm.num_processes, arm.deepspeed]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,20 +1,24 @@
 """The `study` command: what there is to run, and what was run.
 
 study arms          the arms: what each file says
+study sweep NAME    run a declared experiment; start it again to go on
 study runs DIR      the runs below a folder, as a table
 """
 
 import json
+import signal
 import statistics
 import sys
+import time
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Column, Table
 from tyro.extras import SubcommandApp
 
-from study import record
+from study import protocol, record
+from study import sweep as sweeping
 from study.arms import ROOT, all_paths, read
 from study.record import Stop
 
@@ -32,14 +36,18 @@ def main() -> None:
 @app.command
 def arms() -> None:
     """List the arms and what their files say."""
-    table = Table("arm", "stage", "optimizer states", "weights", Column("file", overflow="fold"), box=None)
-    for name, path in all_paths().items():
-        arm = read(path)
-        homes = {"none": "device", "cpu": "host", "nvme": "disk"}
-        stage = "-" if arm.stage is None else str(arm.stage)
-        where = path.relative_to(ROOT)
-        table.add_row(name, stage, homes[arm.offload_optimizer], homes[arm.offload_param], str(where))
-    Console().print(table)
+    homes = {"none": "device", "cpu": "host", "nvme": "disk"}
+    rows = [
+        {
+            "arm": name,
+            "stage": (arm := read(path)).stage,
+            "optimizer states": homes[arm.offload_optimizer],
+            "weights": homes[arm.offload_param],
+            "file": path.relative_to(ROOT),
+        }
+        for name, path in all_paths().items()
+    ]
+    show(rows)
 
 
 @app.command
@@ -50,19 +58,113 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: bool = False) -> Non
         folder: Any folder with runs in it, at any depth.
         as_json: Print the rows as JSON instead of a table.
     """
-    rows = [row(path.parent) for path in sorted(folder.glob("**/record.json"))]
+    paths = sorted(folder.glob("**/record.json"))
+    rows = [row(path.parent) for path in paths]
     if not rows:
         raise Stop(f"there is no run below {folder}", "name a folder that holds run folders")
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=1) + "\n")
         return
-    table = Table(*rows[0], box=None)
-    for values in rows:
-        table.add_row(*(_cell(value) for value in values.values()))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-    for values in rows:
+    show(rows)
+    for path, values in zip(paths, rows, strict=True):
         if values["status"] != "done":
-            Console().print(f"{values['run']}: {_why(folder, values['run'])}", highlight=False, markup=False)
+            sys.stdout.write(f"{values['run']}: {_why(path.parent)}\n")
+
+
+@app.command
+def sweep(
+    name: tyro.conf.Positional[str],
+    /,
+    *,
+    scale: Literal["paper", "one_gpu", "tiny"] = "tiny",
+    runs: Path = Path("runs"),
+    only: tuple[str, ...] = (),
+    repeat: int = 1,
+    timeout_s: float = 3600,
+    nvme_dir: Path | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Run a declared experiment: each cell a fresh launch, each outcome a record. Start it again to go on.
+
+    Args:
+        name: A protocol in study/protocols/, or a .toml file.
+        scale: paper: as published. one_gpu: the most that one GPU can do. tiny: minutes on two CPU cores.
+        runs: Where the run folders go. What is done there is not done again.
+        only: Filters, as in 'arm=zero3*' 'seed=42'. All must hold.
+        repeat: How often each cell is run, interleaved.
+        timeout_s: Seconds after which a run is ended.
+        nvme_dir: Where arms that offload to disk may write.
+        dry_run: Show the cells and what each needs, and run nothing.
+    """
+    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
+    turns = sweeping.plan(cells, repeat)
+    if dry_run:
+        plan(cells)
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    tell = Progress(len(turns))
+    try:
+        made = sweeping.sweep(turns, runs, timeout_s, nvme_dir, tell)
+    except KeyboardInterrupt:
+        sys.exit("stopped; start it again to go on")
+    counts = Counter(one["status"] for one in made)
+    tell.say(", ".join(f"{count} {status}" for status, count in counts.items()) + f"; study runs {runs} shows them")
+    sys.exit(0 if set(counts) <= {"done", "unavailable"} else 1)
+
+
+def plan(cells: list[protocol.Cell]) -> None:
+    """The cells as a table: what each needs, and why this machine cannot run it, if so."""
+    gpus = sweeping.num_gpus()
+    axes = [key for key in cells[0].asked if len({str(cell.asked.get(key)) for cell in cells}) > 1] if cells else []
+    rows = []
+    for cell in cells:
+        stop = sweeping.why_not(cell, gpus)
+        rows.append(
+            {
+                "cell": cell.name,
+                "ranks": cell.ranks or (1 if cell.arm == "single" else gpus or 2),
+                **{key: cell.asked.get(key) for key in axes},
+                "here": "yes" if stop is None else f"no: {stop.what}",
+            }
+        )
+    show(rows)
+
+
+class Progress:
+    """Tells a person how far a sweep is: a line that changes on a terminal, plain lines elsewhere."""
+
+    def __init__(self, turns: int):
+        self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
+        self.live = sys.stdout.isatty()
+
+    def say(self, text: str, end: str = "\n") -> None:
+        sys.stdout.write(("\r\x1b[K" if self.live else "") + text + end)
+        sys.stdout.flush()
+
+    def start(self, turn: sweeping.Turn) -> None:
+        self.turn = turn
+        if not self.live:
+            self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}")
+
+    def step(self, folder: Path, seconds: float) -> None:
+        if self.live:
+            now = sweeping.last_step(folder)
+            at = f"step {now['step']}  loss {now['loss']:.4f}" if now else "starting"
+            self.say(f"[{self.ended + 1}/{self.turns}] {self.turn.name}  {at}  {seconds:.0f} s{self.left()}", end="")
+
+    def left(self) -> str:
+        """What remains, from the turns of this sweep that were run: nothing before there is one."""
+        if not self.ran:
+            return ""
+        minutes = (time.monotonic() - self.started) / self.ran * (self.turns - self.ended) / 60
+        return f"  about {minutes:.0f} min left" if minutes >= 1 else "  under a minute left"
+
+    def end(self, turn: sweeping.Turn, made: dict, ran: bool) -> None:
+        self.ended, self.ran = self.ended + 1, self.ran + ran
+        word = made["status"] if ran or made["status"] != "done" else "done before"
+        why = "" if made["status"] == "done" else f": {made['error']['message']}"
+        self.say(f"[{self.ended}/{self.turns}] {turn.name}  {word}{why}{self.left() if ran else ''}")
 
 
 def row(folder: Path) -> dict:
@@ -103,10 +205,22 @@ def _cell(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _why(folder: Path, run: str) -> str:
-    path = next(path for path in folder.glob("**/record.json") if path.parent.name == run)
+def _why(folder: Path) -> str:
     try:
-        error = record.load(path.parent)["error"]
+        error = record.load(folder)["error"]
     except Stop as stop:
         return stop.what
     return f"{error['message']}. What to do: {error['what_to_do']}." if error else "still running, or killed"
+
+
+def show(rows: list[dict]) -> None:
+    """A table in plain text: columns as wide as they need, what is not known a dash."""
+    if not rows:
+        return
+    columns = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    lines = [list(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    sys.stdout.write(text + "\n")

@@ -3,11 +3,12 @@
 import os
 import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 import torch
+
+from study import record
 
 # Dense peaks in FLOP/s from the vendors' datasheets, without sparsity. V100 and T4 have no bf16 units and no TF32.
 _A100 = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
@@ -30,8 +31,6 @@ PEAK_FLOPS = {
     "Tesla T4": {"fp16": 65e12, "fp32": 8.1e12},
     "NVIDIA GeForce RTX 4090": {"bf16": 165.2e12, "fp16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12},
 }
-
-PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
@@ -67,13 +66,7 @@ def describe(disk: Path) -> dict:
 
 def software() -> dict:
     """Versions of everything that can change a number."""
-    versions: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    return record.versions() | {"cuda": torch.version.cuda}
 
 
 def usable_cores() -> int:

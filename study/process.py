@@ -1,6 +1,7 @@
 """This process: its launcher, its log, its threads, and how it ends."""
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import transformers
 
 from study import hardware, record
 from study.arms import Arm
+from study.kernel import die_with_parent
 from study.record import Stop
 
 
@@ -133,17 +135,21 @@ _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed kee
 
 
 def interrupt_when_told() -> None:
-    """Let a SIGTERM, or a terminal that is closed, end the run as Ctrl-C does: through the clean-up."""
+    """Let a SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C does: through the clean-up."""
 
     def stop(*_) -> None:
         raise KeyboardInterrupt
 
+    faulthandler.register(signal.SIGUSR2)  # a rank that hangs can be asked where it stands
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGHUP, stop)
+    die_with_parent()
 
 
 def fail(folder: Path | None, rank: int, error: BaseException) -> None:
     """Say what went wrong in one sentence and put it in the record. Only a fault of ours comes with a traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it is ending already, and says so undisturbed
     trace = ""
     if isinstance(error, Stop):
         stop = error

@@ -8,8 +8,10 @@ dies is seen to have died. No torch here: reports and tests read records on any 
 import contextlib
 import datetime
 import fcntl
+import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -27,6 +29,9 @@ FIELDS = (
 )  # fmt: skip
 
 
+PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+
+
 class Stop(Exception):
     """A run that ends here, for a reason that one sentence can tell. The record keeps it; nobody sees a traceback."""
 
@@ -37,6 +42,17 @@ class Stop(Exception):
 
 def now_utc() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of the packages that can change a number. None for one that is not there."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
 
 
 def new(run_id: str, argv: list[str]) -> dict:

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from study.record import Stop
 
@@ -128,6 +128,40 @@ def check(settings: Settings) -> None:
             f"--steps {settings.steps} leaves nothing to time after --warmup-steps {settings.warmup_steps}",
             "give more steps, or fewer warm-up steps",
         )
+
+
+def build(values: dict, where: str) -> Settings:
+    """Settings from names and values that a file gives, checked; `where` says which file, for the error."""
+    hints = get_type_hints(Settings)
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise Stop(f"{where}: {name} = {value!r} is not possible", f"give {_in_words(hints[name])}")
+    settings = Settings(**values)
+    try:
+        check(settings)
+    except Stop as stop:
+        raise Stop(f"{where}: {stop.what}", stop.remedy) from None
+    return settings
+
+
+def _in_words(hint) -> str:
+    """A field's type as one would say it."""
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if get_args(hint):
+        return " or ".join(_in_words(one) for one in get_args(hint) if one is not type(None))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(hint, hint.__name__)
+
+
+def _fits(value, hint) -> bool:
+    """Whether a value of a TOML file is of a field's type."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_args(hint):  # one of several
+        return any(_fits(value, one) for one in get_args(hint))
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
 
 
 def resolve(settings: Settings, gpu: bool) -> Settings:

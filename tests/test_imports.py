@@ -96,6 +96,8 @@ def is_definition(node: ast.stmt) -> bool:
         return isinstance(node.target, ast.Name)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    if isinstance(node, ast.If) and ast.unparse(node.test).startswith("sys.version_info"):
+        return all(isinstance(inner, ast.Import) for inner in node.body + node.orelse)
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "__name__ == '__main__'" and not node.orelse
     return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)

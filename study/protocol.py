@@ -1,0 +1,118 @@
+"""Declared experiments: a TOML file in `study/protocols/` that expands into cells. How to write one: see `smoke.toml`.
+
+A protocol has parts. A part names arms and gives settings; a list of values is an axis, and the part stands for every
+combination of its axes. A scale is a table inside the part whose values replace the part's own.
+"""
+
+import difflib
+import hashlib
+import itertools
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from study import arms
+from study.record import Stop
+from study.settings import Settings, build
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).resolve().parent / "protocols"
+SCALES = ("paper", "one_gpu", "tiny")
+ABOUT = ("about", "document", "replicates")  # what a protocol says of itself, all three
+NOT_SETTINGS = ("arm", "ranks")
+NOT_FOR_PROTOCOLS = ("run_dir", "nvme_dir", "cache_dir")  # a machine's affair
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm with one combination of settings, not yet run."""
+
+    protocol: str
+    part: str
+    scale: str
+    arm: str
+    ranks: int | None  # None: as many as the arm takes by itself
+    asked: dict  # settings by name, as the protocol gives them
+
+    @property
+    def name(self) -> str:
+        """A folder's name: what one would look for, and a digest of all the rest."""
+        key = [self.arm, self.ranks, self.asked, arms.digest(self.arm)]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.part}-{self.arm}-{digest}"
+
+    def value(self, key: str):
+        """What a filter may ask for: arm, ranks, part, or any setting; the default where the protocol is silent."""
+        if key in ("arm", "ranks", "part", "scale"):
+            return getattr(self, key)
+        return self.asked.get(key, getattr(Settings, key, None))
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def read(name: str) -> dict:
+    """A protocol by name, or by the path of a file, with its form checked."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    try:
+        protocol = tomllib.loads(path.read_text())
+    except OSError:
+        raise Stop(f"there is no protocol {name}", f"give one of {', '.join(names())}, or a .toml file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Stop(f"{path.name} is not valid TOML: {error}", "mend the file") from None
+    for key in ABOUT:
+        if not isinstance(protocol.get(key), str):
+            raise Stop(f"{path.name} does not say {key!r}", f'add a line {key} = "..."')
+    _known(protocol, {*ABOUT, "part"}, path.name)
+    if not protocol.get("part"):
+        raise Stop(f"{path.name} has no [[part]]", "add one: see smoke.toml")
+    return protocol | {"file": path.name, "name": path.stem}
+
+
+def cells(protocol: dict, scale: str) -> list[Cell]:
+    """Every cell of a protocol at a scale, in the order of the file."""
+    if not any(scale in part for part in protocol["part"]):
+        having = [one for one in SCALES if any(one in part for part in protocol["part"])]
+        raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(having)}")
+    found = [cell for part in protocol["part"] if scale in part for cell in _cells_of_part(protocol, part, scale)]
+    if len({cell.name for cell in found}) < len(found):
+        twice = next(cell for cell in found if [other.name for other in found].count(cell.name) > 1)
+        raise Stop(f"{protocol['file']} has the cell {twice.name} twice", "take a value out of one of its lists")
+    return found
+
+
+def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
+    where = f"{protocol['file']}, part {part.get('name', '?')!r}"
+    known = {f.name for f in fields(Settings)} - set(NOT_FOR_PROTOCOLS)
+    _known(part, {"name", *ABOUT, *NOT_SETTINGS, *SCALES, *known}, where)
+    _known(part[scale], {*NOT_SETTINGS, *known}, f"{where}, {scale}")
+    merged = {key: value for key, value in part.items() if key not in (*SCALES, *ABOUT, "name")} | part[scale]
+    for key in ("name", "arm"):
+        if not (part if key == "name" else merged).get(key):
+            raise Stop(f"{where} has no {key!r}", f"add {key} = ...")
+    axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items()}
+    found = []
+    for combination in itertools.product(*axes.values()):
+        asked = dict(zip(axes, combination, strict=True))
+        arm, ranks = asked.pop("arm"), asked.pop("ranks", None)
+        if arm not in arms.all_paths():
+            raise Stop(f"{where}: there is no arm {arm!r}", f"give one of {', '.join(arms.all_paths())}")
+        if ranks is not None and not (isinstance(ranks, int) and ranks > 0):
+            raise Stop(f"{where}: ranks {ranks!r} is not possible", "give a number above 0")
+        build(asked, where)
+        found.append(Cell(protocol["name"], part["name"], scale, arm, ranks, asked))
+    return found
+
+
+def _known(table: dict, known: set[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"it may have {', '.join(sorted(known))}"
+            raise Stop(f"{where}: {key!r} is not known", remedy.removesuffix("?"))
