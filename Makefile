@@ -30,7 +30,7 @@ test: setup  ## every test that needs no GPU, the slow ones left out
 check: setup  ## lint, and every test, the slow ones as well
 	ruff check && ruff format --check && pytest -m "not gpu"
 
-parity: setup  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (an hour)
+parity: setup  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
