@@ -7,7 +7,7 @@ arms) is marked slow: `make parity`.
 import sys
 
 import pytest
-from test_train import FLAGS, STEPS, ZERO, assert_arms_differ
+from test_train import FLAGS, STEPS, ZERO, assert_arms_differ, bytes_per_parameter
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
@@ -64,6 +64,8 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
         assert seen["dtypes"]["master"] == seen["dtypes"]["moments"] == "float32", arm
         reduced = trained(arm, *flags).record["traffic"]["per_rank"][0]["all_reduce"]
         assert reduced["bytes_by_dtype"]["bfloat16"] == pytest.approx(2 * seen["parameters"], rel=0.001), arm
+    held = [bytes_per_parameter(trained("ddp", *flags), role) for role in ("weights", "gradients", "master", "moments")]
+    assert held == pytest.approx([2, 2, 4, 8], rel=0.01), "16 bytes a parameter, as the paper counts"
     # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
     assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
     assert seen["dtypes"]["gradients"] == "float32"

@@ -134,6 +134,17 @@ def test_what_a_step_moves(trained):
     assert 1.0 <= moved["zero3"]["all_gather"] < 1.2
 
 
+def test_on_so_small_a_model_zero_saves_no_memory(trained):
+    """README says so. The two buckets of stage 1 weigh more than the optimizer states it saves."""
+    components = {
+        arm: trained(arm, *FLAGS).record["memory"]["components"]["per_rank"][0]
+        for arm in ("ddp", "zero1", "zero2", "zero3")
+    }
+    peak_mb = {arm: round(values["tracked_peak_bytes"] / 1e6) for arm, values in components.items()}
+    assert peak_mb == {"ddp": 101, "zero1": 127, "zero2": 127, "zero3": 125}
+    assert components["zero1"]["at_peak"]["buckets"] == 2 * 25 * 2**20
+
+
 @pytest.mark.parametrize("arm", NAMES)
 def test_components_add_up_to_the_peak(arm, trained):
     made = trained(arm, *FLAGS).record
