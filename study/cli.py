@@ -101,7 +101,7 @@ def sweep(
     if dry_run:
         plan(cells)
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     tell = Progress(len(turns))
     try:

@@ -135,14 +135,14 @@ _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed kee
 
 
 def interrupt_when_told() -> None:
-    """Let a SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C does: through the clean-up."""
+    """Let a SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C should: through the clean-up."""
 
     def stop(*_) -> None:
         raise KeyboardInterrupt
 
     faulthandler.register(signal.SIGUSR2)  # a rank that hangs can be asked where it stands
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
+        signal.signal(number, stop)
     die_with_parent()
 
 

@@ -135,8 +135,14 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path, cache):
 
 
 def test_ctrl_c_ends_the_launch_too(tmp_path, cache):
+    """Started as in the background, where SIGINT is ignored at first."""
     runs = tmp_path / "runs"
-    process = study("sweep", mini(tmp_path, MINI.replace("steps = 6", "epochs = 900")), "--runs", runs, cache=cache)
+    text = MINI.replace("steps = 6", "epochs = 900")
+
+    def in_the_background():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    process = study("sweep", mini(tmp_path, text), "--runs", runs, cache=cache, preexec_fn=in_the_background)
     while not list(runs.glob("*/steps.jsonl")):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.2)
