@@ -29,9 +29,11 @@ builder = get_accelerator().create_op_builder(sys.argv[1])
 if builder is None or type(builder).__name__ == "NotImplementedBuilder":
     sys.exit(print("not needed"))
 root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
-there = any(root.glob(f"**/{builder.name}.so"))
-builder.load(verbose=False)
-print("cached" if there else "compiled")
+def built():
+    return {path: path.stat().st_mtime for path in root.glob(f"**/{builder.name}.so")}
+before = built()
+builder.load(verbose=False)  # compiles if it must: also when PyTorch lies in another folder than last time
+print("cached" if before and built() == before else "compiled")
 """
 
 
