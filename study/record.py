@@ -78,6 +78,15 @@ def write(folder: Path, record: dict) -> None:
     beside.replace(folder / "record.json")
 
 
+def keep(folder: Path, record: dict) -> None:
+    """Write what is known by now. An end that another rank has told meanwhile stays told."""
+    with _only_one_at_a_time(folder):
+        told = load_running(folder)
+        if told["status"] != "running":
+            record = record | {name: told[name] for name in ("status", "finished_utc", "error")}
+        write(folder, record)
+
+
 def append_step(folder: Path, line: dict) -> None:
     with (folder / "steps.jsonl").open("a") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -34,7 +34,7 @@ class Run:
     def keep(self) -> None:
         """Write the record as it stands: what is known by now stays known if the run fails."""
         if self.accelerator.is_main_process:
-            record.write(self.folder, self.record)
+            record.keep(self.folder, self.record)
 
     def gathered(self, thing) -> list:
         """What every rank has to say, in the order of the ranks."""
