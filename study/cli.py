@@ -1,10 +1,13 @@
 """The `study` command: what there is to run, and what was run.
 
-study arms          the arms: what each file says
-study sweep NAME    run a declared experiment; start it again to go on
-study runs DIR      the runs below a folder, as a table
+study arms            the arms: what each file says, and whether it can run here
+study doctor          what this machine has and lacks
+study sweep NAME      run a declared experiment; start it again to go on
+study runs DIR        the runs below a folder, as a table
+study compare DIR...  time and memory of equal cells, in one folder or in several
 """
 
+import dataclasses
 import json
 import signal
 import statistics
@@ -12,23 +15,28 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
+from study import compare as comparing
+from study import doctor as examining
 from study import protocol, record
 from study import sweep as sweeping
 from study.arms import ROOT, all_paths, read
 from study.record import Stop
 
 app = SubcommandApp()
+AsJson = Annotated[bool, tyro.conf.arg(name="json")]
+
+NO_ANSWER = {"failed", "timeout", "interrupted"}  # out of memory is an answer: a run told how much is too much
 
 
 def main() -> None:
     """The console script. A user's mistake is one sentence and exit code 2."""
     try:
-        app.cli(prog="study", description=__doc__)
+        app.cli(prog="study", description=__doc__.partition("\n")[0])
     except Stop as stop:
         sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
 
@@ -37,21 +45,41 @@ def main() -> None:
 def arms() -> None:
     """List the arms and what their files say."""
     homes = {"none": "device", "cpu": "host", "nvme": "disk"}
-    rows = [
-        {
-            "arm": name,
-            "stage": (arm := read(path)).stage,
-            "optimizer states": homes[arm.offload_optimizer],
-            "weights": homes[arm.offload_param],
-            "file": path.relative_to(ROOT),
-        }
-        for name, path in all_paths().items()
-    ]
+    gpus = sweeping.num_gpus()
+    rows = []
+    for name, path in all_paths().items():
+        arm = read(path)
+        stop = examining.why_not(arm, gpus)
+        rows.append(
+            {
+                "arm": name,
+                "stage": arm.stage,
+                "optimizer states": homes[arm.offload_optimizer],
+                "weights": homes[arm.offload_param],
+                "file": path.relative_to(ROOT),
+                "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
+            }
+        )
     show(rows)
 
 
 @app.command
-def runs(folder: tyro.conf.Positional[Path], /, *, as_json: bool = False) -> None:
+def doctor(*, nvme_dir: Path = Path("runs")) -> None:
+    """Say what this machine has and lacks, and what to do about it. Exit code 1 if anything is lacking.
+
+    Args:
+        nvme_dir: Where arms that offload to disk would write: its speed is measured.
+    """
+    findings = examining.examine(nvme_dir)
+    show([{"": "ok" if one.fine else "NO", "what": one.what, "found": one.found} for one in findings])
+    for one in findings:
+        if not one.fine:
+            sys.stdout.write(f"{one.what}: {one.remedy}\n")
+    sys.exit(0 if all(one.fine for one in findings) else 1)
+
+
+@app.command
+def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> None:
     """List the runs below a folder.
 
     Args:
@@ -69,6 +97,19 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: bool = False) -> Non
     for path, values in zip(paths, rows, strict=True):
         if values["status"] != "done":
             sys.stdout.write(f"{values['run']}: {_why(path.parent)}\n")
+
+
+@app.command
+def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> None:
+    """Hold time and memory of equal cells side by side, over folders and machines; unlike ones are never pooled.
+
+    Args:
+        folders: Folders with runs in them, at any depth.
+        as_json: Print what was found as JSON instead of a table.
+    """
+    found = comparing.compare(list(folders))
+    text = json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(comparing.lines(found))
+    sys.stdout.write(text + "\n")
 
 
 @app.command
@@ -110,7 +151,7 @@ def sweep(
         sys.exit("stopped; start it again to go on")
     counts = Counter(one["status"] for one in made)
     tell.say(", ".join(f"{count} {status}" for status, count in counts.items()) + f"; study runs {runs} shows them")
-    sys.exit(0 if set(counts) <= {"done", "unavailable"} else 1)
+    sys.exit(1 if set(counts) & NO_ANSWER else 0)
 
 
 def plan(cells: list[protocol.Cell]) -> None:
@@ -136,6 +177,7 @@ class Progress:
 
     def __init__(self, turns: int):
         self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
+        self.ran_now = False  # whether this turn was run, and not found done
         self.live = sys.stdout.isatty()
 
     def say(self, text: str, end: str = "\n") -> None:
@@ -145,7 +187,7 @@ class Progress:
     def start(self, turn: sweeping.Turn) -> None:
         self.turn = turn
         if not self.live:
-            self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}")
+            self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}{self.left()}")
 
     def step(self, folder: Path, seconds: float) -> None:
         if self.live:
@@ -161,10 +203,14 @@ class Progress:
         return f"  about {minutes:.0f} min left" if minutes >= 1 else "  under a minute left"
 
     def end(self, turn: sweeping.Turn, made: dict, ran: bool) -> None:
-        self.ended, self.ran = self.ended + 1, self.ran + ran
+        self.ran_now |= ran
         word = made["status"] if ran or made["status"] != "done" else "done before"
         why = "" if made["status"] == "done" else f": {made['error']['message']}"
-        self.say(f"[{self.ended}/{self.turns}] {turn.name}  {word}{why}{self.left() if ran else ''}")
+        self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}  {word}{why}")
+
+    def next(self) -> None:
+        """On to the next turn. One that looks for a frontier has many runs, and is over when all of them are."""
+        self.ended, self.ran, self.ran_now = self.ended + 1, self.ran + self.ran_now, False
 
 
 def row(folder: Path) -> dict:

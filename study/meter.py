@@ -135,7 +135,7 @@ class MemoryWatch(TorchDispatchMode):
     def __init__(self, device_type: str, roles: Callable[[], dict[int, str]]):
         super().__init__()
         self.device_type, self.roles = device_type, roles
-        self.total = self.peak = 0
+        self.total = self.peak = self.operations = self.sum = 0
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
         self._live: dict[int, Live] = {}
@@ -152,6 +152,7 @@ class MemoryWatch(TorchDispatchMode):
         """Between the two steps: from now on, look whenever the total is the highest yet and close to the last peak."""
         self.close_to_peak = 0.99 * self.peak
         self.peak, self.at_peak = 0, None
+        self.operations = self.sum = 0
         self._rise()
 
     def mark(self) -> None:
@@ -178,7 +179,14 @@ class MemoryWatch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf, _phase())
         self._rise()
+        self.operations += 1
+        self.sum += self.total
         return out
+
+    @property
+    def mean(self) -> float:
+        """The total on average over the operations of the step, each counting once: not over time."""
+        return self.sum / self.operations
 
     def _rise(self) -> None:
         if self.total > self.peak:

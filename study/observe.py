@@ -258,4 +258,5 @@ def memory_by_component(step, model, optimizer, device_type: str) -> dict:
         "after_step": after,
         "tracked_peak_bytes": peak,
         "tracked_peak_step_before_bytes": peak_before,
+        "tracked_mean_bytes": watch.mean,
     }

@@ -18,7 +18,7 @@ import transformers
 
 from study import hardware, record
 from study.arms import Arm
-from study.kernel import die_with_parent
+from study.kernel import cap_private_memory, die_with_parent, private_memory_is_capped
 from study.record import Stop
 
 
@@ -84,6 +84,31 @@ def set_threads(threads: int | None) -> None:
     threads = threads or max(1, hardware.usable_cores() // ranks)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)
+
+
+def cap_memory(gib: float | None) -> dict | None:
+    """Emulate a device with so much memory. Gives what was really set, and by what."""
+    if gib is None:
+        return None
+    cap_bytes = int(gib * 2**30)
+    if not torch.cuda.is_available():
+        cap_private_memory(cap_bytes)
+        return {"bytes": cap_bytes, "emulated_by": "RLIMIT_DATA"}
+    has_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    if cap_bytes > has_bytes:
+        raise Stop(
+            f"--memory-cap-gib {gib:g} is more than the device's {has_bytes / 2**30:.1f} GiB", "give a smaller cap"
+        )
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
+    return {"bytes": cap_bytes, "emulated_by": "PyTorch's allocator"}
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the host had no more memory to give: Python and PyTorch's CPU allocator say so each in its own way."""
+    told = str(error)
+    return isinstance(error, MemoryError) or any(
+        words in told for words in ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc", "Cannot allocate")
+    )
 
 
 # --- log -----------------------------------------------------------------------------------------------------------
@@ -158,6 +183,12 @@ def fail(folder: Path | None, rank: int, error: BaseException) -> None:
             f"the device ran out of memory ({str(error).split('.')[0]})",
             "give a smaller --micro-batch, --checkpointing, or an arm that offloads",
             "oom",
+        )
+    elif out_of_memory(error):
+        stop = Stop(
+            f"the host refused more memory ({str(error).rpartition('err == 0. ')[2] or 'MemoryError'})",
+            "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib",
+            "oom" if private_memory_is_capped() else "host_oom",  # under a cap the host stands for a device
         )
     elif isinstance(error, KeyboardInterrupt):
         stop = Stop("interrupted", "start it again", "interrupted")

@@ -1,7 +1,9 @@
 """Declared experiments: a TOML file in `study/protocols/` that expands into cells. How to write one: see `smoke.toml`.
 
 A protocol has parts. A part names arms and gives settings; a list of values is an axis, and the part stands for every
-combination of its axes. A scale is a table inside the part whose values replace the part's own.
+combination of its axes. A scale is a table inside the part whose values replace the part's own. A part with a
+`frontier` looks for the largest value of that setting which survives: a list of models, or a lowest and a highest
+number. A part with a `script` runs that script of `study/` instead of the trainer.
 """
 
 import difflib
@@ -9,7 +11,7 @@ import hashlib
 import itertools
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from study import arms
@@ -24,13 +26,14 @@ else:
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
 ABOUT = ("about", "document", "replicates")  # what a protocol says of itself, all three
-NOT_SETTINGS = ("arm", "ranks")
+NOT_SETTINGS = ("arm", "ranks", "script", "frontier")
+SCRIPTS = {"train": {}, "as_printed": {"repair": ("none", "fresh_model", "engaged")}}  # and what they take besides
 NOT_FOR_PROTOCOLS = ("run_dir", "nvme_dir", "cache_dir")  # a machine's affair
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with one combination of settings, not yet run."""
+    """One arm with one combination of settings, not yet run. With a `frontier`, the search for the last of `rungs`."""
 
     protocol: str
     part: str
@@ -38,17 +41,25 @@ class Cell:
     arm: str
     ranks: int | None  # None: as many as the arm takes by itself
     asked: dict  # settings by name, as the protocol gives them
+    script: str = "train"
+    frontier: str | None = None
+    rungs: tuple = ()
 
     @property
     def name(self) -> str:
         """A folder's name: what one would look for, and a digest of all the rest."""
-        key = [self.arm, self.ranks, self.asked, arms.digest(self.arm)]
+        key = [self.script, self.arm, self.ranks, self.asked, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.part}-{self.arm}-{digest}"
+        rung = [Path(str(self.asked[self.frontier])).name] if self.frontier and not self.rungs else []
+        return "-".join([self.part, self.arm, *rung, digest])
+
+    def at(self, rung: int) -> "Cell":
+        """The cell to run at a rung of the search."""
+        return replace(self, asked=self.asked | {self.frontier: self.rungs[rung]}, rungs=())
 
     def value(self, key: str):
         """What a filter may ask for: arm, ranks, part, or any setting; the default where the protocol is silent."""
-        if key in ("arm", "ranks", "part", "scale"):
+        if key in ("arm", "ranks", "part", "scale", "script"):
             return getattr(self, key)
         return self.asked.get(key, getattr(Settings, key, None))
 
@@ -89,13 +100,19 @@ def cells(protocol: dict, scale: str) -> list[Cell]:
 
 def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     where = f"{protocol['file']}, part {part.get('name', '?')!r}"
-    known = {f.name for f in fields(Settings)} - set(NOT_FOR_PROTOCOLS)
+    script = part[scale].get("script", part.get("script", "train"))
+    if script not in SCRIPTS:
+        raise Stop(f"{where}: there is no script {script!r}", f"give one of {', '.join(SCRIPTS)}")
+    known = {f.name for f in fields(Settings)} - set(NOT_FOR_PROTOCOLS) | SCRIPTS[script].keys()
     _known(part, {"name", *ABOUT, *NOT_SETTINGS, *SCALES, *known}, where)
     _known(part[scale], {*NOT_SETTINGS, *known}, f"{where}, {scale}")
     merged = {key: value for key, value in part.items() if key not in (*SCALES, *ABOUT, "name")} | part[scale]
     for key in ("name", "arm"):
         if not (part if key == "name" else merged).get(key):
             raise Stop(f"{where} has no {key!r}", f"add {key} = ...")
+    merged.pop("script", None)
+    frontier = merged.pop("frontier", None)
+    rungs = _rungs(merged, frontier, where)
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items()}
     found = []
     for combination in itertools.product(*axes.values()):
@@ -105,9 +122,31 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
             raise Stop(f"{where}: there is no arm {arm!r}", f"give one of {', '.join(arms.all_paths())}")
         if ranks is not None and not (isinstance(ranks, int) and ranks > 0):
             raise Stop(f"{where}: ranks {ranks!r} is not possible", "give a number above 0")
-        build(asked, where)
-        found.append(Cell(protocol["name"], part["name"], scale, arm, ranks, asked))
+        for option, choices in SCRIPTS[script].items():
+            if asked.get(option) not in choices:
+                raise Stop(f"{where}: {option} = {asked.get(option)!r} is not possible", f"give {' or '.join(choices)}")
+        settings = {key: value for key, value in asked.items() if key not in SCRIPTS[script]}
+        for rung in rungs[:1] + rungs[-1:] or [None]:
+            build(settings | ({frontier: rung} if rungs else {}), where)
+        found.append(Cell(protocol["name"], part["name"], scale, arm, ranks, asked, script, frontier, tuple(rungs)))
     return found
+
+
+def _rungs(merged: dict, frontier: str | None, where: str) -> list:
+    """The values that a frontier tries, smallest first; takes them out of the part, where they are no axis."""
+    if frontier is None:
+        return []
+    values = merged.pop(frontier, None)
+    if isinstance(values, list) and len(values) > 1 and all(isinstance(value, str) for value in values):
+        return values
+    if isinstance(values, list) and len(values) == 2 and all(type(value) is int for value in values):
+        low, high = values
+        if low < high:
+            return list(range(low, high + 1))
+    raise Stop(
+        f"{where}: frontier {frontier!r} has {frontier} = {values!r}",
+        f"give {frontier} = [lowest, highest], or a list of names, smallest first",
+    )
 
 
 def _known(table: dict, known: set[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 import statistics
 
+from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from study import hardware, meter, models, observe, tasks, traffic
@@ -28,6 +29,8 @@ def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict
         "energy": {"joules_per_rank": run.gathered(None if None in energy_j else sum(energy_j)),
                    "steps": len(clock.step_s)},
     }  # fmt: skip
+    if settings.save:
+        seen["saved"] = save(run)
     if settings.instruments:
         inspect(run, step)
     run.keep()
@@ -40,6 +43,24 @@ def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict
             "choose a larger model, or fewer ranks",
             where="after training",
         )
+
+
+def save(run: Run) -> dict | None:
+    """Write the trained weights, which stage 3 has to gather first. Gives what is on the disk, on the first rank."""
+    if run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
+        remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
+        raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
+    state = run.accelerator.get_state_dict(run.model)
+    if not run.accelerator.is_main_process:
+        return None
+    folder = run.folder / "model"
+    run.accelerator.unwrap_model(run.model).save_pretrained(folder, state_dict=state)
+    written = [tensor for path in folder.glob("*.safetensors") for tensor in load_file(path).values()]
+    return {
+        "bytes": sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+        "parameters": sum(tensor.numel() for tensor in written),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in written}),
+    }
 
 
 def _times(run: Run, clock: meter.Clock) -> dict:

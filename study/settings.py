@@ -21,8 +21,8 @@ class Settings:
     """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token."""
     model: str | None = None
     """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
-    gpt2-large gpt2-xl gpt-j-6b gemma2-9b gpt-neox-20b. Default: the source documents' model on a GPU, a tiny one
-    without."""
+    gpt2-large gpt2-xl gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b. Default: the source documents' model on a GPU, a tiny
+    one without."""
     tokenizer: str | None = None
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
@@ -74,9 +74,15 @@ class Settings:
     """Let fp32 matrix products use TF32 where the device has it. No effect on a CPU."""
     instruments: bool = True
     """After training, take a few untimed steps to count collectives and split memory by component."""
+    save: bool = False
+    """After training, write the weights to the run folder, as a model that transformers can load."""
     threads: int | None = None
     """CPU threads per rank. Default: the cores divided by the ranks on this machine, and on a machine without a GPU
     by two at least, so that `single` gets no more than a rank of the other arms."""
+    memory_cap_gib: float | None = None
+    """Emulate a smaller device: GiB that a rank may allocate. On a GPU PyTorch's allocator keeps to it, and what is not
+    PyTorch's (context, NCCL) comes on top. Without one the kernel does: the private memory a rank takes from the moment
+    it builds its model, the offloaded part included."""
     run_dir: Path | None = None
     """Where the record goes. Default: a new folder under runs/."""
     nvme_dir: Path | None = None
@@ -100,6 +106,7 @@ POSITIVE = (
     "eval_rows",
     "lr",
     "threads",
+    "memory_cap_gib",
 )
 NOT_NEGATIVE = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
 

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import psutil
 
-from study import arms, nvme, protocol, record
+from study import arms, doctor, frontier, protocol, record
 from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
 from study.record import Stop
 
 POLL_S = 0.5
+FILTERS = ("arm", "ranks", "part", "scale", "script", "repair")  # beside the settings
 GRACE_S = 20  # how long a launch may take to end when told to
 LAST_LINES = 15
 
@@ -53,7 +54,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
     """The cells that every filter lets pass. A filter is key=pattern, as in arm=zero3*."""
     for rule in only:
         key, sign, pattern = rule.partition("=")
-        if not sign or (not hasattr(protocol.Settings, key) and key not in ("arm", "ranks", "part", "scale")):
+        if not sign or (not hasattr(protocol.Settings, key) and key not in FILTERS):
             raise Stop(f"--only {rule} is no filter", "give a key of the protocol and a pattern, as in 'arm=zero3*'")
         cells = [cell for cell in cells if fnmatch.fnmatch(str(cell.value(key)), pattern)]
     return cells
@@ -66,12 +67,7 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         return Stop(f"{cell.ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
-    if arm.uses_nvme:
-        try:
-            nvme.check_libaio()
-        except Stop as stop:
-            return stop
-    return None
+    return doctor.why_not(arm, gpus)
 
 
 def num_gpus() -> int:
@@ -90,20 +86,29 @@ def num_gpus() -> int:
 
 def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, tell) -> list[dict]:
     """Run what has not been done, one turn after the other. `tell` hears of each start, step and end."""
-    made = []
     gpus = num_gpus()
+
+    def attempt(turn: Turn) -> dict:
+        if folder := done_before(runs, turn):
+            made, ran = record.load(folder), False
+        elif stop := why_not(turn.cell, gpus):
+            made, ran = not_run(turn, runs, stop), False
+        else:
+            tell.start(turn)
+            made, ran = run(turn, runs, timeout_s, nvme_dir, tell.step), True
+        tell.end(turn, made, ran)
+        return made
+
+    made = []
     with held(runs):
         for turn in turns:
-            if folder := done_before(runs, turn):
-                made.append(record.load(folder))
-                tell.end(turn, made[-1], ran=False)
-            elif stop := why_not(turn.cell, gpus):
-                made.append(not_run(turn, runs, stop))
-                tell.end(turn, made[-1], ran=False)
+            if turn.cell.rungs:
+                found, words = frontier.search(turn.cell, lambda cell, repeat=turn.repeat: attempt(Turn(cell, repeat)))
+                made += found
+                tell.say(words)
             else:
-                tell.start(turn)
-                made.append(run(turn, runs, timeout_s, nvme_dir, tell.step))
-                tell.end(turn, made[-1], ran=True)
+                made.append(attempt(turn))
+            tell.next()
     return made
 
 
@@ -158,7 +163,7 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     words = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     words += ["--config_file", str(arms.all_paths()[cell.arm])]
     words += ["--num_processes", str(cell.ranks)] if cell.ranks else []
-    words += [str(arms.ROOT / "study" / "train.py"), "--run-dir", str(folder)]
+    words += [str(arms.ROOT / "study" / f"{cell.script}.py"), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     for name, value in cell.asked.items():
         option = "--" + name.replace("_", "-")

@@ -290,7 +290,9 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     entry = record.load_running(folder) if accelerator.is_main_process else {}
     run = Run(settings, arm, folder, entry, accelerator, data, steps)
+    cap = process.cap_memory(settings.memory_cap_gib)
     prepare(run)
+    run.record["observed"]["memory_cap"] = cap
     run.record |= {"time": {"setup_s": time.perf_counter() - started}, "memory": {}}
     train(run)
     accelerator.wait_for_everyone()

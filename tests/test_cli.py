@@ -39,7 +39,7 @@ def test_every_run_is_a_row_also_the_broken(tmp_path, trained):
     for name, text in (("failed", json.dumps(failed)), ("broken", "{")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(text)
-    rows = {row["run"]: row for row in json.loads(study("runs", tmp_path, "--as-json").stdout)}
+    rows = {row["run"]: row for row in json.loads(study("runs", tmp_path, "--json").stdout)}
     assert {name: row["status"] for name, row in rows.items()} == {
         "good": "done", "failed": "failed", "broken": "unreadable",
     }  # fmt: skip

@@ -50,6 +50,21 @@ def assert_told(run, words) -> None:
     assert run.seconds < 120
 
 
+def test_too_little_memory_is_told_and_is_no_fault_of_the_trainer(tmp_path, cache):
+    """Under a cap of half a GiB: a small batch is done, a large one is refused its memory by the kernel."""
+    flags = (*SHORT, "--task", "wikitext", "--train-rows", "2000", "--memory-cap-gib", "0.5")
+    small = launch("ddp", tmp_path / "small", *flags, "--micro-batch", "2", cache=cache)
+    assert small.code == 0, small.output
+    assert small.record["observed"]["memory_cap"] == {"bytes": 2**29, "emulated_by": "RLIMIT_DATA"}
+    large = launch("ddp", tmp_path / "large", *flags, "--micro-batch", "256", cache=cache)
+    assert large.code != 0
+    assert large.record["status"] == "oom"
+    assert "tried to allocate" in large.record["error"]["message"]
+    assert "--memory-cap-gib" in large.record["error"]["what_to_do"]
+    assert "Traceback" not in large.output
+    assert left_running(large.folder) == []
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_in_one_sentence(mistake, tmp_path, cache):
     arm, flags, words = MISTAKES[mistake]

@@ -14,14 +14,14 @@ HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evalua
 LAUNCHING = {"accelerate", "deepspeed"}
 MAY_BE_HEAVY = {
     "train", "start", "process", "run", "results", "tasks", "data", "models", "sources", "virtual", "meter", "traffic",
-    "hardware", "observe", "master", "rivals",
+    "hardware", "observe", "master", "rivals", "as_printed",
 }  # fmt: skip
-MAY_LAUNCH = {"train", "virtual", "traffic", "run", "observe"}
+MAY_LAUNCH = {"train", "virtual", "traffic", "run", "observe", "as_printed"}
 PROMISED_TORCH_FREE = {  # and so is every other module that is not in the set above
     "cli", "report", "sweep", "advise", "ledger", "figures", "theory", "stats", "record", "arms", "settings", "shapes",
     "corpus", "nvme", "bench",
 }  # fmt: skip
-MAY_MEND_PATH = {"train", "rivals"}  # run as scripts, so `study/` stands where the repository should
+MAY_MEND_PATH = {"train", "rivals", "as_printed"}  # run as scripts, so `study/` stands where the repository should
 
 
 def imported(source: str) -> set[str]:

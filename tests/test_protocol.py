@@ -45,6 +45,13 @@ MISTAKES = {
     "a machine's affair": (PART + 'run_dir = "x"\n', ("run_dir",)),
     "the same cell twice": (PART.replace("[1, 2, 3]", "[1, 1]"), ("twice",)),
     "no such scale": (PART.replace("part.tiny", "part.paper"), ("'tiny'", "--scale paper")),
+    "unknown script": (PART + 'script = "train2"\n', ("train2", "as_printed")),
+    "an option of another script": (PART + 'repair = "none"\n', ("'repair' is not known",)),
+    "not one of a script's choices": (
+        PART.replace("arm =", 'script = "as_printed"\nrepair = "all"\narm ='),
+        ("repair = 'all'", "fresh_model"),
+    ),
+    "a script without its option": (PART.replace("arm =", 'script = "as_printed"\narm ='), ("repair = None",)),
     "no part": (HEAD, ("[[part]]",)),
     "not said what it replicates": (PART.replace("replicates", "document_"), ("replicates",)),
     "not TOML": ("about = ", ("mine.toml", "not valid TOML")),

@@ -49,6 +49,12 @@ def test_an_arm_is_what_its_name_says(arm, trained):
 
 
 @pytest.mark.parametrize("arm", NAMES)
+def test_memory_on_average_is_between_what_stays_and_the_peak(arm, trained):
+    for rank in trained(arm, *FLAGS).record["memory"]["components"]["per_rank"]:
+        assert sum(rank["after_step"].values()) < rank["tracked_mean_bytes"] < rank["tracked_peak_bytes"]
+
+
+@pytest.mark.parametrize("arm", NAMES)
 def test_every_arm_starts_and_steps_alike(arm, trained):
     """The same weights, rows, learning rates, optimizer settings and threads as DDP, read back from the run."""
     seen, ddp = trained(arm, *FLAGS).record["observed"], trained("ddp", *FLAGS).record["observed"]

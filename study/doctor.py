@@ -1,0 +1,199 @@
+"""What this machine has and lacks for the study, with a remedy for each lack. Without torch: it answers in seconds."""
+
+import fcntl
+import importlib.util
+import mmap
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from study import nvme, record
+from study.arms import ROOT, Arm
+from study.operators import OPERATORS
+from study.record import Stop
+
+REQUEST_BYTES = 2**20  # as DeepSpeed's own, where an arm does not say otherwise
+SHARED_BYTES = 2 * 66 * 2**20  # what DeepSpeed 0.19 takes for two ranks without a GPU (csrc/cpu/comm/shm.cpp)
+FILES = {
+    "CPUAdamBuilder": "cpu_adam", "AsyncIOBuilder": "async_io", "ShareMemCommBuilder": "deepspeed_shm_comm",
+    "PinMemoryBuilder": "pin_memory",
+}  # fmt: skip
+GET_COMPILER = "apt-get install g++, or name another compiler in CXX"
+GET_NINJA = "pip install ninja, or activate the virtual environment that has it"
+GET_SHARED = "start the container with --shm-size=1g"
+GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at, and what to do about it where it is not fine."""
+
+    what: str
+    found: str
+    fine: bool
+    remedy: str | None
+
+
+def why_not(arm: Arm, gpus: int) -> Stop | None:
+    """Why this machine cannot run an arm, None if it can as far as one can tell beforehand."""
+    if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
+        what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus}"
+        return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")
+    if arm.uses_nvme and (stop := _no_libaio()):
+        return stop
+    needed = operators_of(arm, gpus)
+    if needed and not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
+        return Stop("DeepSpeed's operators need ninja, which is not on the PATH", GET_NINJA, "unavailable")
+    # The operator for the disk links a program each time, to see whether it could be compiled, also when it is.
+    if not compiler() and (arm.uses_nvme or not all(map(compiled, needed))):
+        purposes = ", ".join(OPERATORS[name] for name in needed)
+        return Stop(f"DeepSpeed needs a C++ compiler for {purposes}, and there is none", GET_COMPILER, "unavailable")
+    if gpus and arm.uses_nvme and not nvcc():  # the one of these operators that is built against CUDA
+        return Stop("offloading from a GPU to disk needs the CUDA toolkit, which is not here", GET_CUDA, "unavailable")
+    return None
+
+
+def operators_of(arm: Arm, gpus: int) -> list[str]:
+    """The operators of DeepSpeed that an arm loads."""
+    needed = [] if arm.deepspeed is None or gpus else ["ShareMemCommBuilder"]
+    needed += [] if arm.offload_optimizer == "none" else ["CPUAdamBuilder"]
+    return needed + (["AsyncIOBuilder", "PinMemoryBuilder"] if arm.uses_nvme else [])
+
+
+def compiled(operator: str) -> bool:
+    """Whether an operator lies where PyTorch will look, and is not from a PyTorch elsewhere: it would be made again."""
+    name, torch = FILES[operator], importlib.util.find_spec("torch")
+    if torch is None:
+        return False
+    given, headers = os.environ.get("TORCH_EXTENSIONS_DIR"), f"{torch.submodule_search_locations[0]}/include"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    # One folder for the CPU and one for each version of CUDA: which of them is PyTorch's, only PyTorch could tell.
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}_*"
+    folders = [root / name for root in ([Path(given)] if given else cache.glob(python))]
+    made = [folder for folder in folders if (folder / f"{name}.so").exists() and (folder / "build.ninja").exists()]
+    return any(headers in (folder / "build.ninja").read_text() for folder in made)
+
+
+def compiler() -> str | None:
+    """The C++ compiler that PyTorch will call."""
+    return shutil.which((os.environ.get("CXX") or "c++").split()[0])
+
+
+def nvcc() -> str | None:
+    """The compiler of the CUDA toolkit, looked for where PyTorch does."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+    return shutil.which("nvcc", path=path)
+
+
+def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
+    """Look at everything here that the study depends on. `folder` is one that arms may offload to."""
+    gpus, devices = _devices()
+    memory, libaio, shared = psutil.virtual_memory(), _no_libaio(), Path("/dev/shm")
+    shared_bytes = shutil.disk_usage(shared).free if shared.exists() else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lacking = [name for name in OPERATORS if not (compiled(name) or (gpus and name == "ShareMemCommBuilder"))]
+    operators = f"not compiled: {', '.join(OPERATORS[name] for name in lacking)}" if lacking else "compiled"
+    return [
+        _finding("Python", platform.python_version(), sys.version_info >= (3, 10), "use Python 3.10 or later"),
+        _finding("system", platform.platform(), platform.system() == "Linux", "use Linux"),
+        _finding("cores", str(cores or "unknown")),
+        _finding("host memory", f"{memory.total / 1e9:.1f} GB, of which {memory.available / 1e9:.1f} GB available"),
+        _finding("shared memory", f"{shared_bytes / 1e6:.0f} MB free", shared_bytes >= SHARED_BYTES, GET_SHARED),
+        devices,
+        _finding("C++ compiler", _version(compiler()), compiler(), GET_COMPILER),
+        _finding("ninja", _version(shutil.which("ninja")), shutil.which("ninja"), GET_NINJA),
+        *([_finding("CUDA toolkit", _version(nvcc()), nvcc(), GET_CUDA)] if gpus else []),
+        _finding("libaio", libaio.what if libaio else "found", not libaio, libaio and libaio.remedy),
+        _finding("operators", operators, not lacking, "make setup, or python -m study.operators"),
+        _disk(folder, speed_bytes),
+        *packages(ROOT / "constraints.txt"),
+    ]
+
+
+def direct_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
+    """Bytes per second that a file in a folder takes and gives past the page cache, one request at a time."""
+    request = mmap.mmap(-1, REQUEST_BYTES)  # anonymous maps are page-aligned, which direct I/O demands
+    request.write(os.urandom(REQUEST_BYTES))  # zeros are too easy for some disks
+    starts = range(0, total_bytes, REQUEST_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as open_file:  # has no name: however this ends, nothing stays
+        file = open_file.fileno()
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
+        started = time.perf_counter()
+        written_bytes = sum(os.pwrite(file, request, start) for start in starts)
+        os.fsync(file)
+        between = time.perf_counter()
+        read_bytes = sum(os.preadv(file, [request], start) for start in starts)
+        return written_bytes / (between - started), read_bytes / (time.perf_counter() - between)
+
+
+def packages(constraints: Path) -> list[Finding]:
+    """The packages that can change a number, against the versions that the study's own numbers were made with."""
+    installed, there = record.versions(), constraints.exists()
+    pins = dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text() if there else "", re.MULTILINE))
+    remedy = "run this in a checkout of the repository, which has the file"
+    findings = [] if there else [_finding("packages", f"no {constraints.name} to hold them against", False, remedy)]
+    for name in record.PACKAGES:
+        version, pin = installed[name], pins.get(name)
+        fine = version and (not there or pin == version.partition("+")[0])  # 2.13.0+cpu is a build of 2.13.0
+        found = version if fine else f"{version or 'not installed'}, and {constraints.name} has {pin or 'none'}"
+        findings.append(_finding(name, found, fine, f"pip install -c {constraints.name} {name}"))
+    return findings
+
+
+def _finding(what: str, found: str, fine: object = True, remedy: str | None = None) -> Finding:
+    return Finding(what, found, bool(fine), None if fine else remedy)
+
+
+def _no_libaio() -> Stop | None:
+    try:
+        nvme.check_libaio()
+    except Stop as stop:
+        return stop
+
+
+def _disk(folder: Path, speed_bytes: int) -> Finding:
+    here = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())  # it is made later
+    free = f"{shutil.disk_usage(here).free / 1e9:.1f} GB free in {here}"
+    try:
+        written, read = direct_speed(here, speed_bytes)
+    except (OSError, AttributeError) as error:  # a system without direct I/O has no name for it either
+        why = getattr(error, "strerror", None) or error
+        remedy = "give another --nvme-dir, on a local disk that you may write to"
+        return _finding("disk", f"{free}, which refuses direct I/O ({why})", False, remedy)
+    return _finding("disk", f"{free}; direct I/O: {written / 1e6:.0f} MB/s written, {read / 1e6:.0f} MB/s read")
+
+
+def _devices() -> tuple[int, Finding]:
+    """How many GPUs a launch may use, and what they are."""
+    import pynvml
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return 0, _finding("devices", "hidden by CUDA_VISIBLE_DEVICES: the arms run as gloo ranks on the CPU")
+    names = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            names.append(f"{pynvml.nvmlDeviceGetName(gpu)} ({pynvml.nvmlDeviceGetMemoryInfo(gpu).total / 1e9:.0f} GB)")
+    except pynvml.NVMLError as error:
+        if not isinstance(error, pynvml.NVMLError_LibraryNotFound):  # no driver, no GPU: that is nothing to mend
+            return 0, _finding("devices", f"unknown (NVML: {error})", False, "mend what nvidia-smi complains about")
+    return len(names), _finding("devices", ", ".join(names) or "none: the arms run as gloo ranks on the CPU")
+
+
+def _version(program: str | None) -> str:
+    if program is None:
+        return "not found"
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    number = re.search(r"\d+(\.\d+)+", told.stdout)
+    return f"{program} {number[0] if number else 'of unknown version'}"

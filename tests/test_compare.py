@@ -1,0 +1,313 @@
+"""Runs side by side: what is pooled, what never is, and what is told of the rest. The records are made up."""
+
+import copy
+import time
+
+import pytest
+
+from study import record
+from study.compare import compare, lines
+from study.record import Stop
+
+HARDWARE = {"devices": [], "driver": None, "cpu": "Some CPU", "cores": 2, "host_memory_bytes": 24 * 2**30 + 12345}
+SOFTWARE = {"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8", "cuda": None}
+GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
+CONFIG = {
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": 6553600,
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/here/run-1"},
+    }
+}
+
+
+def made(folder: str = "run", **changes) -> dict:
+    """A record that is done. A change is named by its path, as in observed__ranks=4."""
+    one = record.new(folder, []) | {
+        "status": "done", "finished_utc": record.now_utc(), "commit": "0123456789abcdef", "dirty": False,
+        "requested": {"arm": "zero3_nvme", "task": "imdb", "data": "embedded", "tokenizer": None, "lr": 1e-3,
+                      "seed": 42, "log_every": 10, "run_dir": f"/runs/{folder}", "nvme_dir": None,
+                      "cache_dir": "/cache", "config_file": "accelerate_configs/zero3_nvme.yaml"},
+        "observed": {"ranks": 2, "data_checksum": "aa", "deepspeed": CONFIG},
+        "hardware": HARDWARE, "software": SOFTWARE, "traffic": {"per_rank": None},
+        "loss": {"final_train": 0.5, "final_eval": {"eval_loss": 0.25}},
+        "time": {"median_step_s": 0.1},
+        "memory": {"per_rank": [{"peak_allocated_bytes": None}] * 2,
+                   "components": {"per_rank": [{"tracked_peak_bytes": 3e6}, {"tracked_peak_bytes": 5e6}]}},
+    }  # fmt: skip
+    one = copy.deepcopy(one)
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        place = one
+        for name in above:
+            place = place[name]
+        place[last] = value
+    return one
+
+
+@pytest.fixture
+def put(tmp_path):
+    """A function that writes a record into a run folder of its own, below one of the folders to compare."""
+    count = iter(range(10**6))
+
+    def write(below: str = "runs", **changes):
+        folder = tmp_path / below / f"run-{next(count):06}"
+        folder.mkdir(parents=True)
+        record.write(folder, made(folder.name, **changes))
+        return folder
+
+    return write
+
+
+def environments(compared) -> list[str]:
+    return [row["environment"] for row in compared.rows]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("software__torch", "2.14.0", "torch 2.14.0"),
+        ("software__cuda", "13.0", "cuda 13.0"),
+        ("hardware__devices", [GPU, GPU], "devices 2 x NVIDIA H200"),
+        ("hardware__cpu", "Other CPU", "cpu Other CPU"),
+        ("hardware__cores", 4, "cores 4"),
+        ("hardware__host_memory_bytes", 32 * 2**30, "host GiB 32"),
+        ("hardware__driver", "580.1", "driver 580.1"),
+        ("measure_version", 2, "measure_version 2"),
+        ("commit", "fedcba9876543210", "commit fedcba987654"),
+        ("commit", None, "commit -"),
+        ("dirty", True, "commit 0123456789ab changed"),
+    ],
+)
+def test_another_environment_is_another_row(put, tmp_path, field, value, told):
+    put(time__median_step_s=0.1)
+    put(**{field: value}, time__median_step_s=0.3)
+    compared = compare([tmp_path])
+    assert environments(compared) == ["A", "B"]
+    assert [row["runs"] for row in compared.rows] == [1, 1]
+    assert [row["s/step"] for row in compared.rows] == [0.1, 0.3]
+    assert [row["vs A"] for row in compared.rows] == [1, pytest.approx(3)]
+    legend = [line for line in lines(compared) if line.startswith(("A: ", "B: "))]
+    assert legend[1] == f"B: {told}"  # this field and no other
+    assert legend[0].count(",") == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "column"),
+    [
+        ("requested__arm", "zero3", "arm"),
+        ("requested__lr", 5e-4, "lr"),
+        ("requested__new_setting", True, "new_setting"),
+        ("observed__ranks", 4, "ranks"),
+        ("observed__data_checksum", "bb", "data_checksum"),
+        ("observed__deepspeed__zero_optimization__reduce_bucket_size", 5e8, "zero_optimization.reduce_bucket_size"),
+    ],
+)
+def test_what_was_asked_otherwise_is_another_row(put, tmp_path, field, value, column):
+    put()
+    put(**{field: value})
+    compared = compare([tmp_path])
+    assert environments(compared) == ["A", "A"]
+    assert compared.rows[1][column] == value != compared.rows[0][column]
+    before = list(compared.rows[0])[: list(compared.rows[0]).index("environment")]
+    assert before == list(dict.fromkeys(["arm", column]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requested__seed", 43),
+        ("requested__run_dir", "/elsewhere"),
+        ("requested__nvme_dir", "/disk"),
+        ("requested__cache_dir", "/disk"),
+        ("requested__config_file", "/elsewhere/zero3_nvme.yaml"),
+        ("requested__log_every", 1),
+        ("requested__new_setting", None),
+        ("observed__deepspeed__zero_optimization__offload_optimizer__nvme_path", "/there/run-2"),
+        ("hardware__host_memory_bytes", 24 * 2**30 - 54321),
+        ("hardware__disk_free_bytes", 1),
+        ("software__datasets", None),
+    ],
+)
+def test_a_machines_affair_does_not_split(put, tmp_path, field, value):
+    put()
+    put(**{field: value})
+    (row,) = compare([tmp_path]).rows
+    assert row["runs"] == 2
+
+
+def test_data_in_another_folder_is_the_same_data_if_its_rows_are(put, tmp_path):
+    put(requested__data="/here/imdb", requested__tokenizer="/here/bert")
+    put(requested__data="/there/imdb", requested__tokenizer="/there/bert")
+    (row,) = compare([tmp_path]).rows
+    assert row["runs"] == 2
+    put(requested__data="/there/imdb", requested__tokenizer="/there/bert", observed__data_checksum="bb")
+    assert [row["runs"] for row in compare([tmp_path]).rows] == [2, 1]
+
+
+def test_seeds_are_pooled_and_counted(put, tmp_path):
+    for seed, step_s, loss in ((1, 0.3, 0.6), (2, 0.1, 0.4), (3, 0.2, 0.5), (3, 0.9, 0.5)):
+        put(requested__seed=seed, time__median_step_s=step_s, loss__final_train=loss)
+    (row,) = compare([tmp_path]).rows
+    assert (row["runs"], row["seeds"]) == (4, 3)
+    assert row["s/step"] == pytest.approx(0.25)
+    assert row["loss"] == 0.5
+    assert row["eval loss"] == 0.25
+
+
+def test_the_interval_holds_the_median_and_takes_three_runs(put, tmp_path):
+    for step_s in (0.10, 0.20):
+        put(time__median_step_s=step_s)
+    (row,) = compare([tmp_path]).rows
+    assert row["s/step"] == pytest.approx(0.15)
+    assert (row["from"], row["to"]) == (None, None)
+    for step_s in (0.12, 0.13, 0.14, 0.9):
+        put(time__median_step_s=step_s)
+    (row,) = compare([tmp_path]).rows
+    assert 0.10 <= row["from"] < row["s/step"] < row["to"] <= 0.9
+
+
+def test_the_same_runs_have_the_same_interval(put, tmp_path):
+    for number in range(30):
+        put(time__median_step_s=1.1**number)
+    assert compare([tmp_path]).rows == compare([tmp_path]).rows
+
+
+def test_one_cell_in_two_environments_stands_together_and_the_first_folder_is_a(put, tmp_path):
+    put("old", requested__arm="ddp", time__median_step_s=0.4)
+    put("old", requested__arm="zero1")
+    put("new", requested__arm="zero2", software__torch="2.14.0")
+    put("new", requested__arm="ddp", software__torch="2.14.0", time__median_step_s=0.1)
+    compared = compare([tmp_path / "old", tmp_path / "new"])
+    assert [(row["arm"], row["environment"]) for row in compared.rows] == [
+        ("ddp", "A"), ("ddp", "B"), ("zero1", "A"), ("zero2", "B"),
+    ]  # fmt: skip
+    assert [row["vs A"] for row in compared.rows] == [1, pytest.approx(0.25), 1, None]
+    turned = compare([tmp_path / "new", tmp_path / "old"])
+    assert turned.environments["A"]["torch"] == "2.14.0"
+    assert [row["vs A"] for row in turned.rows if row["arm"] == "ddp"] == [1, pytest.approx(4)]
+
+
+def test_environments_beyond_the_alphabet_have_letters_of_their_own(put, tmp_path):
+    for cores in range(1, 61):
+        put(hardware__cores=cores)
+    compared = compare([tmp_path])
+    assert environments(compared) == list(compared.environments)
+    assert environments(compared)[24:28] == ["Y", "Z", "A1", "B1"]
+    assert [compared.environments[row["environment"]]["cores"] for row in compared.rows] == list(range(1, 61))
+
+
+def test_what_is_not_done_is_counted_and_not_averaged(put, tmp_path):
+    error = {"kind": "Stop", "message": "it was not to be", "where": None, "what_to_do": "try again"}
+    put()
+    for status in ("failed", "failed", "oom", "running"):
+        put(status=status, error=error, time__median_step_s=99.0)
+    compared = compare([tmp_path])
+    assert compared.left_out == {"failed": 2, "oom": 1, "running": 1}
+    (row,) = compared.rows
+    assert (row["runs"], row["s/step"]) == (1, 0.1)
+    assert "left out: 2 failed" in lines(compared)
+
+
+def test_a_run_counts_once_however_often_it_is_met(put, tmp_path):
+    folder = put()
+    put()
+    kept = tmp_path / "archive" / "kept"
+    kept.mkdir(parents=True)
+    record.write(kept, record.load(folder))
+    compared = compare([tmp_path / "runs", tmp_path / "runs" / ".." / "runs", folder, tmp_path / "archive"])
+    assert [row["runs"] for row in compared.rows] == [2]
+    assert compared.left_out == {"copy": 1}
+
+
+@pytest.mark.parametrize(
+    ("per_rank", "components", "peak", "kind"),
+    [
+        ([None, None], None, None, None),
+        ([None, None], [None, 5e6], None, None),
+        ([None, None], [3e6, 5e6], 5.0, "tracked"),
+        ([7e6, 6e6], [3e6, 5e6], 7.0, "allocated"),
+        ([7e6, None], None, None, None),
+        ([], None, None, None),
+    ],
+)
+def test_the_peak_is_the_largest_ranks_and_says_of_what(put, tmp_path, per_rank, components, peak, kind):
+    of_rank = None if components is None else {"per_rank": [{"tracked_peak_bytes": value} for value in components]}
+    put(memory={"per_rank": [{"peak_allocated_bytes": value} for value in per_rank], "components": of_rank})
+    (row,) = compare([tmp_path]).rows
+    assert (row["peak MB"], row["peak of"]) == (peak, kind)
+
+
+def test_two_kinds_of_peak_never_make_one_median(put, tmp_path):
+    put(memory__per_rank=[{"peak_allocated_bytes": 9e6}])
+    put()
+    (row,) = compare([tmp_path]).rows
+    assert (row["peak MB"], row["peak of"]) == (5.0, "tracked")  # the kind that both know
+
+
+def test_what_one_run_does_not_know_the_row_does_not_know(put, tmp_path):
+    for step_s in (0.1, 0.2, None):
+        put(time={"median_step_s": step_s, "setup_s": 1.0}, loss__final_eval=None)
+    (row,) = compare([tmp_path]).rows
+    for name in ("s/step", "from", "to", "vs A", "eval loss"):
+        assert row[name] is None
+    assert lines(compare([tmp_path]))[1].split().count("-") == 5
+
+
+def test_the_unreadable_are_named_and_end_nothing(put, tmp_path):
+    put()
+    for name, text in (("broken", "{"), ("alien", "[]"), ("binary", b"\xff\xfe")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    odd = [put(requested=["not", "a", "dict"]), put(requested__data=5), put(hardware__devices=[{}])]
+    compared = compare([tmp_path])
+    assert [row["runs"] for row in compared.rows] == [1]
+    assert len(compared.unreadable) == 6
+    for name in ("broken", "alien", "binary", *(folder.name for folder in odd)):
+        assert sum(f"{name}/record.json" in sentence for sentence in compared.unreadable) == 1, name
+    assert sum(line.startswith("unreadable: ") for line in lines(compared)) == 6
+
+
+def test_a_folder_without_runs_is_a_mistake(put, tmp_path):
+    put()
+    (tmp_path / "empty").mkdir()
+    for missing in ("empty", "nowhere"):
+        with pytest.raises(Stop, match=f"there is no run below .*{missing}"):
+            compare([tmp_path / "runs", tmp_path / missing])
+
+
+def test_the_lines_of_one_environment_say_which_it_is(put, tmp_path):
+    put()
+    head, row, legend, note = lines(compare([tmp_path]))
+    assert head.split()[:3] == ["arm", "environment", "runs"]
+    assert row.split()[:3] == ["zero3_nvme", "A", "1"]
+    for told in ("no GPU", "Some CPU", "cores 2", "host GiB 24", "torch 2.13.0", "commit 0123456789ab"):
+        assert told in legend
+    assert "a ratio between environments, not within a run" in note
+
+
+def test_a_changed_tree_is_always_told(put, tmp_path):
+    put(dirty=True)
+    put(dirty=True, hardware__cores=4)
+    legend = [line for line in lines(compare([tmp_path])) if line.startswith(("A: ", "B: "))]
+    assert legend == ["A: cores 2, commit 0123456789ab changed", "B: cores 4, commit 0123456789ab changed"]
+
+
+def test_only_runs_that_are_not_done_make_no_table(put, tmp_path):
+    put(status="running")
+    assert lines(compare([tmp_path])) == ["left out: 1 running"]
+
+
+def test_ten_thousand_records_take_seconds(tmp_path):
+    one = made()
+    for number in range(10_000):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        one["run_id"], one["requested"]["seed"], one["requested"]["lr"] = folder.name, number % 5, number % 1000 + 1
+        record.write(folder, one)
+    before = time.process_time()  # of this process: others may keep the machine busy
+    compared = compare([tmp_path])
+    lines(compared)
+    assert time.process_time() - before < 5
+    assert len(compared.rows) == 1000
+    assert {row["runs"] for row in compared.rows} == {10}

@@ -1,0 +1,393 @@
+"""What the doctor finds: by taking away from this machine, one at a time, what the arms need."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+
+from study import arms, doctor, nvme, record
+from study.operators import OPERATORS
+from study.record import Stop
+
+SPEED_BYTES = 4 * doctor.REQUEST_BYTES
+BIN = Path(sys.executable).parent  # where ninja is, whether or not the environment is active
+
+
+def arm(name: str) -> arms.Arm:
+    return arms.read(arms.all_paths()[name])
+
+
+def tool(folder: Path, name: str, says: str = "tool 1.2.3") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path) -> Path:
+    """A machine with libaio and nothing else: no operator is compiled, and no tool in the one folder on its PATH."""
+    path = tmp_path / "bin"
+    path.mkdir()
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setattr(nvme, "check_libaio", lambda: None)
+    return path
+
+
+def compile_all(folder: Path, torch: str | None = None) -> None:
+    """Leave what compiling every operator leaves, as far as it is looked at."""
+    torch = torch or find_spec("torch").submodule_search_locations[0]
+    for name in doctor.FILES.values():
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{name}.so").write_bytes(b"\x7fELF")
+        (folder / name / "build.ninja").write_text(f"cflags = -isystem {torch}/include -fPIC\n")
+
+
+def found(findings: list[doctor.Finding], what: str) -> doctor.Finding:
+    (one,) = [finding for finding in findings if finding.what == what]
+    return one
+
+
+# --- why_not --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", arms.NAMES)
+def test_every_arm_can_run_here(name, monkeypatch):
+    """On the machine as it is: nothing that runs may be refused."""
+    try:
+        nvme.check_libaio()
+    except Stop as stop:
+        pytest.skip(stop.what)
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    assert doctor.why_not(arm(name), gpus=0) is None
+
+
+def test_what_needs_no_operator_needs_no_tool(bare):
+    assert doctor.why_not(arm("single"), gpus=0) is None
+    assert doctor.why_not(arm("ddp"), gpus=0) is None
+    assert doctor.why_not(arm("zero3"), gpus=1) is None, "with a GPU the collectives are NCCL's"
+
+
+@pytest.mark.parametrize("name", [name for name in arms.NAMES if name.startswith("zero")])
+def test_one_tool_after_the_other(name, bare, tmp_path):
+    """Without a GPU every arm with DeepSpeed needs ninja, and a compiler or what it has compiled before."""
+    stop = doctor.why_not(arm(name), gpus=0)
+    assert (stop.status, "ninja" in stop.what, "pip install ninja" in stop.remedy) == ("unavailable", True, True)
+    tool(bare, "ninja")
+    stop = doctor.why_not(arm(name), gpus=0)
+    assert (stop.status, "C++ compiler" in stop.what, "g++" in stop.remedy) == ("unavailable", True, True)
+    assert OPERATORS["ShareMemCommBuilder"] in stop.what
+    assert (OPERATORS["CPUAdamBuilder"] in stop.what) == name.endswith(("_cpu", "_nvme"))
+    compile_all(tmp_path / "extensions")
+    stop = doctor.why_not(arm(name), gpus=0)
+    assert (stop is None) == (name != "zero3_nvme"), "the disk operator asks for a compiler though it is compiled"
+    shutil.rmtree(tmp_path / "extensions")
+    tool(bare, "c++")
+    assert doctor.why_not(arm(name), gpus=0) is None
+
+
+def test_a_compiler_is_the_one_that_is_named(bare, monkeypatch):
+    tool(bare, "g++")
+    assert doctor.compiler() is None, "PyTorch calls c++"
+    monkeypatch.setenv("CXX", "g++ -m64")
+    assert doctor.compiler() == str(bare / "g++")
+
+
+def test_libaio_is_asked_for_by_arms_that_use_the_disk(monkeypatch):
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    stop = doctor.why_not(arm("zero3_nvme"), gpus=0)
+    assert (stop.status, "libaio-dev" in stop.remedy) == ("unavailable", True)
+    assert doctor.why_not(arm("ddp"), gpus=0) is None
+    lacking = found(doctor.examine(Path("/proc"), SPEED_BYTES), "libaio")
+    assert (lacking.fine, "libaio-dev" in lacking.remedy) == (False, True)
+
+
+def test_an_arm_for_more_gpus_than_there_are():
+    eight = replace(arm("ddp"), num_processes=8)
+    stop = doctor.why_not(eight, gpus=2)
+    assert stop.status == "unavailable"
+    assert "8 processes" in stop.what
+    assert "--num_processes 2" in stop.remedy
+    assert doctor.why_not(eight, gpus=8) is None
+    assert doctor.why_not(eight, gpus=0) is None, "ranks on the CPU are as many as one likes"
+
+
+def test_the_disk_needs_the_cuda_toolkit_on_a_gpu(bare, monkeypatch, tmp_path):
+    tool(bare, "ninja")
+    tool(bare, "c++")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert "CUDA_HOME" in doctor.why_not(arm("zero3_nvme"), gpus=1).remedy
+    assert doctor.why_not(arm("zero3_cpu"), gpus=1) is None, "Adam in host memory is compiled without CUDA"
+    tool(tmp_path / "cuda" / "bin", "nvcc")
+    assert doctor.why_not(arm("zero3_nvme"), gpus=1) is None
+    monkeypatch.delenv("CUDA_HOME")
+    tool(bare, "nvcc")
+    assert doctor.nvcc() == str(bare / "nvcc")
+
+
+# --- compiled operators ---------------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_its_file():
+    """Against DeepSpeed's own source, read and not imported."""
+    assert doctor.FILES.keys() == OPERATORS.keys()
+    folder = Path(find_spec("deepspeed").submodule_search_locations[0], "ops", "op_builder")
+    source = "".join(path.read_text() for path in sorted([*folder.glob("*.py"), *folder.glob("cpu/*.py")]))
+    for builder, name in doctor.FILES.items():
+        after = source.partition(f"class {builder}(")[2]
+        assert after.partition("NAME = ")[2].startswith(f'"{name}"'), builder
+
+
+def test_only_what_this_pytorch_can_load_is_compiled(bare, tmp_path):
+    folder = tmp_path / "extensions"
+    assert not any(map(doctor.compiled, OPERATORS))
+    compile_all(folder, torch="/elsewhere/site-packages/torch")
+    assert not any(map(doctor.compiled, OPERATORS)), "compiled for a PyTorch in another place"
+    shutil.rmtree(folder)
+    compile_all(folder)
+    assert all(map(doctor.compiled, OPERATORS))
+    (folder / "cpu_adam" / "cpu_adam.so").unlink()
+    assert not doctor.compiled("CPUAdamBuilder"), "begun, and not ended"
+
+
+@pytest.mark.parametrize("given", ["XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"])
+def test_it_looks_where_pytorch_puts_them(given, monkeypatch, tmp_path):
+    """PyTorch itself says where, and which headers it compiles against."""
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv(given, str(tmp_path))
+    code = "from torch.utils import cpp_extension as e; import json\n"
+    code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder, headers = json.loads(done.stdout.splitlines()[-1])
+    assert not doctor.compiled("CPUAdamBuilder")
+    Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
+    Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))
+    assert doctor.compiled("CPUAdamBuilder")
+
+
+# --- examine --------------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_told_as_it_is(tmp_path):
+    findings = doctor.examine(tmp_path, SPEED_BYTES)
+    assert len({finding.what for finding in findings}) == len(findings)
+    assert all(finding.found and (finding.fine == (finding.remedy is None)) for finding in findings)
+    assert found(findings, "Python").found == ".".join(map(str, sys.version_info[:3]))
+    assert found(findings, "cores").found == str(len(os.sched_getaffinity(0)))
+    assert found(findings, "host memory").found.startswith(f"{psutil.virtual_memory().total / 1e9:.1f} GB")
+    assert found(findings, "torch").found.startswith(metadata.version("torch"))
+
+
+def test_a_bare_machine_is_told_what_to_get(bare, tmp_path):
+    findings = doctor.examine(tmp_path, SPEED_BYTES)
+    for what, remedy in {"C++ compiler": "g++", "ninja": "pip", "operators": "python -m study.operators"}.items():
+        finding = found(findings, what)
+        assert not finding.fine, what
+        assert remedy in finding.remedy
+    tool(bare, "ninja", "1.13.0.git")
+    tool(bare, "c++", "c++ (Some 12.2.0-14) 12.2.0")
+    compile_all(tmp_path / "extensions")
+    findings = doctor.examine(tmp_path, SPEED_BYTES)
+    assert found(findings, "C++ compiler").found == f"{bare / 'c++'} 12.2.0"
+    assert found(findings, "ninja").found == f"{bare / 'ninja'} 1.13.0"
+    assert found(findings, "operators") == doctor.Finding("operators", "compiled", True, None)
+
+
+def test_little_shared_memory_is_a_fault(monkeypatch, tmp_path):
+    """What Docker gives unless told otherwise is less than one rank of DeepSpeed's takes."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=64 * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    finding = found(doctor.examine(tmp_path, SPEED_BYTES), "shared memory")
+    assert (finding.fine, finding.found) == (False, "67 MB free")
+    assert "--shm-size" in finding.remedy
+
+
+def test_no_gpu_is_no_fault(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    findings = doctor.examine(tmp_path, SPEED_BYTES)
+    assert found(findings, "devices").fine
+    assert "gloo" in found(findings, "devices").found
+    assert "CUDA toolkit" not in {finding.what for finding in findings}
+
+
+def test_gpus_are_told_and_want_the_toolkit(bare, monkeypatch, tmp_path):
+    """NVML is made to answer as with two GPUs; what is then looked for is real."""
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda gpu: f"Some GPU {gpu}")
+    memory = type("Memory", (), {"total": 80 * 10**9})
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: memory)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    findings = doctor.examine(tmp_path, SPEED_BYTES)
+    assert found(findings, "devices").found == "Some GPU 0 (80 GB), Some GPU 1 (80 GB)"
+    assert "CUDA_HOME" in found(findings, "CUDA toolkit").remedy
+    assert OPERATORS["ShareMemCommBuilder"] not in found(findings, "operators").found
+
+
+def test_a_driver_that_does_not_answer_is_no_absence(monkeypatch, tmp_path):
+    import pynvml
+
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    finding = found(doctor.examine(tmp_path, SPEED_BYTES), "devices")
+    assert (finding.fine, finding.found.startswith("unknown")) == (False, True)
+
+
+# --- the disk -------------------------------------------------------------------------------------------------------
+
+
+def test_the_speed_is_measured_past_the_cache_and_leaves_nothing(tmp_path, monkeypatch):
+    """Every request is seen on its way: on a file that takes direct I/O, all bytes written and then read back."""
+    seen, written = [], []
+    pwrite, preadv = os.pwrite, os.preadv
+
+    def watched_write(file, request, start):
+        assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
+        assert list(tmp_path.iterdir()) == [], "not even while it runs: it may be killed"
+        written.append(bytes(request))
+        return pwrite(file, request, start)
+
+    def watched_read(file, requests, start):
+        count = preadv(file, requests, start)
+        seen.append(bytes(requests[0]))
+        return count
+
+    monkeypatch.setattr(os, "pwrite", watched_write)
+    monkeypatch.setattr(os, "preadv", watched_read)
+    try:
+        speeds = doctor.direct_speed(tmp_path, SPEED_BYTES)
+    except OSError as error:
+        pytest.skip(f"the folder of the tests refuses direct I/O: {error}")
+    assert min(speeds) > 0
+    assert sum(map(len, written)) == SPEED_BYTES
+    assert seen == written
+    assert len(set(written[0])) == 256, "zeros would flatter some disks"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", ["pwrite", "fsync", "preadv"])
+def test_a_speed_that_cannot_be_measured_leaves_nothing(fails, monkeypatch, tmp_path):
+    def full(*ignored):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, fails, full)
+    finding = found(doctor.examine(tmp_path, SPEED_BYTES), "disk")
+    assert not finding.fine
+    assert "No space left" in finding.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_refuses_direct_io(monkeypatch, tmp_path):
+    """As the kernel does where there is none: EINVAL for the flag."""
+
+    def without(file, command, flags=0):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return 0
+
+    monkeypatch.setattr(fcntl, "fcntl", without)
+    finding = found(doctor.examine(tmp_path, SPEED_BYTES), "disk")
+    assert (finding.fine, "refuses direct I/O" in finding.found) == (False, True)
+    assert "--nvme-dir" in finding.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc here")
+@pytest.mark.parametrize("folder", ["/proc", "/proc/zero-study/below"])
+def test_a_folder_that_holds_no_files(folder):
+    finding = found(doctor.examine(Path(folder), SPEED_BYTES), "disk")
+    assert (finding.fine, "in /proc" in finding.found, "--nvme-dir" in finding.remedy) == (False, True, True)
+
+
+def test_a_folder_that_is_yet_to_be_made(tmp_path):
+    """It is not made: the one above tells what there is."""
+    assert f" in {tmp_path}" in found(doctor.examine(tmp_path / "disk" / "deep", SPEED_BYTES), "disk").found
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- packages -------------------------------------------------------------------------------------------------------
+
+
+def pin(folder: Path, versions: dict[str, str]) -> Path:
+    path = folder / "constraints.txt"
+    path.write_text("# how it was made\n" + "".join(f"{name}=={version}\n" for name, version in versions.items()))
+    return path
+
+
+def test_what_agrees_and_what_differs(tmp_path):
+    installed = {name: metadata.version(name).partition("+")[0] for name in record.PACKAGES}
+    assert all(finding.fine for finding in doctor.packages(pin(tmp_path, installed)))
+    findings = doctor.packages(pin(tmp_path, installed | {"numpy": "0.0.1"}))
+    assert [finding.what for finding in findings if not finding.fine] == ["numpy"]
+    numpy = found(findings, "numpy")
+    assert metadata.version("numpy") in numpy.found
+    assert "0.0.1" in numpy.found
+    assert numpy.remedy == "pip install -c constraints.txt numpy"
+
+
+def test_a_local_build_is_its_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "versions", lambda: dict.fromkeys(record.PACKAGES, "2.13.0+cpu"))
+    pins = dict.fromkeys(record.PACKAGES, "2.13.0") | {"torch": "2.13.00"}
+    findings = doctor.packages(pin(tmp_path, pins))
+    assert [finding.what for finding in findings if not finding.fine] == ["torch"]
+    assert found(findings, "numpy").found == "2.13.0+cpu", "told as it is"
+
+
+def test_a_missing_package(tmp_path, monkeypatch):
+    versions = record.versions() | {"deepspeed": None}
+    monkeypatch.setattr(record, "versions", lambda: versions)
+    missing = found(doctor.packages(ROOT / "constraints.txt"), "deepspeed")
+    assert (missing.fine, "not installed" in missing.found) == (False, True)
+    assert missing.remedy == "pip install -c constraints.txt deepspeed"
+
+
+def test_without_constraints_it_says_so(tmp_path):
+    first, *others = doctor.packages(tmp_path / "constraints.txt")
+    assert (first.fine, "no constraints.txt" in first.found) == (False, True)
+    assert [finding.what for finding in others] == list(record.PACKAGES)
+    assert all(finding.fine for finding in others), "there is nothing they differ from"
+
+
+def test_the_pins_are_read():
+    """The file that the repository has pins each of the packages."""
+    for finding in doctor.packages(ROOT / "constraints.txt"):
+        assert "has none" not in finding.found
+
+
+# --- without torch --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_torch_is_loaded(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from study import arms, doctor
+assert doctor.examine(Path({str(tmp_path)!r}), {SPEED_BYTES})
+for path in arms.all_paths().values():
+    doctor.why_not(arms.read(path), 0)
+print(*sorted({{"torch", "accelerate", "deepspeed", "transformers", "datasets", "numpy"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

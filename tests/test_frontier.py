@@ -1,0 +1,108 @@
+"""The frontier: the bracketing by hand, then a search with real launches under a cap."""
+
+import pytest
+from test_sweep import finish, mini, statuses, study
+
+from study import frontier, protocol
+from study.frontier import bracket
+
+SEARCH = """about = "how far one device goes"
+document = "none"
+replicates = "nothing"
+[[part]]
+name = "far"
+frontier = "micro_batch"
+arm = "single"
+task = "wikitext"
+data = "embedded"
+init = "random"
+micro_batch = [4, 2000]
+train_rows = 4000
+eval_rows = 2
+steps = 2
+warmup_steps = 1
+sequence = 256
+memory_cap_gib = 0.4
+instruments = false
+[part.tiny]
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 50, 99, 100])
+def test_the_frontier_is_bracketed(limit):
+    """Every answer below the limit is yes; what is found holds the limit between the two, an eighth apart at most."""
+    tried = []
+
+    def survives(rung: int) -> bool:
+        tried.append(rung)
+        return rung < limit
+
+    good, bad = bracket(survives, 100)
+    assert good < limit <= bad
+    assert bad - good <= max(1, (good + 1) // 8)
+    assert len(tried) == len(set(tried)), "no rung is tried twice"
+    assert len(tried) <= 14
+    assert good == -1 or good in tried, "both ends were really run"
+    assert bad == 100 or bad in tried
+
+
+def test_a_short_ladder_is_found_exactly():
+    for limit in range(6):
+        assert bracket(lambda rung, limit=limit: rung < limit, 5) == (limit - 1, limit)
+
+
+def test_a_run_that_tells_nothing_ends_the_search():
+    tried = []
+
+    def survives(rung: int) -> bool | None:
+        tried.append(rung)
+        return True if rung < 3 else None
+
+    assert bracket(survives, 100) == (1, 100)
+    assert tried == [0, 1, 3]
+
+
+def searched(tmp_path, text: str = SEARCH):
+    return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
+
+
+def test_what_is_found_is_said(tmp_path):
+    (cell,) = searched(tmp_path)
+    made, words = frontier.search(cell, lambda it: {"status": "done" if it.asked["micro_batch"] < 40 else "oom"})
+    assert [it["status"] for it in made].count("oom") >= 1
+    assert "far single, micro_batch: " in words
+    assert " survives, " in words
+    assert " does not" in words
+    assert "none survives, 4 does not" in frontier.search(cell, lambda _: {"status": "host_oom"})[1]
+    assert "2003" not in frontier.search(cell, lambda _: {"status": "done"})[1]
+    assert "2000 survives, which is the last to try" in frontier.search(cell, lambda _: {"status": "done"})[1]
+    assert "ended at a run that is failed" in frontier.search(cell, lambda _: {"status": "failed"})[1]
+
+
+def test_the_runs_of_a_search_are_cells_of_their_own(tmp_path):
+    (cell,) = searched(tmp_path)
+    one, other = cell.at(0), cell.at(3)
+    assert (one.asked["micro_batch"], other.asked["micro_batch"]) == (4, 7)
+    assert one.name != other.name
+    assert one.name.startswith("far-single-4-")
+    assert "micro_batch" not in cell.asked
+
+
+@pytest.mark.parametrize("values", ["8", "[8]", "[8, 4]", "[4, 8, 16]", '["a"]', "[1.0, 2.0]"])
+def test_a_frontier_needs_its_ends(tmp_path, values):
+    with pytest.raises(protocol.Stop, match="frontier 'micro_batch' has micro_batch") as caught:
+        searched(tmp_path, SEARCH.replace("[4, 2000]", values))
+    assert "lowest, highest" in caught.value.remedy
+
+
+def test_a_search_with_real_runs_keeps_both_ends(tmp_path, cache):
+    """Models of a ladder under a cap that the smallest keeps to and the next does not."""
+    ladder = 'frontier = "model"\nmodel = ["gpt-tiny", "gpt2", "gpt2-medium"]\nmicro_batch = 4'
+    text = SEARCH.replace('frontier = "micro_batch"', ladder).replace("micro_batch = [4, 2000]", "")
+    output = finish(study("sweep", mini(tmp_path, text), "--runs", tmp_path / "runs", cache=cache))
+    assert "far single, model: gpt-tiny survives, gpt2 does not" in output
+    found = statuses(tmp_path / "runs")
+    assert sorted(found.values()) == ["done", "oom"], output
+    assert {name.split("-r1")[0].rpartition("-")[0]: status for name, status in found.items()} == {
+        "far-single-gpt-tiny": "done", "far-single-gpt2": "oom",
+    }  # fmt: skip

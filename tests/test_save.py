@@ -1,0 +1,59 @@
+"""`--save`: the trained weights, whole, in the run's precision, as transformers loads them; stage 3's as DDP's."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, launch
+from transformers import AutoModelForCausalLM
+
+FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-rows", "8", "--sequence", "32",
+         "--no-instruments", "--save")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, cache):
+    """A saved fp32 run of both arms, and one in 16 bits."""
+    runs = {}
+    for arm, precision in (("ddp", "fp32"), ("zero3", "fp32"), ("zero3", "bf16_cast")):
+        folder = tmp_path_factory.mktemp("saved") / f"{arm}-{precision}"
+        runs[arm, precision] = launch(arm, folder, *FLAGS, "--precision", precision, cache=cache)
+        assert runs[arm, precision].code == 0, runs[arm, precision].output
+    return runs
+
+
+def test_what_stage_3_saves_is_what_ddp_saves(saved):
+    ddp, zero3 = saved["ddp", "fp32"], saved["zero3", "fp32"]
+    held = zero3.record["observed"]["held_parameters"]
+    assert held < zero3.record["observed"]["parameters"], "stage 3 really has only a part of it on each rank"
+    states = [AutoModelForCausalLM.from_pretrained(run.folder / "model").state_dict() for run in (ddp, zero3)]
+    assert states[0].keys() == states[1].keys()
+    start = ddp.record["observed"]["learning_rates"][0]
+    for name, tensor in states[0].items():
+        # Adam's steps are of the size of the rate: what is equal to a hundredth of one has made the same way.
+        torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=start / 100)
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16_cast", 2)])
+def test_the_file_is_of_the_runs_precision(saved, precision, size):
+    """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
+    seen = saved["zero3", precision].record["observed"]
+    told = seen["saved"]
+    assert told["parameters"] == seen["parameters"]
+    assert told["dtypes"] == [{4: "float32", 2: "bfloat16"}[size]]
+    assert told["bytes"] == pytest.approx(seen["parameters"] * size, rel=0.01)
+
+
+def test_stage_3_without_the_flag_cannot_save_and_says_so(tmp_path, cache):
+    config = json.loads((ROOT / "accelerate_configs/deepspeed/zero3.json").read_text())
+    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
+    (tmp_path / "mine.json").write_text(json.dumps(config))
+    arm = yaml.safe_load((ROOT / "accelerate_configs/zero3.yaml").read_text())
+    arm["deepspeed_config"]["deepspeed_config_file"] = str(tmp_path / "mine.json")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(arm))
+    run = launch(tmp_path / "mine.yaml", tmp_path / "run", *FLAGS, cache=cache)
+    assert run.code != 0
+    assert run.record["status"] == "failed"
+    assert "stage3_gather_16bit_weights_on_model_save" in run.record["error"]["what_to_do"]
+    assert "Traceback" not in run.output
