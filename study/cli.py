@@ -9,6 +9,7 @@ study compare DIR...  time and memory of equal cells, in one folder or in severa
 
 import dataclasses
 import json
+import os
 import signal
 import statistics
 import sys
@@ -34,7 +35,9 @@ NO_ANSWER = {"failed", "timeout", "interrupted"}  # out of memory is an answer: 
 
 
 def main() -> None:
-    """The console script. A user's mistake is one sentence and exit code 2."""
+    """The console script. A user's mistake is one sentence and an exit code that is not 0."""
+    # The environment's own programs (ninja, for one) are found whether it was activated or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     try:
         app.cli(prog="study", description=__doc__.partition("\n")[0])
     except Stop as stop:

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from study import record
 
-FLAGS = ("--sequence", "32", "--train-rows", "320", "--eval-rows", "32")
+FLAGS = ("--sequence", "64", "--train-rows", "400", "--eval-rows", "32")
 
 
 def run_script(folder: Path, cache: Path, *flags: str, arm: str = "single") -> subprocess.CompletedProcess:
