@@ -138,6 +138,7 @@ class MemoryWatch(TorchDispatchMode):
         self.total = self.peak = self.operations = self.sum = 0
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
+        self.gloo_copy_bytes = 0  # the largest single copy that gloo made: told, and not in the total
         self._live: dict[int, Live] = {}
 
     def __enter__(self):
@@ -174,6 +175,8 @@ class MemoryWatch(TorchDispatchMode):
         return dict(sums)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
+            self._set_apart(args[0])
         out = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
@@ -207,9 +210,21 @@ class MemoryWatch(TorchDispatchMode):
         if known is None:
             self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase)
             self.total += size
-        elif known.size != size:  # resized in place
+        elif known.size != size and known.phase != "gloo":  # resized in place
             self.total += size - known.size
             known.size = size
+
+    def _set_apart(self, tensor: torch.Tensor) -> None:
+        """Gloo carries out a reduce-scatter as an all-reduce of a copy, which comes to light when it is split.
+
+        No device with NCCL would hold it, and neither do virtual ranks, so it is not counted as the arm's.
+        """
+        self._add(tensor, "gloo")
+        live = self._live.get(id(tensor.untyped_storage()))
+        if live is not None:
+            self.total -= live.size
+            self.gloo_copy_bytes = max(self.gloo_copy_bytes, live.size)
+            live.size = 0
 
     def _gone(self, key: int) -> None:
         self.total -= self._live.pop(key).size

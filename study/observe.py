@@ -180,10 +180,12 @@ def _plain(thing):
     return thing if isinstance(thing, (int, float, bool, type(None))) else str(thing)
 
 
-def _count_ranks(accelerator: Accelerator) -> int:
-    """How many ranks really take part in a collective, which no setting can pretend."""
+def _count_ranks(accelerator: Accelerator) -> int | None:
+    """How many ranks really take part in a collective, which no setting can pretend. Unknown where none moves data."""
     if not dist.is_initialized():
         return 1
+    if dist.get_backend() == "fake":
+        return None
     ones = torch.ones(1, device=accelerator.device)
     dist.all_reduce(ones)
     return int(ones.item())
@@ -193,7 +195,8 @@ def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) ->
     """Every way in which what was observed is not what the arm and the settings promised, in words."""
     kinds = {kind.value for kind in PROMISED_TYPES[arm.distributed_type]}
     expected = {
-        "ranks": ranks_launched, "ranks_counted": ranks_launched, "stage": arm.stage,
+        "ranks": ranks_launched, "stage": arm.stage,
+        "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param,
         "clipping": float(arm.clipping), "accumulation": settings.accumulation,
         "autocast": "bf16" if settings.precision == "bf16" else None,
@@ -259,4 +262,5 @@ def memory_by_component(step, model, optimizer, device_type: str) -> dict:
         "tracked_peak_bytes": peak,
         "tracked_peak_step_before_bytes": peak_before,
         "tracked_mean_bytes": watch.mean,
+        "gloo_copy_bytes": watch.gloo_copy_bytes,
     }

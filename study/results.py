@@ -22,7 +22,8 @@ def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict
     seen |= {"dtypes": observe.dtypes(run.model, run.optimizer), "learning_rates": rates}
     train_losses = run.mean_losses(losses)
     run.record |= {
-        "loss": {"train": train_losses, "final_train": train_losses[-1], "eval": evals, "final_eval": evals[-1]},
+        "loss": {"train": train_losses, "final_train": train_losses and train_losses[-1],
+                 "eval": evals, "final_eval": evals[-1] if evals else None},
         "time": run.record["time"] | _times(run, clock),
         "memory": run.record["memory"] | {"per_rank": per_rank, "components": None},
         "traffic": {"per_rank": None, "kernel_bytes_written": None, "gloo_wire_bytes": None},
@@ -68,13 +69,14 @@ def _times(run: Run, clock: meter.Clock) -> dict:
     seen = run.record["observed"]
     step_s = [max(times) for times in zip(*run.gathered(clock.step_s), strict=True)]
     total_s = sum(step_s)
+    rate = None if run.is_virtual else 1 / total_s  # nothing was sent, so nobody would be as fast
     flops = flops_per_row(run) * run.rows_per_step / run.accelerator.num_processes
     peak = hardware.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
     return {
         "step_s": step_s,
         "median_step_s": statistics.median(step_s),
-        "tokens_per_s": seen["tokens_per_step"] * len(step_s) / total_s,
-        "samples_per_s": seen["rows_per_step"] * len(step_s) / total_s,
+        "tokens_per_s": rate and seen["tokens_per_step"] * len(step_s) * rate,
+        "samples_per_s": rate and seen["rows_per_step"] * len(step_s) * rate,
         "flops_per_rank_and_step": flops,
         "peak_flops_per_s": peak,
         "mfu": flops * len(step_s) / total_s / peak if peak else None,
@@ -135,10 +137,13 @@ def summary(run: Run) -> str:
     made = run.record
     peaks = [rank["peak_allocated_bytes"] or rank["host_peak_bytes"] for rank in made["memory"]["per_rank"]]
     where = "device" if made["hardware"]["devices"] else "host"
-    parts = [f"loss {made['loss']['train'][0]:.4f} -> {made['loss']['final_train']:.4f}"]
+    parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
+    if not run.is_virtual:
+        parts = [f"loss {made['loss']['train'][0]:.4f} -> {made['loss']['final_train']:.4f}"]
     parts += [f"{name} {made['loss']['final_eval'][name]:.4f}" for name in ("accuracy", "perplexity")
-              if made["loss"]["final_eval"].get(name) is not None]  # fmt: skip
-    parts.append(f"{made['time']['tokens_per_s']:.0f} tokens/s")
+              if (made["loss"]["final_eval"] or {}).get(name) is not None]  # fmt: skip
+    if made["time"]["tokens_per_s"]:
+        parts.append(f"{made['time']['tokens_per_s']:.0f} tokens/s")
     if all(peaks):
         parts.append(f"{max(peaks) / 1e9:.2f} GB {where} peak per rank")
     if made["traffic"]["per_rank"]:

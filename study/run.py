@@ -23,13 +23,28 @@ class Run:
     record: dict
     accelerator: Accelerator
     data: Data
-    steps: int
+    steps: int = 0
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
 
     @property
+    def is_virtual(self) -> bool:
+        return self.settings.virtual_ranks is not None
+
+    @property
+    def processes(self) -> int:
+        """How many ranks there really are."""
+        return 1 if self.is_virtual else self.accelerator.num_processes
+
+    @property
     def rows_per_step(self) -> int:
-        return rows_per_step(self.settings, self.accelerator)
+        """Rows that one optimizer step learns from, over all ranks and microbatches: the effective batch."""
+        return self.settings.micro_batch * self.settings.accumulation * self.accelerator.num_processes
+
+    @property
+    def rows_taken_per_step(self) -> int:
+        """Rows that the processes which are really there take from the data."""
+        return self.settings.micro_batch * self.settings.accumulation * self.processes
 
     def keep(self) -> None:
         """Write the record as it stands: what is known by now stays known if the run fails."""
@@ -37,18 +52,15 @@ class Run:
             record.keep(self.folder, self.record)
 
     def gathered(self, thing) -> list:
-        """What every rank has to say, in the order of the ranks."""
-        if not dist.is_initialized():
+        """What every rank has to say, in the order of the ranks. In a virtual run there is but the first."""
+        if self.is_virtual or not dist.is_initialized():
             return [thing]
         out: list = [None] * self.accelerator.num_processes
         dist.all_gather_object(out, thing)
         return out
 
-    def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks: one collective for all of them."""
+    def mean_losses(self, losses: list[torch.Tensor]) -> list[float] | None:
+        """The loss of each step, averaged over the ranks: one collective for all of them. None in a virtual run."""
+        if self.is_virtual:
+            return None
         return self.accelerator.reduce(torch.stack(losses), "mean").tolist()
-
-
-def rows_per_step(settings: Settings, accelerator: Accelerator) -> int:
-    """Rows that one optimizer step learns from, over all ranks and microbatches: the effective batch."""
-    return settings.micro_batch * settings.accumulation * accelerator.num_processes

@@ -79,6 +79,9 @@ class Settings:
     threads: int | None = None
     """CPU threads per rank. Default: the cores divided by the ranks on this machine, and on a machine without a GPU
     by two at least, so that `single` gets no more than a rank of the other arms."""
+    virtual_ranks: int | None = None
+    """See rank 0 of so many, alone in one process: memory, collectives and compute time are real, and there is no
+    loss, because nothing comes from the others."""
     memory_cap_gib: float | None = None
     """Emulate a smaller device: GiB that a rank may allocate. On a GPU PyTorch's allocator keeps to it, and what is not
     PyTorch's (context, NCCL) comes on top. Without one the kernel does: the private memory a rank takes from the moment
@@ -107,6 +110,7 @@ POSITIVE = (
     "lr",
     "threads",
     "memory_cap_gib",
+    "virtual_ranks",
 )
 NOT_NEGATIVE = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
 
@@ -125,6 +129,8 @@ def check(settings: Settings) -> None:
         raise Stop(f"--dropout {settings.dropout} would drop everything", "give a probability below 1")
     if settings.sequence == 1:
         raise Stop("--sequence 1 leaves nothing to predict", "give 2 or more")
+    if settings.virtual_ranks == 1:
+        raise Stop("--virtual-ranks 1 is no group", "give 2 or more")
     if settings.steps is not None and settings.steps <= settings.lr_warmup_steps:
         raise Stop(
             f"--lr-warmup-steps {settings.lr_warmup_steps} never ends within --steps {settings.steps}",

@@ -116,13 +116,14 @@ def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None
 
 
 def done_before(runs: Path, turn: Turn) -> Path | None:
-    """The folder of a valid, finished run of this turn with the software of now, or None."""
+    """The folder of a valid, finished run of this turn with the software and the meters of now, or None."""
     for folder in attempts(runs, turn):
         try:
             made = record.load(folder)
         except Stop:
             continue
-        if made["status"] == "done" and same_software(made["software"]):
+        measured_alike = made["measure_version"] == record.MEASURE_VERSION
+        if made["status"] == "done" and measured_alike and same_software(made["software"]):
             return folder
     return None
 

@@ -21,14 +21,14 @@ import tyro
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
-from study import arms, meter, models, nvme, observe, process, record, results, start, tasks
+from study import arms, meter, models, nvme, observe, process, record, results, start, tasks, virtual
 from study.arms import Arm
 from study.data import Rows, load_data
 from study.master import MasterAdamW
 from study.meter import CUDA
 from study.process import say
 from study.record import Stop
-from study.run import Run, rows_per_step
+from study.run import Run
 from study.settings import Settings, check, learning_rate, resolve
 
 BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
@@ -67,7 +67,8 @@ def train(run: Run) -> None:
         show(run, window, losses, rates, clock)
         if settings.eval_every and done % settings.eval_every == 0 and done < run.steps:
             evals.append(evaluate(run, done))
-    evals.append(evaluate(run, run.steps))
+    if not run.is_virtual:
+        evals.append(evaluate(run, run.steps))
     step_again = functools.partial(optimizer_step, run, batches[-1])
     results.finish(run, step_again, clock, energy_j, disk_before, losses, evals, rates)
 
@@ -116,7 +117,7 @@ def evaluate(run: Run, step: int) -> dict:
 def windows(run: Run) -> list[range]:
     """Steps cut into windows: the warm-up first, then `log_every` at a time, ending where an epoch or a span ends."""
     settings = run.settings
-    per_epoch = len(run.data.train["input_ids"]) // run.rows_per_step
+    per_epoch = len(run.data.train["input_ids"]) // run.rows_taken_per_step
     cuts = {0, run.steps, settings.warmup_steps, *range(0, run.steps, per_epoch)}
     cuts |= set(range(settings.warmup_steps, run.steps, settings.log_every))
     cuts |= set(range(0, run.steps, settings.eval_every or run.steps))
@@ -131,10 +132,10 @@ def arrange(run: Run, window: range) -> list[Rows]:
     """
     rows = run.data.train
     count = len(rows["input_ids"])
-    epoch, first = divmod(window[0], count // run.rows_per_step)
+    epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
-    steps = order[first * run.rows_per_step : (first + len(window)) * run.rows_per_step]
-    shape = (len(window), run.settings.accumulation, run.accelerator.num_processes, run.settings.micro_batch)
+    steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
+    shape = (len(window), run.settings.accumulation, run.processes, run.settings.micro_batch)
     mine = steps.view(shape)[:, :, run.accelerator.process_index]
     chosen = {name: values[mine].pin_memory() if CUDA else values[mine] for name, values in rows.items()}
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
@@ -149,12 +150,13 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
     """Between windows: fetch the losses, write them, show the last one, and stop if the run has come apart."""
     values = run.mean_losses(losses[-len(window) :])
     if run.accelerator.is_main_process:
-        for step, loss in zip(window, values, strict=True):
-            finite = loss if math.isfinite(loss) else None
+        for step, loss in zip(window, values or [None] * len(window), strict=True):
+            finite = loss if loss is not None and math.isfinite(loss) else None
             record.append_step(run.folder, {"step": step + 1, "loss": finite, "lr": rates[step]})
         speed = f"{statistics.median(clock.step_s[-len(window) :]):.3f} s/step" if clock.step_s else "warm-up"
-        say(run.folder, f"  step {window[-1] + 1:>5} of {run.steps}  loss {values[-1]:.4f}  {speed}")
-    if not all(math.isfinite(value) for value in values):
+        loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
+        say(run.folder, f"  step {window[-1] + 1:>5} of {run.steps}  {loss}  {speed}")
+    if values and not all(math.isfinite(value) for value in values):
         raise Stop(f"the loss is no number any more by step {window[-1] + 1}", "give a lower --lr", "diverged", "train")
 
 
@@ -164,6 +166,13 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
+    if settings.virtual_ranks and arm.distributed_type == "NO":
+        raise Stop(
+            f"--virtual-ranks are ranks of a group, and {arm.name} has none", "give an arm that has, such as ddp"
+        )
+    if settings.virtual_ranks:
+        virtual.become_one_of(settings.virtual_ranks)
+        backend = None if arm.deepspeed is None else "fake"  # Accelerate takes the group that is there, or names it
     common = {
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
@@ -212,6 +221,8 @@ def prepare(run: Run) -> None:
     )
     with process.quiet():
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
+    if run.is_virtual:
+        virtual.reduce_in_python(run.model)
     seen = observe.distribution(accelerator, run.model, run.optimizer)
     run.record["observed"] = seen | {
         "arm": run.arm.name,
@@ -219,7 +230,10 @@ def prepare(run: Run) -> None:
         "rows_per_step": run.rows_per_step,
         "tokens_per_step": run.rows_per_step * settings.sequence,
         "held_parameters_per_rank": run.gathered(seen["held_parameters"]),
-        "weights_checksum": None if settings.init == "in_place" else observe.weights_checksum(accelerator, run.model),
+        "virtual_ranks": settings.virtual_ranks,
+        "weights_checksum": None
+        if settings.init == "in_place" or run.is_virtual
+        else observe.weights_checksum(accelerator, run.model),
         "built_in_parts": built_in_parts,  # stage 3: no rank ever held the whole model
         "data_checksum": run.data.checksum,
         "data_source": run.data.source,
@@ -257,7 +271,7 @@ def main() -> None:
     folder, disk, code = None, None, 1
     try:
         arm = arms.read(arms.find(launch.config_file))
-        if process.is_surplus_rank(arm, launch):
+        if process.is_surplus_rank(arm, launch) or (settings.virtual_ranks and rank != 0):
             os._exit(0)
         settings = resolve(settings, CUDA)
         folder = start.open_folder(settings, arm, launch, rank)
@@ -281,15 +295,15 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
         start.announce(settings, arm, accelerator.num_processes, folder)
     with accelerator.main_process_first():  # the first to come prepares the rows, the others find them prepared
         data = load_data(settings)
-    needed, have = rows_per_step(settings, accelerator), len(data.train["input_ids"])
+    entry = record.load_running(folder) if accelerator.is_main_process else {}
+    run = Run(settings, arm, folder, entry, accelerator, data)
+    needed, have = run.rows_taken_per_step, len(data.train["input_ids"])
     if needed > have:
         raise Stop(
             f"one step needs {needed} rows, and there are {have}",
             "give a smaller --micro-batch or --accumulation, or more --train-rows",
         )
-    steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
-    entry = record.load_running(folder) if accelerator.is_main_process else {}
-    run = Run(settings, arm, folder, entry, accelerator, data, steps)
+    run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     cap = process.cap_memory(settings.memory_cap_gib)
     prepare(run)
     run.record["observed"]["memory_cap"] = cap

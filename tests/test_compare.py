@@ -73,7 +73,7 @@ def environments(compared) -> list[str]:
         ("hardware__cores", 4, "cores 4"),
         ("hardware__host_memory_bytes", 32 * 2**30, "host GiB 32"),
         ("hardware__driver", "580.1", "driver 580.1"),
-        ("measure_version", 2, "measure_version 2"),
+        ("measure_version", 99, "measure_version 99"),
         ("commit", "fedcba9876543210", "commit fedcba987654"),
         ("commit", None, "commit -"),
         ("dirty", True, "commit 0123456789ab changed"),

@@ -93,7 +93,17 @@ def test_defaults_depend_on_task_and_gpu(task, gpu):
 def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""
     told = as_dict(resolve(Settings(task=task), gpu=False))
-    blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
+    blank = {
+        "tokenizer",
+        "steps",
+        "eval_every",
+        "dropout",
+        "threads",
+        "memory_cap_gib",
+        "run_dir",
+        "nvme_dir",
+        "virtual_ranks",
+    }
     assert {name for name, value in told.items() if value is None} == blank | (
         {"train_rows"} if task == "wikitext" else set()
     )
