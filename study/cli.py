@@ -233,7 +233,7 @@ def row(folder: Path) -> dict:
         "arm": asked.get("arm"),
         "task": asked.get("task"),
         "precision": asked.get("precision"),
-        "ranks": seen.get("ranks"),
+        "ranks": f"{seen['ranks']} virtual" if seen.get("virtual_ranks") else seen.get("ranks"),
         "stage": seen.get("stage"),
         "loss": loss.get("final_train"),
         "eval loss": final.get("eval_loss"),

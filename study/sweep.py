@@ -24,7 +24,7 @@ from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
 from study.record import Stop
 
-POLL_S = 0.5
+POLL_S = 0.2
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair")  # beside the settings
 GRACE_S = 20  # how long a launch may take to end when told to
 LAST_LINES = 15

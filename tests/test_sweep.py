@@ -125,6 +125,24 @@ def test_a_killed_sweep_leaves_no_process_and_is_taken_up_again(tmp_path, cache)
         assert (runs / name / "record.json").read_bytes() == content, "what was done is not done again"
 
 
+def test_the_sweep_itself_costs_next_to_nothing(tmp_path, monkeypatch):
+    """Five cells whose launch does nothing but end: what is left is the sweep's own."""
+    monkeypatch.setattr(sweep, "command", lambda *_: ["true"])
+    cells = protocol.cells(protocol.read(str(mini(tmp_path, MINI.replace("[1, 2, 3]", "[1, 2, 3, 4, 5]")))), "tiny")
+    told = []
+
+    class Tell:
+        def __getattr__(self, name):
+            return lambda *args: told.append(name)
+
+    started = time.monotonic()
+    made = sweep.sweep(sweep.plan(cells, 1), tmp_path / "runs", 60, None, Tell())
+    per_cell_s = (time.monotonic() - started) / len(cells)
+    assert [one["status"] for one in made] == ["failed"] * 5, "nothing was run, and that is no success"
+    assert told.count("start") == 5
+    assert per_cell_s < 0.5
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path, cache):
     runs = tmp_path / "runs"
     with sweep.held(runs):

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 from conftest import launch
-from test_train import ZERO
 
 from study.arms import NAMES
 
@@ -95,11 +94,11 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
     lines = []
     for arm in SHARED_ARMS:
         for ranks in (2, 4):
-            if arm == "zero3_nvme" and ranks == 4:
-                continue  # its partitions are under 1 MiB then, and stay in memory
+            if (arm, ranks, task) == ("zero3_nvme", 4, "wikitext"):
+                continue  # its partitions would be under 1 MiB, and stay in memory
             virtual, real = pair(arm, ranks, tmp_path, cache, "--task", task, "--precision", precision)
             lines.append(f"{arm:11} N={ranks} {assert_equal(virtual, real)}")
-    assert len(lines) == 2 * len(ZERO) + 1
+    assert len(lines) == 16 - (task == "wikitext")
     with capsys.disabled():
         sys.stdout.write(
             f"\n{task} {precision}: virtual MB, real MB, ratio, MB in collectives\n" + "\n".join(lines) + "\n"
