@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import signal
-import statistics
 import sys
 import time
 from collections import Counter
@@ -23,10 +22,15 @@ from tyro.extras import SubcommandApp
 
 from study import compare as comparing
 from study import doctor as examining
-from study import protocol, record
+from study import estimate as predict
+from study import protocol
 from study import sweep as sweeping
+from study.architecture import Architecture, describe, generic
 from study.arms import ROOT, all_paths, read
+from study.corpus import VOCABULARY as CORPUS_VOCABULARY
 from study.record import Stop
+from study.table import row, show, why
+from study.theory import OF_PRECISION, states_bytes
 
 app = SubcommandApp()
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
@@ -67,6 +71,77 @@ def arms() -> None:
 
 
 @app.command
+def estimate(
+    *,
+    arm: str = "zero3",
+    ranks: int = 8,
+    model: str | None = None,
+    params: float | None = None,
+    layers: int | None = None,
+    hidden: int | None = None,
+    precision: Literal["fp32", "bf16", "bf16_cast"] = "bf16_cast",
+    recipe: str | None = None,
+    micro_batch: int = 1,
+    accumulation: int = 1,
+    sequence: int = 1024,
+    checkpointing: bool = False,
+    attention: Literal["sdpa", "eager"] = "sdpa",
+    device: Literal["cuda", "cpu"] = "cuda",
+    as_json: AsJson = False,
+) -> None:
+    """Predict what a rank will hold and move in a step. Nothing is run.
+
+    Args:
+        arm: A file in accelerate_configs/.
+        ranks: How many processes share the training.
+        model: A built-in shape, or a folder with a config.json.
+        params: Instead of a model, its parameters. Alone they give the ZeRO paper's model states, and no more.
+        layers: With --params: the layers of a GPT.
+        hidden: With --params: its width.
+        precision: As in the trainer.
+        recipe: For the paper's model states: mixed-adam, fp32-adam and others. Default: what the precision means.
+        micro_batch: Rows per rank and pass.
+        accumulation: Passes per step.
+        sequence: Tokens per row.
+        checkpointing: Recompute activations.
+        attention: Fused, or written out.
+        device: On a GPU what is offloaded is the host's; on a CPU it is all one memory.
+        as_json: Print it as JSON.
+    """
+    if arm not in all_paths():
+        raise Stop(f"there is no arm {arm}", f"give one of {', '.join(all_paths())}")
+    found, whole = read(all_paths()[arm]), None
+    if model or layers:
+        made = generic(params or 0, layers or 0, hidden or 0) if model is None else described(model)
+        whole = predict.estimate(
+            made, found.deepspeed, ranks if found.distributed_type != "NO" else 1, precision, micro_batch, accumulation,
+            sequence, attention, checkpointing, device=device,
+        )  # fmt: skip
+        params = whole["parameters"]
+    if params is None:
+        raise Stop("there is nothing to estimate", "give --model, or --params")
+    states = states_bytes(params, found.stage or 0, ranks, recipe or OF_PRECISION[precision])
+    if as_json:
+        told = {"arm": arm, "ranks": ranks, "parameters": params, "published_states_bytes": states, "estimate": whole}
+        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        return
+    show([{"the ZeRO paper's model states": name, "GB per rank": size / 1e9}
+          for name, size in (states | {"total": sum(states.values())}).items()])  # fmt: skip
+    if whole:
+        at_peak = whole["memory"]["at_peak"] | {"total": whole["memory"]["peak_bytes"]}
+        sys.stdout.write(f"\nDeepSpeed's own, at the peak ({whole['memory']['peak_when']}):\n")
+        show([{"component": name, "GB per rank": size / 1e9} for name, size in at_peak.items()])
+        moved = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in whole["traffic"].items()) or "nothing"
+        sys.stdout.write(f"\nhost: {whole['host_bytes'] / 1e9:.3g} GB; collectives of a step: {moved}\n")
+
+
+def described(model: str) -> Architecture:
+    """A built-in shape, or what a folder's config.json says."""
+    config = Path(model) / "config.json"
+    return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=CORPUS_VOCABULARY)
+
+
+@app.command
 def doctor(*, nvme_dir: Path = Path("runs")) -> None:
     """Say what this machine has and lacks, and what to do about it. Exit code 1 if anything is lacking.
 
@@ -99,7 +174,7 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> N
     show(rows)
     for path, values in zip(paths, rows, strict=True):
         if values["status"] != "done":
-            sys.stdout.write(f"{values['run']}: {_why(path.parent)}\n")
+            sys.stdout.write(f"{values['run']}: {why(path.parent)}\n")
 
 
 @app.command
@@ -214,62 +289,3 @@ class Progress:
     def next(self) -> None:
         """On to the next turn. One that looks for a frontier has many runs, and is over when all of them are."""
         self.ended, self.ran, self.ran_now = self.ended + 1, self.ran + self.ran_now, False
-
-
-def row(folder: Path) -> dict:
-    """One run as a line of a table. What a run does not know is None."""
-    try:
-        made = record.load(folder)
-    except Stop:
-        return {"run": folder.name, "status": "unreadable"}
-    asked, seen = made["requested"] or {}, made["observed"] or {}
-    loss, time, memory = made["loss"] or {}, made["time"] or {}, made["memory"] or {}
-    final, traffic = loss.get("final_eval") or {}, (made["traffic"] or {}).get("per_rank") or []
-    components = ((memory.get("components") or {}).get("per_rank") or [{}])[0]
-    written = [rank.get("nvme_written_bytes") for rank in memory.get("per_rank") or []]
-    return {
-        "run": folder.name,
-        "status": made["status"],
-        "arm": asked.get("arm"),
-        "task": asked.get("task"),
-        "precision": asked.get("precision"),
-        "ranks": f"{seen['ranks']} virtual" if seen.get("virtual_ranks") else seen.get("ranks"),
-        "stage": seen.get("stage"),
-        "loss": loss.get("final_train"),
-        "eval loss": final.get("eval_loss"),
-        "s/step": statistics.median(time["step_s"]) if time.get("step_s") else None,
-        "tracked peak MB": _mega(components.get("tracked_peak_bytes")),
-        "collectives MB": _mega(sum(entry["bytes"] for entry in traffic[0].values())) if traffic else None,
-        "to disk MB": _mega(sum(written)) if written and None not in written else None,
-    }
-
-
-def _mega(value: float | None) -> float | None:
-    return None if value is None else value / 1e6
-
-
-def _cell(value) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _why(folder: Path) -> str:
-    try:
-        error = record.load(folder)["error"]
-    except Stop as stop:
-        return stop.what
-    return f"{error['message']}. What to do: {error['what_to_do']}." if error else "still running, or killed"
-
-
-def show(rows: list[dict]) -> None:
-    """A table in plain text: columns as wide as they need, what is not known a dash."""
-    if not rows:
-        return
-    columns = {}
-    for row in rows:
-        columns |= dict.fromkeys(row)
-    lines = [list(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-    sys.stdout.write(text + "\n")

@@ -23,6 +23,7 @@ from study.record import Stop
 
 REQUEST_BYTES = 2**20  # as DeepSpeed's own, where an arm does not say otherwise
 SHARED_BYTES = 2 * 66 * 2**20  # what DeepSpeed 0.19 takes for two ranks without a GPU (csrc/cpu/comm/shm.cpp)
+COMPILES_S = 1800  # minutes at most, on two cores; so long, for machines that do much else
 FILES = {
     "CPUAdamBuilder": "cpu_adam", "AsyncIOBuilder": "async_io", "ShareMemCommBuilder": "deepspeed_shm_comm",
     "PinMemoryBuilder": "pin_memory",
@@ -53,6 +54,9 @@ def why_not(arm: Arm, gpus: int) -> Stop | None:
     needed = operators_of(arm, gpus)
     if needed and not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return Stop("DeepSpeed's operators need ninja, which is not on the PATH", GET_NINJA, "unavailable")
+    for lock in filter(None, map(cut_off, needed)):
+        return Stop(f"a compilation that was cut off has left {lock}, and PyTorch would wait for it for ever",
+                    "remove that file", "unavailable")  # fmt: skip
     # The operator for the disk links a program each time, to see whether it could be compiled, also when it is.
     if not compiler() and (arm.uses_nvme or not all(map(compiled, needed))):
         purposes = ", ".join(OPERATORS[name] for name in needed)
@@ -74,13 +78,24 @@ def compiled(operator: str) -> bool:
     name, torch = FILES[operator], importlib.util.find_spec("torch")
     if torch is None:
         return False
-    given, headers = os.environ.get("TORCH_EXTENSIONS_DIR"), f"{torch.submodule_search_locations[0]}/include"
+    headers = f"{torch.submodule_search_locations[0]}/include"
+    made = [one for one in folders(name) if (one / f"{name}.so").exists() and (one / "build.ninja").exists()]
+    return any(headers in (folder / "build.ninja").read_text() for folder in made)
+
+
+def cut_off(operator: str) -> Path | None:
+    """The lock that a compilation left when it was killed: older than any compilation takes."""
+    locks = [folder / "lock" for folder in folders(FILES[operator])]
+    return next((lock for lock in locks if lock.exists() and time.time() - lock.stat().st_mtime > COMPILES_S), None)
+
+
+def folders(name: str) -> list[Path]:
+    """Where PyTorch may keep an extension of this name."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
     # One folder for the CPU and one for each version of CUDA: which of them is PyTorch's, only PyTorch could tell.
     python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}_*"
-    folders = [root / name for root in ([Path(given)] if given else cache.glob(python))]
-    made = [folder for folder in folders if (folder / f"{name}.so").exists() and (folder / "build.ninja").exists()]
-    return any(headers in (folder / "build.ninja").read_text() for folder in made)
+    return [root / name for root in ([Path(given)] if given else cache.glob(python))]
 
 
 def compiler() -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -162,7 +163,7 @@ class MemoryWatch(TorchDispatchMode):
         for live in self._live.values():
             storage = live.ref()
             if storage is not None and storage.nbytes():
-                live.role = roles.get(storage.data_ptr(), live.role)
+                live.role = roles.get(storage._cdata, live.role)
 
     def by_role(self) -> dict[str, int]:
         """Bytes alive now, by role. What has none is named by the phase in which it came to be."""
@@ -171,7 +172,7 @@ class MemoryWatch(TorchDispatchMode):
         for live in list(self._live.values()):
             storage = live.ref()
             if storage is not None and live.size:
-                sums[roles.get(storage.data_ptr()) or live.role or PHASE_ROLES[live.phase]] += live.size
+                sums[roles.get(storage._cdata) or live.role or PHASE_ROLES[live.phase]] += live.size
         return dict(sums)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -202,7 +203,8 @@ class MemoryWatch(TorchDispatchMode):
             return
         try:
             storage = tensor.untyped_storage()
-            storage.data_ptr()
+            if not isinstance(tensor, FakeTensor):
+                storage.data_ptr()
         except (NotImplementedError, RuntimeError):
             return  # a tensor without memory of its own, such as torch.compile traces with
         key, size = id(storage), storage.nbytes()

@@ -135,7 +135,7 @@ def build_model(settings: Settings, config, device: torch.device) -> torch.nn.Mo
     dtype = torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
     auto = AutoModelForSequenceClassification if settings.task == "imdb" else AutoModelForCausalLM
     attention = config._attn_implementation
-    if settings.init == "in_place":
+    if settings.init in ("in_place", "none"):
         with device:
             model = auto.from_config(config, dtype=dtype, attn_implementation=attention)
     else:

@@ -94,14 +94,14 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
-    """Address of each storage with a role, to the role. The first to claim one keeps it."""
+    """Each storage with a role, by the address of its C++ object, to the role. The first to claim one keeps it."""
     claimed: dict[int, str] = {}
     by_role = tensors_by_role(model, optimizer)
     order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
     for role in order:
         for tensor in by_role.get(role, []):
             if tensor.numel() and tensor.device.type != "meta":
-                claimed.setdefault(tensor.untyped_storage().data_ptr(), role)
+                claimed.setdefault(tensor.untyped_storage()._cdata, role)
     return claimed
 
 

@@ -3,6 +3,7 @@
 import statistics
 
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
 from study import hardware, meter, models, observe, tasks, traffic
@@ -15,7 +16,7 @@ SETTLING_STEPS = 2  # stage 3 still holds parameters from the last evaluation in
 def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict, losses, evals, rates) -> None:
     """Fill in the record. `step` takes one more optimizer step, for the instruments that no timed step may carry."""
     settings, seen = run.settings, run.record["observed"]
-    training = run.gathered(meter.peaks())
+    training = run.gathered(meter.peaks() if run.has_values else dict.fromkeys(meter.peaks()))
     disk = run.gathered(_disk_since(disk_before) if run.arm.uses_nvme else {})
     per_rank = [peaks | {"nvme_read_bytes": io.get("read_bytes"), "nvme_written_bytes": io.get("write_bytes")}
                 for peaks, io in zip(training, disk, strict=True)]  # fmt: skip
@@ -68,9 +69,12 @@ def _times(run: Run, clock: meter.Clock) -> dict:
     """Step times, the slowest rank's of each step, and the rates that follow from them."""
     seen = run.record["observed"]
     step_s = [max(times) for times in zip(*run.gathered(clock.step_s), strict=True)]
+    flops = flops_per_row(run) * run.rows_per_step / run.accelerator.num_processes
+    if not run.has_values:  # nothing was computed
+        return {"step_s": None, "median_step_s": None, "tokens_per_s": None, "samples_per_s": None,
+                "flops_per_rank_and_step": flops, "peak_flops_per_s": None, "mfu": None}  # fmt: skip
     total_s = sum(step_s)
     rate = None if run.is_virtual else 1 / total_s  # nothing was sent, so nobody would be as fast
-    flops = flops_per_row(run) * run.rows_per_step / run.accelerator.num_processes
     peak = hardware.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
     return {
         "step_s": step_s,
@@ -88,12 +92,12 @@ def flops_per_row(run: Run) -> float:
 
     Recomputation (--checkpointing) is not in it: a share of the peak says how much of the model's own work gets done.
     """
-    model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-    rows = run.data.train.items()
-    batch = {name: values[:1].to("meta") for name, values in rows}
-    with FlopCounterMode(display=False) as counter:
-        tasks.row_losses(run.settings, model, batch)[0].mean().backward()
-    return counter.get_total_flops()
+    with unset_fake_temporarily():
+        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
+        with FlopCounterMode(display=False) as counter:
+            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
+        return counter.get_total_flops()
 
 
 def inspect(run: Run, step) -> None:

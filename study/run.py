@@ -32,6 +32,11 @@ class Run:
         return self.settings.virtual_ranks is not None
 
     @property
+    def has_values(self) -> bool:
+        """Whether its tensors have memory behind them; if not, the run takes no time that would mean anything."""
+        return self.settings.init != "none"
+
+    @property
     def processes(self) -> int:
         """How many ranks there really are."""
         return 1 if self.is_virtual else self.accelerator.num_processes

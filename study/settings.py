@@ -27,10 +27,11 @@ class Settings:
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
     """'hub', 'embedded' (made by rule, no network), or a local folder. Default: the hub on a GPU, embedded without."""
-    init: Literal["pretrained", "random", "in_place"] | None = None
+    init: Literal["pretrained", "random", "in_place", "none"] | None = None
     """pretrained: published weights. random: drawn once per model and seed, saved, and loaded by every arm, so that
     losses can be compared. in_place: drawn where they live and never saved, for shapes too large for that; losses of
-    two arms are then not comparable. Default: pretrained for a hub name, random otherwise."""
+    two arms are then not comparable. none: tensors with shapes and no values, which need no memory; for virtual ranks
+    only, which then tell of any model on any machine. Default: pretrained for a hub name, random otherwise."""
     precision: Literal["fp32", "bf16", "bf16_cast"] = "fp32"
     """fp32; bf16: autocast over fp32 weights; bf16_cast: bf16 weights with an fp32 master copy."""
     micro_batch: int = 8
@@ -129,6 +130,8 @@ def check(settings: Settings) -> None:
         raise Stop(f"--dropout {settings.dropout} would drop everything", "give a probability below 1")
     if settings.sequence == 1:
         raise Stop("--sequence 1 leaves nothing to predict", "give 2 or more")
+    if settings.init == "none" and settings.virtual_ranks is None:
+        raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
     if settings.virtual_ranks == 1:
         raise Stop("--virtual-ranks 1 is no group", "give 2 or more")
     if settings.steps is not None and settings.steps <= settings.lr_warmup_steps:

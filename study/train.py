@@ -4,6 +4,7 @@ accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py
 accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py --help
 """
 
+import contextlib
 import datetime
 import functools
 import math
@@ -60,7 +61,7 @@ def train(run: Run) -> None:
         if done > settings.warmup_steps:
             energy_j.append(energy.joules())
         elif done == settings.warmup_steps:
-            run.record["memory"] = {"setup_per_rank": run.gathered(meter.peaks())}
+            run.record["memory"] = {"setup_per_rank": run.gathered(meter.peaks() if run.has_values else None)}
             clock.step_s.clear()
             meter.reset_peaks()
             disk_before = meter.disk_bytes()
@@ -154,6 +155,7 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
             finite = loss if loss is not None and math.isfinite(loss) else None
             record.append_step(run.folder, {"step": step + 1, "loss": finite, "lr": rates[step]})
         speed = f"{statistics.median(clock.step_s[-len(window) :]):.3f} s/step" if clock.step_s else "warm-up"
+        speed = speed if run.has_values else "no values"
         loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
         say(run.folder, f"  step {window[-1] + 1:>5} of {run.steps}  {loss}  {speed}")
     if values and not all(math.isfinite(value) for value in values):
@@ -166,6 +168,8 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
+    if settings.init == "none" and arm.uses_nvme:
+        raise Stop("what has no values cannot be written to disk", "give an arm that keeps off it, such as zero3_cpu")
     if settings.virtual_ranks and arm.distributed_type == "NO":
         raise Stop(
             f"--virtual-ranks are ranks of a group, and {arm.name} has none", "give an arm that has, such as ddp"
@@ -305,10 +309,11 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
         )
     run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     cap = process.cap_memory(settings.memory_cap_gib)
-    prepare(run)
-    run.record["observed"]["memory_cap"] = cap
-    run.record |= {"time": {"setup_s": time.perf_counter() - started}, "memory": {}}
-    train(run)
+    with virtual.without_values() if settings.init == "none" else contextlib.nullcontext():
+        prepare(run)
+        run.record["observed"]["memory_cap"] = cap
+        run.record |= {"time": {"setup_s": time.perf_counter() - started}, "memory": {}}
+        train(run)
     accelerator.wait_for_everyone()
     run.record |= {"status": "done", "finished_utc": record.now_utc()}
     run.keep()

@@ -4,11 +4,16 @@ What it holds and which collectives it calls are a real rank's. What it computes
 weights and gradients are whatever memory held, so a virtual run has no loss.
 """
 
+import contextlib
 import os
+import types
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def become_one_of(ranks: int) -> None:
@@ -18,6 +23,46 @@ def become_one_of(ranks: int) -> None:
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "0")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+
+
+@contextlib.contextmanager
+def without_values():
+    """Within it tensors have shapes and no memory, so that a laptop can see what a model of any size would do.
+
+    Five places look at values all the same, or at addresses, and are kept from it: they would compare what the other
+    ranks say (and they say nothing), or read and write where there is no memory.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+    from torch.nn.parallel import distributed
+
+    begin = DeepSpeedCPUAdam.__init__
+
+    def without_its_operator(optimizer, *args, **kwargs):
+        begin(optimizer, *args, **kwargs)
+        optimizer.ds_opt_adam = types.SimpleNamespace(adam_update=lambda *_: None, destroy_adam=lambda *_: None)
+
+    with (
+        mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None),
+        mock.patch.object(distributed, "_verify_param_shape_across_processes", return_value=None),
+        # DDP sorts its buckets anew after the first step, with the others' consent. Here they stay as they were, of the
+        # same size in all: a call more or less, and not a byte.
+        mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False),
+        mock.patch.object(torch.nn.Module, "to", lambda model, *_, **__: model),  # all is in place from the start
+        mock.patch.object(DeepSpeedCPUAdam, "__init__", without_its_operator),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _AnswersZero(),
+    ):
+        yield
+
+
+class _AnswersZero(TorchDispatchMode):
+    """Whoever reads a value from a tensor without any is told 0: no overflow, no norm to clip."""
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return args[0].dtype.is_floating_point and 0.0
+        return function(*args, **(kwargs or {}))
 
 
 def reduce_in_python(model) -> None:

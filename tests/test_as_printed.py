@@ -80,7 +80,7 @@ def test_the_counter_that_is_never_reset_spans_all_before(sessions):
 
 
 def test_its_record_is_one_like_all_others(sessions, tmp_path):
-    from study.cli import row
+    from study.table import row
 
     record.write(tmp_path, sessions["engaged"])
     values = row(tmp_path)

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT
+import pytest
+from conftest import ROOT, launch
 
 from study import record
 from study.arms import NAMES
@@ -23,6 +24,50 @@ def test_all_arms_are_listed():
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert [name for name in listed if name in NAMES] == list(NAMES)
     assert "zero3_textbook" in listed
+
+
+@pytest.mark.parametrize(("arm", "total_gb"), [("ddp", 120.0), ("zero1", 31.4), ("zero2", 16.6), ("zero3", 1.88)])
+def test_the_papers_worked_example(arm, total_gb):
+    """7.5 billion parameters on 64 ranks, figure 1 of the ZeRO paper."""
+    done = study("estimate", "--params", "7.5e9", "--ranks", "64", "--arm", arm, "--recipe", "mixed-adam", "--json")
+    told = json.loads(done.stdout)
+    assert sum(told["published_states_bytes"].values()) / 1e9 == pytest.approx(total_gb, abs=0.05)
+    assert told["estimate"] is None, "without layers there is nothing to say of DeepSpeed"
+
+
+def test_an_estimate_is_what_a_virtual_rank_holds(tmp_path, cache):
+    """Two ways to the same bytes, of which neither sees the other."""
+    flags = ("--task", "wikitext", "--model", "gpt2", "--init", "none", "--virtual-ranks", "4", "--steps", "2",
+             "--warmup-steps", "1", "--micro-batch", "2", "--sequence", "64", "--train-rows", "16")  # fmt: skip
+    run = launch("zero2", tmp_path / "run", *flags, cache=cache)
+    held = run.record["memory"]["components"]["per_rank"][0]
+    done = study("estimate", "--model", "gpt2", "--arm", "zero2", "--ranks", "4", "--precision", "fp32",
+                 "--micro-batch", "2", "--sequence", "64", "--device", "cpu", "--json")  # fmt: skip
+    told = json.loads(done.stdout)["estimate"]
+    assert told["memory"]["peak_bytes"] == pytest.approx(held["tracked_peak_bytes"], rel=0.02)
+    sent = {kind: it["bytes"] for kind, it in run.record["traffic"]["per_rank"][0].items()}
+    for kind, moved in told["traffic"].items():
+        assert sent[kind] == pytest.approx(moved, rel=0.001), kind
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--arm", "zero9", "--params", "1e9"), "there is no arm zero9"),
+        (("--model", "bert-huge"), "bert-large"),
+        ((), "give --model, or --params"),
+        (("--params", "-1e9"), "above 0"),
+        (("--params", "1e9", "--layers", "24"), "above 0"),
+        (("--params", "1e9", "--recipe", "guess"), "mixed-adam"),
+        (("--model", "gpt2", "--micro-batch", "0"), "give 1 or more"),
+        (("--model", "gpt2", "--ranks", "0"), "give 1 or more"),
+    ],
+)
+def test_what_cannot_be_estimated_is_a_sentence(flags, told):
+    done = study("estimate", *flags)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_folder_without_runs_is_told_in_a_sentence(tmp_path):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
@@ -99,6 +100,23 @@ def test_one_tool_after_the_other(name, bare, tmp_path):
     shutil.rmtree(tmp_path / "extensions")
     tool(bare, "c++")
     assert doctor.why_not(arm(name), gpus=0) is None
+
+
+@pytest.mark.parametrize(("age_s", "refused"), [(10, False), (3600, True)])
+def test_a_compilation_that_was_cut_off_is_told(bare, tmp_path, age_s, refused):
+    """PyTorch waits for its lock for ever: every launch would hang. A young one is of a compilation that goes on."""
+    compile_all(tmp_path / "extensions")
+    tool(bare, "ninja")
+    tool(bare, "c++")
+    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
+    lock.touch()
+    os.utime(lock, (time.time() - age_s, time.time() - age_s))
+    stop = doctor.why_not(arm("zero3_cpu"), gpus=0)
+    assert (stop is not None) == refused
+    if refused:
+        assert str(lock) in stop.what
+        assert stop.remedy == "remove that file"
+    assert doctor.why_not(arm("zero1"), gpus=0) is None, "this arm does not load it"
 
 
 def test_a_compiler_is_the_one_that_is_named(bare, monkeypatch):

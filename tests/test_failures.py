@@ -198,7 +198,7 @@ def assert_exits_cleanly(times: int, tmp_path: Path, cache: Path) -> None:
 
 
 def test_finished_runs_exit_with_0(tmp_path, cache):
-    assert_exits_cleanly(4, tmp_path, cache)
+    assert_exits_cleanly(2, tmp_path, cache)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def watching(roles=None) -> MemoryWatch:
 
 
 def addresses(**named: torch.Tensor) -> dict[int, str]:
-    return {tensor.untyped_storage().data_ptr(): role for role, tensor in named.items()}
+    return {tensor.untyped_storage()._cdata: role for role, tensor in named.items()}
 
 
 # --- memory: the total and its peak --------------------------------------------------------------------------------

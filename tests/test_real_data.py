@@ -36,6 +36,7 @@ def test_real_text_trains(trained):
     assert run.record["loss"]["final_eval"]["perplexity"] < 50257
 
 
+@pytest.mark.slow
 def test_bert_large_steps_under_stage_3(trained):
     """335 million parameters, two ranks, a machine of 24 GiB: each holds half."""
     run = trained(

@@ -57,6 +57,61 @@ def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
     assert all(line["loss"] is None for line in virtual.steps)
 
 
+@pytest.mark.parametrize("arm", ["ddp", "zero3_cpu"])
+def test_without_values_it_holds_the_same(arm, tmp_path, cache):
+    """Tensors that have shapes and no memory: the same bytes at the same moment, and no time."""
+    flags = (*FLAGS, "--virtual-ranks", "8", "--task", "wikitext")
+    with_memory = launch(arm, tmp_path / "memory", *flags, cache=cache)
+    without = launch(arm, tmp_path / "none", *flags, "--init", "none", cache=cache)
+    assert (with_memory.code, without.code) == (0, 0), with_memory.output + without.output
+    assert_same_without_values(without.record, with_memory.record)
+    assert with_memory.record["time"]["median_step_s"] > 0
+    assert without.record["time"]["median_step_s"] is None
+    assert without.record["memory"]["per_rank"][0]["host_peak_bytes"] is None, "it would be the simulator's"
+
+
+def assert_same_without_values(without: dict, with_memory: dict) -> None:
+    held, real_held = (it["memory"]["components"]["per_rank"][0] for it in (without, with_memory))
+    assert held["at_peak"] == real_held["at_peak"]
+    assert held["after_step"] == real_held["after_step"]
+    assert sum(real_held["at_peak"].values()) > 1e6
+    sent, real_sent = without["traffic"]["per_rank"][0], with_memory["traffic"]["per_rank"][0]
+    assert {kind: it["bytes"] for kind, it in sent.items()} == {kind: it["bytes"] for kind, it in real_sent.items()}
+
+
+def test_a_model_larger_than_this_machine_is_seen(tmp_path, cache):
+    """Six billion parameters on eight ranks, and nothing of them in this machine's memory."""
+    run = launch(
+        "zero1", tmp_path / "run", "--task", "wikitext", "--model", "gpt-j-6b", "--init", "none",
+        "--virtual-ranks", "8", "--precision", "bf16_cast", "--micro-batch", "1", "--steps", "2",
+        "--warmup-steps", "1", cache=cache,
+    )  # fmt: skip
+    assert run.code == 0, run.output
+    seen, after = run.record["observed"], run.record["memory"]["components"]["per_rank"][0]["after_step"]
+    assert seen["parameters"] == 6050882784
+    # The ZeRO paper's 4 + 8 bytes a parameter in eight parts, and weights of 2 bytes that stage 1 keeps whole.
+    assert after["moments"] == pytest.approx(8 * seen["parameters"] / 8, rel=0.01)
+    assert after["master"] == pytest.approx(4 * seen["parameters"] / 8, rel=0.01)
+    assert after["weights"] == pytest.approx(2 * seen["parameters"], rel=0.01)
+    sent = {kind: it["bytes"] for kind, it in run.record["traffic"]["per_rank"][0].items()}
+    assert sent["all_reduce"] == pytest.approx(2 * seen["parameters"], rel=0.01)
+    assert sent["all_gather"] == pytest.approx(2 * seen["parameters"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--init", "none"), "give --virtual-ranks"),
+        (("--init", "none", "--virtual-ranks", "8"), "zero3_cpu"),
+    ],
+)
+def test_no_values_where_they_are_needed_is_refused(flags, told, tmp_path, cache):
+    run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache)
+    assert run.code != 0
+    assert told in run.output
+    assert "Traceback" not in run.output
+
+
 def test_of_more_ranks_each_holds_less(tmp_path, cache):
     """Stage 3 on 8 and on 64 virtual ranks: model states fall with N, collectives do not."""
     runs = {
@@ -96,8 +151,15 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
         for ranks in (2, 4):
             if (arm, ranks, task) == ("zero3_nvme", 4, "wikitext"):
                 continue  # its partitions would be under 1 MiB, and stay in memory
-            virtual, real = pair(arm, ranks, tmp_path, cache, "--task", task, "--precision", precision)
-            lines.append(f"{arm:11} N={ranks} {assert_equal(virtual, real)}")
+            flags = ("--task", task, "--precision", precision)
+            virtual, real = pair(arm, ranks, tmp_path, cache, *flags)
+            line = f"{arm:11} N={ranks} {assert_equal(virtual, real)}"
+            if arm != "zero3_nvme":
+                none = ("--virtual-ranks", str(ranks), "--init", "none")
+                without = launch(arm, tmp_path / f"{arm}-{ranks}-none", *FLAGS, *flags, *none, cache=cache)
+                assert_same_without_values(without.record, virtual.record)
+                line += ", and without values"
+            lines.append(line)
     assert len(lines) == 16 - (task == "wikitext")
     with capsys.disabled():
         sys.stdout.write(

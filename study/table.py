@@ -1,0 +1,67 @@
+"""Runs as rows, and rows as a table in plain text."""
+
+import statistics
+import sys
+from pathlib import Path
+
+from study import record
+from study.record import Stop
+
+
+def row(folder: Path) -> dict:
+    """One run as a line of a table. What a run does not know is None."""
+    try:
+        made = record.load(folder)
+    except Stop:
+        return {"run": folder.name, "status": "unreadable"}
+    asked, seen = made["requested"] or {}, made["observed"] or {}
+    loss, time, memory = made["loss"] or {}, made["time"] or {}, made["memory"] or {}
+    final, traffic = loss.get("final_eval") or {}, (made["traffic"] or {}).get("per_rank") or []
+    components = ((memory.get("components") or {}).get("per_rank") or [{}])[0]
+    written = [rank.get("nvme_written_bytes") for rank in memory.get("per_rank") or []]
+    return {
+        "run": folder.name,
+        "status": made["status"],
+        "arm": asked.get("arm"),
+        "task": asked.get("task"),
+        "precision": asked.get("precision"),
+        "ranks": f"{seen['ranks']} virtual" if seen.get("virtual_ranks") else seen.get("ranks"),
+        "stage": seen.get("stage"),
+        "loss": loss.get("final_train"),
+        "eval loss": final.get("eval_loss"),
+        "s/step": statistics.median(time["step_s"]) if time.get("step_s") else None,
+        "tracked peak MB": _mega(components.get("tracked_peak_bytes")),
+        "collectives MB": _mega(sum(entry["bytes"] for entry in traffic[0].values())) if traffic else None,
+        "to disk MB": _mega(sum(written)) if written and None not in written else None,
+    }
+
+
+def _mega(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def _cell(value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def why(folder: Path) -> str:
+    try:
+        error = record.load(folder)["error"]
+    except Stop as stop:
+        return stop.what
+    return f"{error['message']}. What to do: {error['what_to_do']}." if error else "still running, or killed"
+
+
+def show(rows: list[dict]) -> None:
+    """A table in plain text: columns as wide as they need, what is not known a dash."""
+    if not rows:
+        return
+    columns = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    lines = [list(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,186 @@
+"""Tensors, operations and activations, against the models themselves."""
+
+import contextlib
+import dataclasses
+import types
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from study import architecture, models, tasks
+from study.activations import activations
+from study.estimate import moments
+from study.meter import MemoryWatch
+from study.record import Stop
+from study.replay import read_engine
+from study.settings import Settings, resolve
+from study.shapes import SHAPES
+
+VOCABULARY = 2048
+SMALL = {
+    "bert": {"model_type": "bert", "vocab_size": 1009, "max_position_embeddings": 64, "hidden_size": 96,
+             "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 352},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 1009, "n_positions": 64, "n_embd": 96, "n_layer": 2, "n_head": 3,
+             "n_inner": 352},
+    "gptj": {"model_type": "gptj", "vocab_size": 1009, "n_positions": 64, "n_embd": 96, "n_layer": 2, "n_head": 3,
+             "n_inner": 352, "rotary_dim": 16, "tie_word_embeddings": False},
+    "gpt_neox": {"model_type": "gpt_neox", "vocab_size": 1009, "max_position_embeddings": 64, "hidden_size": 96,
+                 "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 352, "rotary_pct": 0.25},
+    "gemma2": {"model_type": "gemma2", "vocab_size": 1009, "max_position_embeddings": 64, "hidden_size": 96,
+               "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20,
+               "intermediate_size": 352, "query_pre_attn_scalar": 20, "sliding_window": 64},
+}  # fmt: skip
+
+
+def settings_for(name: str, **values) -> Settings:
+    task = "imdb" if name.startswith("bert") else "wikitext"
+    if name in ("gptj", "gemma2"):
+        values |= {"attention": "eager"}
+    return resolve(Settings(task=task, model=name, data="embedded", init="in_place", **values), False)
+
+
+def meta(settings: Settings):
+    return models.on_meta(settings, models.model_config(settings, VOCABULARY))
+
+
+# --- tensors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_tensors_are_the_models_own(name):
+    """The same names and shapes in the same order, tied heads once."""
+    there = [(key, tuple(value.shape)) for key, value in meta(settings_for(name)).named_parameters()]
+    ours = [(tensor.name, tensor.shape) for tensor in architecture.tensors(architecture.describe(name, VOCABULARY))]
+    assert ours == there
+    assert architecture.parameters(architecture.describe(name, VOCABULARY)) > 0.7e6
+
+
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b"])
+def test_a_whole_config_says_the_same_as_the_shape(name):
+    """What transformers writes into config.json, with its own names and all defaults."""
+    settings = settings_for(name)
+    config = models.model_config(settings, VOCABULARY).to_dict()
+    assert architecture.describe(config) == architecture.describe(name)
+
+
+def test_dropout_is_what_the_models_have():
+    for name in ("bert-tiny", "gpt-tiny", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b"):
+        config = models.model_config(settings_for(name), VOCABULARY)
+        ours = architecture.describe(name, VOCABULARY)
+        theirs = [value for key, value in config.to_dict().items()
+                  if key in architecture.DROPOUT[ours.family]]  # fmt: skip
+        assert {ours.attention_dropout, ours.hidden_dropout, ours.embedding_dropout} == set(theirs), name
+        off = architecture.describe(name, VOCABULARY, dropout=0.0)
+        assert off.attention_dropout == off.hidden_dropout == off.embedding_dropout == 0
+
+
+@pytest.mark.parametrize(("parameters", "layers", "hidden"), [(1.5e9, 48, 1600), (7.5e9, 72, 3072), (8.3e9, 72, 3072)])
+def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden):
+    made = architecture.generic(parameters, layers, hidden)
+    assert architecture.parameters(made) == pytest.approx(parameters, rel=0.12)
+    assert (made.layers, made.hidden) == (layers, hidden)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: architecture.describe("gpt-5"),
+        lambda: architecture.describe({"model_type": "t5"}),
+        lambda: architecture.describe("gpt-tiny"),  # takes its data's vocabulary
+        lambda: architecture.describe({"model_type": "gpt2", "n_embd": -4, "n_layer": 2, "n_head": 2}),
+        lambda: architecture.generic(-1e9, 12, 768),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(ask):
+    with pytest.raises(Stop):
+        ask()
+
+
+# --- operations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence", [16, 60])
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt-tiny", *SMALL])
+def test_operations_are_what_pytorch_counts(monkeypatch, name, sequence):
+    if name in SMALL:
+        monkeypatch.setitem(SHAPES, name, SMALL[name] | {"vocab_size": VOCABULARY})
+    settings = settings_for(name, sequence=sequence)
+    ids = torch.zeros(1, sequence, dtype=torch.long, device="meta")
+    batch = {"input_ids": ids, "attention_mask": ids, "labels": ids[0, :1]}
+    model = meta(settings)
+    with FlopCounterMode(display=False) as counter:
+        tasks.row_losses(settings, model, batch)[0].mean().backward()
+    ours = architecture.flops_per_row(architecture.describe(name, VOCABULARY), sequence)
+    assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_operations_double_with_the_layers():
+    one = architecture.describe("gpt2")
+    two = dataclasses.replace(one, layers=24)
+    rest = architecture.flops_per_row(dataclasses.replace(one, layers=0), 64)
+    assert architecture.flops_per_row(two, 64) - rest == 2 * (architecture.flops_per_row(one, 64) - rest)
+
+
+# --- activations ---------------------------------------------------------------------------------------------------
+
+FUSED = ("bert", "gpt2", "gpt_neox")
+CASES = [
+    (family, precision, attention, checkpointing, dropout)
+    for family in SMALL
+    for precision in ("fp32", "bf16", "bf16_cast")
+    for attention in (("sdpa", "eager") if family in FUSED else ("eager",))
+    for checkpointing, dropout in ((False, 0.1), (False, 0.0), (True, None))
+    if (dropout != 0.0 or precision == "fp32") and not (checkpointing and attention == "eager" and family in FUSED)
+]
+
+
+def measured(monkeypatch, shape: dict, rows: int, sequence: int, precision, attention, checkpointing, dropout):
+    """Bytes that live at the end of a forward pass of the real model on a CPU, and at most until the backward's end."""
+    monkeypatch.setitem(SHAPES, "small", shape)
+    task = "imdb" if shape["model_type"] == "bert" else "wikitext"
+    settings = resolve(Settings(task=task, model="small", data="embedded", init="in_place", precision=precision,
+                                attention=attention, checkpointing=checkpointing, dropout=dropout,
+                                sequence=sequence), False)  # fmt: skip
+    model = models.build_model(settings, models.model_config(settings, 100), torch.device("cpu"))
+    ids = torch.randint(0, 100, (rows, sequence))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.ones(rows, dtype=torch.long)}
+    cast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    there = [*model.parameters(), *model.buffers(), *batch.values()]  # looking through all objects takes a second
+    monkeypatch.setattr("study.meter.gc", types.SimpleNamespace(collect=int, get_objects=lambda: there))
+    watch = MemoryWatch("cpu", dict)
+    with watch:
+        before = watch.total
+        with cast:
+            loss = tasks.row_losses(settings, model, batch)[0].mean()
+        kept = watch.total - before
+        watch.peak = 0
+        loss.backward()
+    return kept, watch.peak - before
+
+
+@pytest.mark.parametrize(("family", "precision", "attention", "checkpointing", "dropout"), CASES)
+def test_activations_are_what_the_model_keeps(monkeypatch, family, precision, attention, checkpointing, dropout):
+    """Within 2 % of what the real model holds at the end of its forward pass, and 12 % at the backward pass's peak."""
+    shape, rows, sequence = SMALL[family], 3, 40
+    kept, peak = measured(monkeypatch, shape, rows, sequence, precision, attention, checkpointing, dropout)
+    made = architecture.describe(shape, dropout=dropout)
+    ours = activations(made, rows, sequence, precision, attention, checkpointing)
+    assert ours.kept == pytest.approx(kept, rel=0.02)
+    there = architecture.tensors(made)
+    engine = read_engine(None, 1, precision, 1, "cpu")
+    looks = [sum(now.values()) for _, now in moments(engine, there, made, ours, precision)]
+    assert max(looks[:-1]) == pytest.approx(peak, rel=0.12), "the last look is the update"
+
+
+@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize(("rows", "sequence", "layers", "width"), [(1, 64, 1, 96), (2, 24, 2, 192)])
+def test_activations_grow_as_the_models_do(monkeypatch, family, rows, sequence, layers, width):
+    names = {key: value for key, value in architecture.NAMES.items() if key in ("layers", "hidden")}
+    shape = SMALL[family] | {name: {"layers": layers, "hidden": width}[key]
+                             for key, both in names.items() for name in both if name in SMALL[family]}  # fmt: skip
+    attention = "sdpa" if family in FUSED else "eager"
+    kept, _ = measured(monkeypatch, shape, rows, sequence, "fp32", attention, False, None)
+    assert activations(architecture.describe(shape), rows, sequence, "fp32", attention).kept == pytest.approx(
+        kept, rel=0.02
+    )
