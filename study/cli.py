@@ -11,9 +11,12 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,12 +26,13 @@ from tyro.extras import SubcommandApp
 from study import compare as comparing
 from study import doctor as examining
 from study import estimate as predict
-from study import protocol
+from study import protocol, record
 from study import sweep as sweeping
 from study.architecture import Architecture, describe, generic
 from study.arms import ROOT, all_paths, read
 from study.corpus import VOCABULARY as CORPUS_VOCABULARY
 from study.record import Stop
+from study.settings import Settings
 from study.table import row, show, why
 from study.theory import OF_PRECISION, states_bytes
 
@@ -139,6 +143,36 @@ def described(model: str) -> Architecture:
     """A built-in shape, or what a folder's config.json says."""
     config = Path(model) / "config.json"
     return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=CORPUS_VOCABULARY)
+
+
+@app.command
+def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str = "zero3", ranks: int = 8) -> None:
+    """See rank 0 of a group alone: what it holds and sends, from the real engine, on any machine.
+
+    Args:
+        settings: As the trainer's. Without --init the tensors have no values, so that no memory is needed.
+        arm: A file in accelerate_configs/.
+        ranks: How many there would be.
+    """
+    if arm not in all_paths():
+        raise Stop(f"there is no arm {arm}", f"give one of {', '.join(all_paths())}")
+    settings = replace(settings, virtual_ranks=ranks, init=settings.init or "none", run_dir=None)
+    if settings.steps is None:
+        settings = replace(settings, steps=2, warmup_steps=1)
+    asked = {name: value for name, value in vars(settings).items() if value != getattr(Settings, name)}
+    with tempfile.TemporaryDirectory() as folder:
+        cell = protocol.Cell("", "virtual", "tiny", arm, None, asked)
+        words = sweeping.command(cell, Path(folder) / "run", settings.nvme_dir)
+        if subprocess.run(words, cwd=ROOT, check=False).returncode != 0:
+            sys.exit(1)  # it has said why
+        made = record.load(Path(folder) / "run")
+    held = made["memory"]["components"]["per_rank"][0]
+    roles = held["at_peak"] | held["after_step"]
+    show([{"virtual, rank 0 of " + str(ranks): role, "GB at the peak": held["at_peak"].get(role, 0) / 1e9,
+           "GB after a step": held["after_step"].get(role, 0) / 1e9} for role in roles])  # fmt: skip
+    sys.stdout.write(f"at the peak in all: {held['tracked_peak_bytes'] / 1e9:.4g} GB\n")
+    show([{"collective": kind, "calls": it["calls"], "GB of a step": it["bytes"] / 1e9}
+          for kind, it in made["traffic"]["per_rank"][0].items()])  # fmt: skip
 
 
 @app.command

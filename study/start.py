@@ -57,7 +57,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
 def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None:
     """Say what is about to run, and how to get the other of the two default runs."""
     where = hardware.device_name() or "CPU"
-    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    ranks = f"{num_ranks} {'virtual ' * bool(settings.virtual_ranks)}rank{'s' * (num_ranks > 1)}"
     data = "the embedded corpus" if settings.data == "embedded" else f"{settings.task} from {settings.data}"
     say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {where}")
     if not CUDA and settings.model in ("bert-tiny", "gpt-tiny") and settings.data == "embedded":

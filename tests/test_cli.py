@@ -50,6 +50,15 @@ def test_an_estimate_is_what_a_virtual_rank_holds(tmp_path, cache):
         assert sent[kind] == pytest.approx(moved, rel=0.001), kind
 
 
+def test_a_virtual_rank_is_one_command_away():
+    done = study("virtual", "--arm", "zero2", "--ranks", "64", "--task", "wikitext")
+    assert done.returncode == 0, done.stderr
+    assert "64 virtual ranks" in done.stdout
+    assert "virtual, rank 0 of 64" in done.stdout
+    assert "at the peak in all: " in done.stdout
+    assert any(line.startswith("all_gather") for line in done.stdout.splitlines())
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
