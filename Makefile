@@ -6,7 +6,7 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study test check bench parity
+.PHONY: help setup study test check bench parity scoreboard
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -32,6 +32,9 @@ check: setup  ## lint, and every test, the slow ones as well
 
 parity: setup  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
+
+scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
+	study sweep scoreboard --runs runs/scoreboard && python -m study.scoreboard runs/scoreboard
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
 	python -m study.bench

@@ -129,11 +129,17 @@ def estimate(
         told = {"arm": arm, "ranks": ranks, "parameters": params, "published_states_bytes": states, "estimate": whole}
         sys.stdout.write(json.dumps(told, indent=1) + "\n")
         return
+    show_estimate(states, whole)
+
+
+def show_estimate(states: dict, whole: dict | None) -> None:
     show([{"the ZeRO paper's model states": name, "GB per rank": size / 1e9}
           for name, size in (states | {"total": sum(states.values())}).items()])  # fmt: skip
     if whole:
         at_peak = whole["memory"]["at_peak"] | {"total": whole["memory"]["peak_bytes"]}
-        sys.stdout.write(f"\nDeepSpeed's own, at the peak ({whole['memory']['peak_when']}):\n")
+        sys.stdout.write(
+            f"\npredicted at the peak ({whole['memory']['peak_when']}), buffers and temporaries included:\n"
+        )
         show([{"component": name, "GB per rank": size / 1e9} for name, size in at_peak.items()])
         moved = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in whole["traffic"].items()) or "nothing"
         sys.stdout.write(f"\nhost: {whole['host_bytes'] / 1e9:.3g} GB; collectives of a step: {moved}\n")
@@ -142,7 +148,10 @@ def estimate(
 def described(model: str) -> Architecture:
     """A built-in shape, or what a folder's config.json says."""
     config = Path(model) / "config.json"
-    return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=CORPUS_VOCABULARY)
+    try:
+        return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=CORPUS_VOCABULARY)
+    except ValueError as error:
+        raise Stop(f"{config} is not valid JSON ({error})", "name the folder of a model") from None
 
 
 @app.command

@@ -14,9 +14,9 @@ HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evalua
 LAUNCHING = {"accelerate", "deepspeed"}
 MAY_BE_HEAVY = {
     "train", "start", "process", "run", "results", "tasks", "data", "models", "sources", "virtual", "meter", "traffic",
-    "hardware", "observe", "master", "rivals", "as_printed",
+    "hardware", "observe", "master", "rivals", "as_printed", "scoreboard",
 }  # fmt: skip
-MAY_LAUNCH = {"train", "virtual", "traffic", "run", "observe", "as_printed"}
+MAY_LAUNCH = {"train", "virtual", "traffic", "run", "observe", "as_printed", "scoreboard"}
 PROMISED_TORCH_FREE = {  # and so is every other module that is not in the set above
     "cli", "report", "sweep", "advise", "ledger", "figures", "theory", "stats", "record", "arms", "settings", "shapes",
     "corpus", "nvme", "bench",

@@ -83,6 +83,19 @@ def test_every_protocol_of_the_study_expands_at_every_scale_it_has(name):
         assert protocol.cells(read, scale)
 
 
+@pytest.mark.parametrize("name", [name for name in protocol.names() if name not in ("smoke", "scoreboard")])
+def test_tiny_has_the_structure_of_paper(name):
+    """The same parts, arms and axes; only smaller."""
+    read = protocol.read(name)
+    for part in read["part"]:
+        assert {"paper", "tiny"} <= part.keys(), part["name"]
+    paper, tiny = (protocol.cells(read, scale) for scale in ("paper", "tiny"))
+    assert {(cell.part, cell.arm, cell.script, cell.frontier) for cell in paper} == {
+        (cell.part, cell.arm, cell.script, cell.frontier) for cell in tiny
+    }
+    assert len({cell.name for cell in paper} & {cell.name for cell in tiny}) == 0
+
+
 def test_smoke_is_every_arm_on_both_tasks():
     cells = protocol.cells(protocol.read("smoke"), "tiny")
     assert {(cell.arm, cell.asked["task"]) for cell in cells} == {(a, t) for a in NAMES for t in ("imdb", "wikitext")}

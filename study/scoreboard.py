@@ -1,0 +1,120 @@
+"""Who predicts memory best: our formulas, DeepSpeed's two estimators and Accelerate's, against the same measured peaks.
+
+python -m study.scoreboard runs/scoreboard runs/smoke
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+from accelerate.commands.estimate import estimate_training_usage
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+from study import record
+from study.architecture import Architecture, describe, tensors
+from study.corpus import VOCABULARY
+from study.estimate import estimate
+from study.record import Stop
+from study.table import show
+
+HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
+PREDICTORS = ("ours", "deepspeed", "accelerate")
+STATES = ("weights", "master", "moments", "gradients", "buckets")  # all that DeepSpeed's estimators mean to predict
+
+
+def main() -> None:
+    """Print every cell with each predictor's error, and then each predictor's median and worst."""
+    if len(sys.argv) < 2:
+        sys.exit("name folders with runs in them, as in: python -m study.scoreboard runs/scoreboard")
+    rows = scored([path.parent for folder in sys.argv[1:] for path in sorted(Path(folder).glob("**/record.json"))])
+    show([row | {name: percent(row[name]) for name in (*PREDICTORS, "deepspeed, states")} for row in rows])
+    for part, chosen in (("all", rows), ("held out", [row for row in rows if row["held out"]])):
+        for name in (*PREDICTORS, "deepspeed, states"):
+            errors = [abs(row[name]) for row in chosen if row[name] is not None]
+            if errors:
+                sys.stdout.write(f"{part}, {name}: {len(errors)} of {len(chosen)} cells, median "
+                                 f"{statistics.median(errors):.2%}, worst {max(errors):.2%}\n")  # fmt: skip
+
+
+def percent(error: float | None) -> str | None:
+    return None if error is None else f"{error:+.1%}"
+
+
+def scored(folders: list[Path]) -> list[dict]:
+    """A row for each finished run with components: what was measured, and by how much each predictor is off."""
+    rows = []
+    for folder in folders:
+        try:
+            made = record.load(folder)
+        except Stop:
+            continue
+        if made["status"] == "done" and (made["memory"] or {}).get("components"):
+            rows.append(score(made))
+    if not rows:
+        raise Stop("there is no finished run with components of memory there", "run study sweep scoreboard first")
+    return rows
+
+
+def score(made: dict) -> dict:
+    """One run's peak, and the relative error of each prediction of it; None where a predictor says nothing."""
+    asked, seen = made["requested"], made["observed"]
+    held = made["memory"]["components"]["per_rank"][0]
+    model = describe(asked["model"], vocabulary=VOCABULARY, dropout=asked["dropout"])
+    engine = seen["deepspeed"] if seen["stage"] is not None else None
+    ours = estimate(
+        model, engine, seen["ranks"], asked["precision"], asked["micro_batch"], asked["accumulation"],
+        asked["sequence"], asked["attention"], asked["checkpointing"], device=seen["device"],
+        data_bytes=data_bytes(asked),
+    )  # fmt: skip
+    measured = held["tracked_peak_bytes"]
+    found = {"ours": ours["memory"]["peak_bytes"]} | others(model, made)
+    parts = held["at_peak"].keys() | ours["memory"]["at_peak"].keys()
+    states = sum(held["at_peak"].get(role, 0) for role in STATES)
+    off = {part: ours["memory"]["at_peak"].get(part, 0) - held["at_peak"].get(part, 0) for part in parts}
+    worst = max(off, key=lambda part: abs(off[part]))
+    return {
+        "arm": asked["arm"],
+        "model": asked["model"],
+        "ranks": f"{seen['ranks']} virtual" if seen.get("virtual_ranks") else seen["ranks"],
+        "precision": asked["precision"],
+        "rows": asked["micro_batch"],
+        "acc": asked["accumulation"],
+        "tokens": asked["sequence"],
+        "held out": made["run_id"].startswith(HELD_OUT),
+        "measured GB": measured / 1e9,
+        **{name: None if found[name] is None else found[name] / measured - 1 for name in PREDICTORS},
+        "deepspeed, states": found["deepspeed"] and found["deepspeed"] / states - 1,
+        "ours, most off": f"{worst} {off[worst] / measured:+.1%}",
+    }
+
+
+def others(model: Architecture, made: dict) -> dict[str, float | None]:
+    """What the libraries' own estimators say, by the functions that they ship. Neither knows of activations."""
+    asked, seen = made["requested"], made["observed"]
+    there = tensors(model)
+    parameters, largest = sum(it.elements for it in there), max(it.elements for it in there)
+    home = {"cpu_offload": seen["offload_optimizer"] != "none", "additional_buffer_factor": 1}
+    deepspeed = None  # nothing for DDP and stage 1
+    if seen["stage"] == 2:
+        host, device = estimate_zero2_model_states_mem_needs(parameters, seen["ranks"], 1, **home)
+        deepspeed = device + (host / seen["ranks"] if home["cpu_offload"] else 0)  # on a CPU both are one memory
+    elif seen["stage"] == 3:
+        home["cpu_offload_params"] = seen["offload_param"] != "none"
+        host, device, _ = estimate_zero3_model_states_mem_needs(parameters, largest, seen["ranks"], 1, **home)
+        deepspeed = device + (host / seen["ranks"] if home["cpu_offload"] else 0)
+    usage = estimate_training_usage(4 * parameters, "float32" if asked["precision"] == "fp32" else "bfloat16")
+    return {"deepspeed": deepspeed, "accelerate": max(usage.values())}  # the largest is what it prints
+
+
+def data_bytes(asked: dict) -> int:
+    """What a rank holds of the embedded data: token ids, and for reviews a mask and a label."""
+    rows = (asked["train_rows"] or 1600) + asked["eval_rows"]
+    return rows * 8 * (2 * asked["sequence"] + 1 if asked["task"] == "imdb" else asked["sequence"])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Stop as stop:
+        sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
