@@ -1,8 +1,11 @@
 """What a model is made of: its parameter tensors, in the order of its modules, and the operations of a row."""
 
+import json
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
+from study.corpus import VOCABULARY
 from study.record import Stop
 from study.shapes import SHAPES
 
@@ -100,6 +103,15 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
         labels=model.get("num_labels") or len(model.get("id2label") or "__"),
         **found,
     )
+
+
+def named(model: str) -> Architecture:
+    """A built-in shape, or what a folder's config.json says. Our own shape reads the embedded corpus."""
+    config = Path(model) / "config.json"
+    try:
+        return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=VOCABULARY)
+    except ValueError as error:
+        raise Stop(f"{config} is not valid JSON ({error})", "name the folder of a model") from None
 
 
 def generic(parameters: float, layers: int, hidden: int, heads: int | None = None) -> Architecture:

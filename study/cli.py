@@ -2,6 +2,10 @@
 
 study arms            the arms: what each file says, and whether it can run here
 study doctor          what this machine has and lacks
+study advise ...      which arms fit a model on your GPUs, and which to take
+study estimate ...    what one rank will hold and move
+study virtual ...     the same, seen on one rank of N, alone
+study explain A B     why two runs differ in memory
 study sweep NAME      run a declared experiment; start it again to go on
 study runs DIR        the runs below a folder, as a table
 study compare DIR...  time and memory of equal cells, in one folder or in several
@@ -14,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +26,16 @@ from typing import Annotated, Literal
 import tyro
 from tyro.extras import SubcommandApp
 
+from study import advise as advising
 from study import compare as comparing
+from study import configure, protocol, record
 from study import doctor as examining
 from study import estimate as predict
-from study import protocol, record
+from study import explain as explaining
 from study import sweep as sweeping
-from study.architecture import Architecture, describe, generic
+from study.architecture import generic, named
 from study.arms import ROOT, all_paths, read
-from study.corpus import VOCABULARY as CORPUS_VOCABULARY
+from study.progress import Progress
 from study.record import Stop
 from study.settings import Settings
 from study.table import row, show, why
@@ -116,7 +121,7 @@ def estimate(
         raise Stop(f"there is no arm {arm}", f"give one of {', '.join(all_paths())}")
     found, whole = read(all_paths()[arm]), None
     if model or layers:
-        made = generic(params or 0, layers or 0, hidden or 0) if model is None else described(model)
+        made = generic(params or 0, layers or 0, hidden or 0) if model is None else named(model)
         whole = predict.estimate(
             made, found.deepspeed, ranks if found.distributed_type != "NO" else 1, precision, micro_batch, accumulation,
             sequence, attention, checkpointing, device=device,
@@ -143,15 +148,6 @@ def show_estimate(states: dict, whole: dict | None) -> None:
         show([{"component": name, "GB per rank": size / 1e9} for name, size in at_peak.items()])
         moved = ", ".join(f"{kind} {size / 1e9:.3g} GB" for kind, size in whole["traffic"].items()) or "nothing"
         sys.stdout.write(f"\nhost: {whole['host_bytes'] / 1e9:.3g} GB; collectives of a step: {moved}\n")
-
-
-def described(model: str) -> Architecture:
-    """A built-in shape, or what a folder's config.json says."""
-    config = Path(model) / "config.json"
-    try:
-        return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=CORPUS_VOCABULARY)
-    except ValueError as error:
-        raise Stop(f"{config} is not valid JSON ({error})", "name the folder of a model") from None
 
 
 @app.command
@@ -182,6 +178,63 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
     sys.stdout.write(f"at the peak in all: {held['tracked_peak_bytes'] / 1e9:.4g} GB\n")
     show([{"collective": kind, "calls": it["calls"], "GB of a step": it["bytes"] / 1e9}
           for kind, it in made["traffic"]["per_rank"][0].items()])  # fmt: skip
+
+
+@app.command
+def advise(
+    *, model: str, gpus: int, gpu: str, link: str | None = None, host_memory: str, sequence: int, batch: int,
+    precision: Literal["fp32", "bf16", "bf16_cast"] = "bf16_cast", checkpointing: bool = False, disk: str | None = None,
+    gpus_per_node: int = 8, write: Path | None = None, nvme_dir: Path | None = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Say which arms fit, how fast they should be, and which to take. All of it is predicted: nothing is run.
+
+    Args:
+        model: A built-in shape, or a folder with a config.json.
+        gpus: How many there are, over all nodes.
+        gpu: Which: A100-80GB, H100-80GB, L4 and others.
+        link: Between them, the slowest on the way: nvswitch, pcie4, ib-hdr and others. One GPU needs none.
+        host_memory: Of a node, such as 1TB.
+        sequence: Tokens per row.
+        batch: Rows per optimizer step, over all GPUs.
+        precision: As in the trainer.
+        checkpointing: Recompute activations.
+        disk: What a node's disk reads and writes, such as 6GB/s. Without one nothing is offloaded to disk.
+        gpus_per_node: They share a host.
+        write: A new file for an Accelerate config, with a DeepSpeed json beside it where one is needed.
+        nvme_dir: The folder on the disk, for that config.
+        as_json: Print it as JSON.
+    """
+    asked = advising.Question(
+        named(model), gpus, gpu, link, advising.size_bytes(host_memory), sequence, batch, precision, checkpointing,
+        disk_bytes_per_s=disk and advising.size_bytes(disk), gpus_per_node=gpus_per_node,
+    )  # fmt: skip
+    advice = advising.advise(asked)
+    words = [advising.in_words(advice), advising.agreement(advice), "Assumed:", *advising.assumptions(asked)]
+    if as_json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(advice) | {"in_words": words}, indent=1) + "\n")
+    else:
+        sizes = {"peak": "peak_bytes", "spare": "headroom_bytes", "host": "host_bytes", "sent": "sent_bytes"}
+        show([{"predicted": row.arm, "fits": "yes" if row.fits else "no", "limit": row.limit,
+               "rows/pass": row.micro_batch, "passes": row.accumulation,
+               "largest part": max(row.components, key=row.components.get, default=None),
+               **{f"{name} GB": getattr(row, key) and getattr(row, key) / 1e9 for name, key in sizes.items()},
+               "s/step": row.step_s and "{:.3g} to {:.3g}".format(*row.step_s),
+               "tokens/s": row.tokens_per_s and "{1:.0f} to {0:.0f}".format(*row.tokens_per_s)}
+              for row in advice.rows])  # fmt: skip
+        sys.stdout.write("\n".join(["", *words]) + "\n")
+    for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
+        sys.stderr.write(f"written: {path}\n")
+
+
+@app.command
+def explain(run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /) -> None:
+    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component."""
+    a, b = record.load(run_a), record.load(run_b)
+    columns = {"a_bytes": "first MB", "b_bytes": "second MB", "difference_bytes": "difference MB"}
+    show([{"component": row["component"], "of": row["kind"]}
+          | {name: None if row[key] is None else row[key] / 1e6 for key, name in columns.items()}
+          | {"share": row["share"]} for row in explaining.explain(a, b)])  # fmt: skip
+    sys.stdout.write("\n".join(["", *explaining.in_words(a, b)]) + "\n")
 
 
 @app.command
@@ -291,44 +344,3 @@ def plan(cells: list[protocol.Cell]) -> None:
             }
         )
     show(rows)
-
-
-class Progress:
-    """Tells a person how far a sweep is: a line that changes on a terminal, plain lines elsewhere."""
-
-    def __init__(self, turns: int):
-        self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
-        self.ran_now = False  # whether this turn was run, and not found done
-        self.live = sys.stdout.isatty()
-
-    def say(self, text: str, end: str = "\n") -> None:
-        sys.stdout.write(("\r\x1b[K" if self.live else "") + text + end)
-        sys.stdout.flush()
-
-    def start(self, turn: sweeping.Turn) -> None:
-        self.turn = turn
-        if not self.live:
-            self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}{self.left()}")
-
-    def step(self, folder: Path, seconds: float) -> None:
-        if self.live:
-            now = sweeping.last_step(folder)
-            at = f"step {now['step']}  loss {now['loss']:.4f}" if now else "starting"
-            self.say(f"[{self.ended + 1}/{self.turns}] {self.turn.name}  {at}  {seconds:.0f} s{self.left()}", end="")
-
-    def left(self) -> str:
-        """What remains, from the turns of this sweep that were run: nothing before there is one."""
-        if not self.ran:
-            return ""
-        minutes = (time.monotonic() - self.started) / self.ran * (self.turns - self.ended) / 60
-        return f"  about {minutes:.0f} min left" if minutes >= 1 else "  under a minute left"
-
-    def end(self, turn: sweeping.Turn, made: dict, ran: bool) -> None:
-        self.ran_now |= ran
-        word = made["status"] if ran or made["status"] != "done" else "done before"
-        why = "" if made["status"] == "done" else f": {made['error']['message']}"
-        self.say(f"[{self.ended + 1}/{self.turns}] {turn.name}  {word}{why}")
-
-    def next(self) -> None:
-        """On to the next turn. One that looks for a frontier has many runs, and is over when all of them are."""
-        self.ended, self.ran, self.ran_now = self.ended + 1, self.ran + self.ran_now, False

@@ -197,10 +197,6 @@ def assert_exits_cleanly(times: int, tmp_path: Path, cache: Path) -> None:
         assert run.record["status"] == "done"
 
 
-def test_finished_runs_exit_with_0(tmp_path, cache):
-    assert_exits_cleanly(2, tmp_path, cache)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_forty_finished_runs_exit_with_0(tmp_path, cache):

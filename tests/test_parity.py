@@ -39,14 +39,14 @@ def test_losses_equal_ddp_in_fp32(arm, trained):
     assert largest_difference(trained, arm, FLAGS) <= TOLERANCE["fp32"]
 
 
-@pytest.mark.parametrize("arm", ["zero2", "zero3", "zero3_cpu"])
+@pytest.mark.parametrize("arm", ["zero2", "zero3"])
 def test_losses_equal_ddp_with_accumulation(arm, trained):
     flags = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
     assert trained(arm, *flags).record["observed"]["accumulation"] == 4
     assert largest_difference(trained, arm, flags) <= TOLERANCE["fp32"]
 
 
-@pytest.mark.parametrize("arm", ["zero2", "zero3"])
+@pytest.mark.parametrize("arm", ["zero3"])
 def test_losses_equal_ddp_in_bf16(arm, trained):
     flags = (*flags_for("imdb", "bf16", 1), "--no-instruments")
     seen = trained(arm, *flags).record["observed"]

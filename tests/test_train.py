@@ -148,8 +148,9 @@ def test_on_so_small_a_model_zero_saves_no_memory(trained):
     }
     peak_mb = {arm: values["tracked_peak_bytes"] / 1e6 for arm, values in components.items()}
     assert peak_mb["ddp"] == pytest.approx(101, abs=1)
-    for arm in ("zero1", "zero2", "zero3"):
+    for arm in ("zero1", "zero2"):
         assert 124 < peak_mb[arm] < 133, arm
+    assert peak_mb["zero3"] == pytest.approx(118, abs=1), "without the copy that gloo makes"
     assert components["zero1"]["at_peak"]["buckets"] == 2 * 25 * 2**20
 
 
