@@ -52,7 +52,8 @@ def save(run: Run) -> dict | None:
     if run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
-    state = run.accelerator.get_state_dict(run.model)
+    # Only stage 3 needs to be gathered. Below it Accelerate would clone each tensor, and write tied weights twice.
+    state = run.accelerator.get_state_dict(run.model) if run.arm.stage == 3 else None
     if not run.accelerator.is_main_process:
         return None
     folder = run.folder / "model"

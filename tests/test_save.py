@@ -16,7 +16,7 @@ FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-ro
 def saved(tmp_path_factory, cache):
     """A saved fp32 run of both arms, and one in 16 bits."""
     runs = {}
-    for arm, precision in (("ddp", "fp32"), ("zero3", "fp32"), ("zero3", "bf16_cast")):
+    for arm, precision in (("ddp", "fp32"), ("zero2", "fp32"), ("zero3", "fp32"), ("zero3", "bf16_cast")):
         folder = tmp_path_factory.mktemp("saved") / f"{arm}-{precision}"
         runs[arm, precision] = launch(arm, folder, *FLAGS, "--precision", precision, cache=cache)
         assert runs[arm, precision].code == 0, runs[arm, precision].output
@@ -35,12 +35,15 @@ def test_what_stage_3_saves_is_what_ddp_saves(saved):
         torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=start / 100)
 
 
-@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16_cast", 2)])
-def test_the_file_is_of_the_runs_precision(saved, precision, size):
+@pytest.mark.parametrize(
+    ("arm", "precision", "size"),
+    [("ddp", "fp32", 4), ("zero2", "fp32", 4), ("zero3", "fp32", 4), ("zero3", "bf16_cast", 2)],
+)
+def test_the_file_is_of_the_runs_precision(saved, arm, precision, size):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
-    seen = saved["zero3", precision].record["observed"]
+    seen = saved[arm, precision].record["observed"]
     told = seen["saved"]
-    assert told["parameters"] == seen["parameters"]
+    assert told["parameters"] == seen["parameters"], "tied weights are written once"
     assert told["dtypes"] == [{4: "float32", 2: "bfloat16"}[size]]
     assert told["bytes"] == pytest.approx(seen["parameters"] * size, rel=0.01)
 

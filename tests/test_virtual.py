@@ -4,6 +4,7 @@ import sys
 
 import pytest
 from conftest import launch
+from test_failures import skip_without_libaio
 
 from study.arms import NAMES
 
@@ -107,6 +108,7 @@ def test_a_model_larger_than_this_machine_is_seen(tmp_path, cache):
     ],
 )
 def test_no_values_where_they_are_needed_is_refused(flags, told, tmp_path, cache):
+    skip_without_libaio()
     run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache)
     assert run.code != 0
     assert told in run.output
