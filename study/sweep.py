@@ -207,7 +207,7 @@ def end(launcher: subprocess.Popen, family: list[psutil.Process], stacks: bool) 
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGUSR2)  # the trainer writes where each of its threads stands
-        time.sleep(1)
+            time.sleep(0.5)  # one after the other: they write into one file, and lines would be mixed
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.terminate()

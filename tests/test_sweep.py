@@ -189,6 +189,27 @@ def test_a_run_that_takes_too_long_is_ended_with_its_stacks(tmp_path, cache):
     assert working_on(runs) == []
 
 
+def test_the_stacks_of_many_ranks_are_told_one_after_the_other(tmp_path):
+    """Written all at once into one file they would be mixed within lines."""
+    code = (
+        "import faulthandler, signal, time\n"
+        "def deep(left):\n"
+        "    deep(left - 1) if left else (print('ready', flush=True), time.sleep(60))\n"
+        "faulthandler.register(signal.SIGUSR2)\n"
+        "deep(59)\n"
+    )
+    told = tmp_path / "output.txt"
+    with told.open("w") as output:
+        ranks = [subprocess.Popen([sys.executable, "-c", code], stdout=output, stderr=output) for _ in range(4)]
+    while told.read_text().count("ready") < len(ranks):
+        time.sleep(0.05)
+    sweep.end(ranks[0], [psutil.Process(rank.pid) for rank in ranks], stacks=True)
+    for rank in ranks:
+        rank.wait(timeout=1)  # gone already
+    lines = re.findall(r'^  File "<string>", line \d in deep$', told.read_text(), re.MULTILINE)
+    assert len(lines) == 4 * 60
+
+
 @pytest.fixture
 def small_memory():
     """A control group of 1.4 GB, in which the kernel kills what grows beyond it."""
