@@ -160,10 +160,17 @@ _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed kee
 
 
 def interrupt_when_told() -> None:
-    """Let a SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C should: through the clean-up."""
+    """Let a SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C should: through the clean-up.
+
+    Once: launchers like to say it twice, and the second word must not disturb the clean-up.
+    """
+    told = False
 
     def stop(*_) -> None:
-        raise KeyboardInterrupt
+        nonlocal told
+        if not told:
+            told = True
+            raise KeyboardInterrupt
 
     faulthandler.register(signal.SIGUSR2)  # a rank that hangs can be asked where it stands
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored

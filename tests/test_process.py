@@ -61,3 +61,22 @@ def test_options_are_read_in_every_spelling():
     assert _option(line, "config_file") == "a.yaml"
     assert _option(line, "num_processes") == "3"
     assert _option(line, "machine_rank") is None
+
+
+def test_a_run_that_is_told_to_end_twice_ends_once():
+    """Launchers do: the second SIGTERM comes while the first is being dealt with."""
+    code = textwrap.dedent(f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from study import process
+        process.interrupt_when_told()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 5)
+        except KeyboardInterrupt as error:
+            os.kill(os.getpid(), signal.SIGTERM)
+            process.fail(None, 0, error)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+    assert "interrupted: interrupted" in done.stdout
