@@ -193,6 +193,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
         return Accelerator(cpu=not CUDA, mixed_precision="bf16" if settings.precision == "bf16" else "no", **common)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
+    process.import_muon_uncompiled()
     plugin = DeepSpeedPlugin()
     config = plugin.deepspeed_config
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch

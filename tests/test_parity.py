@@ -12,7 +12,7 @@ from test_train import FLAGS, STEPS, ZERO, assert_arms_differ, bytes_per_paramet
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
 
-def flags_for(task: str, precision: str, accumulation: int) -> tuple:
+def flags_for(task: str, precision: str, accumulation: int, sequence: int = 64) -> tuple:
     """60 steps, dropout on, as short as they can be without losing a feature.
 
     At 5e-4 the loss falls within them, but not so steeply that it amplifies rounding: at 1e-3, with four times the rows
@@ -20,7 +20,8 @@ def flags_for(task: str, precision: str, accumulation: int) -> tuple:
     fp32 differs by 5e-6. See reports/log.md.
     """
     flags = ("--task", task, "--steps", str(STEPS), "--precision", precision, "--accumulation", str(accumulation))
-    return (*flags, "--lr", "5e-4", "--micro-batch", "4", "--sequence", "64", "--train-rows", "800", "--epochs", "9")
+    flags = (*flags, "--lr", "5e-4", "--micro-batch", "4", "--sequence", str(sequence))
+    return (*flags, "--train-rows", "800", "--epochs", "9")
 
 
 def largest_difference(trained, arm: str, flags: tuple) -> float:
@@ -39,16 +40,16 @@ def test_losses_equal_ddp_in_fp32(arm, trained):
     assert largest_difference(trained, arm, FLAGS) <= TOLERANCE["fp32"]
 
 
-@pytest.mark.parametrize("arm", ["zero2", "zero3"])
+@pytest.mark.parametrize("arm", ["zero2"])
 def test_losses_equal_ddp_with_accumulation(arm, trained):
-    flags = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
+    flags = (*flags_for("wikitext", "fp32", 4, sequence=32), "--no-instruments")
     assert trained(arm, *flags).record["observed"]["accumulation"] == 4
     assert largest_difference(trained, arm, flags) <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("arm", ["zero3"])
 def test_losses_equal_ddp_in_bf16(arm, trained):
-    flags = (*flags_for("imdb", "bf16", 1), "--no-instruments")
+    flags = (*flags_for("imdb", "bf16", 1, sequence=32), "--no-instruments")
     seen = trained(arm, *flags).record["observed"]
     assert seen["autocast"] == trained("ddp", *flags).record["observed"]["autocast"] == "bf16"
     assert seen["dtypes"]["weights"] == seen["dtypes"]["moments"] == "float32"
@@ -57,7 +58,7 @@ def test_losses_equal_ddp_in_bf16(arm, trained):
 
 def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
-    flags = flags_for("imdb", "bf16_cast", 1)
+    flags = flags_for("imdb", "bf16_cast", 1, sequence=32)
     for arm in ("ddp", "zero2"):
         seen = trained(arm, *flags).record["observed"]
         assert seen["dtypes"]["weights"] == "bfloat16", arm
@@ -69,7 +70,7 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
     assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
     assert seen["dtypes"]["gradients"] == "float32"
-    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1), "--no-instruments").record["loss"]["train"]
+    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1, sequence=32), "--no-instruments").record["loss"]["train"]
     cast = trained("ddp", *flags).record["loss"]["train"]
     assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
 

@@ -14,9 +14,9 @@ FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-ro
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, cache):
-    """A saved fp32 run of both arms, and one in 16 bits."""
+    """A saved fp32 run of both ends, and one in 16 bits of what Accelerate itself would untie."""
     runs = {}
-    for arm, precision in (("ddp", "fp32"), ("zero2", "fp32"), ("zero3", "fp32"), ("zero3", "bf16_cast")):
+    for arm, precision in (("ddp", "fp32"), ("zero3", "fp32"), ("zero2", "bf16_cast")):
         folder = tmp_path_factory.mktemp("saved") / f"{arm}-{precision}"
         runs[arm, precision] = launch(arm, folder, *FLAGS, "--precision", precision, cache=cache)
         assert runs[arm, precision].code == 0, runs[arm, precision].output
@@ -37,7 +37,7 @@ def test_what_stage_3_saves_is_what_ddp_saves(saved):
 
 @pytest.mark.parametrize(
     ("arm", "precision", "size"),
-    [("ddp", "fp32", 4), ("zero2", "fp32", 4), ("zero3", "fp32", 4), ("zero3", "bf16_cast", 2)],
+    [("ddp", "fp32", 4), ("zero3", "fp32", 4), ("zero2", "bf16_cast", 2)],
 )
 def test_the_file_is_of_the_runs_precision(saved, arm, precision, size):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""

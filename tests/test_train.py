@@ -225,6 +225,6 @@ def test_two_ranks_learn_what_one_would_from_twice_the_rows(trained):
     flags = ("--steps", "12", "--dropout", "0", "--no-instruments")
     two = trained("ddp", *flags, "--micro-batch", "8").record["loss"]["train"]
     one = trained("single", *flags, "--micro-batch", "16").record["loss"]["train"]
-    other = trained("single", *flags, "--micro-batch", "16", "--seed", "7").record["loss"]["train"]
+    other = trained("single").record["loss"]["train"][:12]
     assert one == pytest.approx(two, abs=1e-5)
-    assert one != pytest.approx(other, abs=1e-3)
+    assert one != pytest.approx(other, abs=1e-3), "half the rows, and dropout: what differs is seen"

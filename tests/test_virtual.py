@@ -45,7 +45,7 @@ def assert_equal(virtual, real) -> str:
     return f"{peaks[0]:8.2f} {peaks[1]:8.2f} {peaks[0] / peaks[1]:7.4f} {moved:8.2f}  collectives equal"
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [("ddp", 2), ("zero3", 4)])
+@pytest.mark.parametrize(("arm", "ranks"), [("ddp", 2), ("zero3", 2)])
 def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
     virtual, real = pair(arm, ranks, tmp_path, cache)
     assert_equal(virtual, real)
@@ -58,7 +58,7 @@ def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
     assert all(line["loss"] is None for line in virtual.steps)
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero3_cpu"])
+@pytest.mark.parametrize("arm", ["zero3_cpu"])
 def test_without_values_it_holds_the_same(arm, tmp_path, cache):
     """Tensors that have shapes and no memory: the same bytes at the same moment, and no time."""
     flags = (*FLAGS, "--virtual-ranks", "8", "--task", "wikitext")
