@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import importlib
 import logging
 import os
 import signal
@@ -11,7 +10,6 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import torch
@@ -153,17 +151,6 @@ def quiet():
     with contextlib.redirect_stdout(_NOWHERE):
         yield
     hush()
-
-
-def import_muon_uncompiled() -> None:
-    """Import DeepSpeed's Muon, which no arm uses and every stage asks for, without PyTorch's compiler, which it brings.
-
-    Importing the compiler took an eighth of all that a short run of two ranks costs.
-    """
-    from deepspeed.runtime import compiler
-
-    with mock.patch.object(compiler, "compile", return_value=compiler.dummy_decorator):
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 
 
 _NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream it meets on import

@@ -1,0 +1,66 @@
+"""Puts the records of runs where they are kept, one folder a machine: small, and without this machine's paths.
+
+python -m study.collect runs/smoke runs/stages --into reports/cpu-2core
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import tyro
+
+from study import record
+from study.compare import run_folders
+from study.record import Stop
+
+# An absolute path, of which its last part is kept. Not the // of an address, and not a lone slash.
+PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/'\"]+/)+([^\s/'\":,;)]+)")
+
+
+def collect(folders: list[Path], into: Path) -> tuple[int, list[str]]:
+    """Copy the record of every run below the folders. How many, and in a sentence each what could not be read.
+
+    A run keeps its folder's name, below the name of the folder that it was found in. What has been kept is replaced.
+    """
+    count, unreadable = 0, []
+    for top in folders:
+        for folder in run_folders([top]):
+            try:
+                made = record.load(folder)
+            except Stop as stop:
+                unreadable.append(stop.what)
+                continue
+            target = into / "runs" / top.resolve().name / folder.name
+            target.mkdir(parents=True, exist_ok=True)
+            record.write(target, without_paths(made))
+            count += 1
+    return count, unreadable
+
+
+def without_paths(value):
+    """The same with every path in it cut down to its last part: where it was is nobody's affair."""
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return PATH.sub(r"\1", value) if isinstance(value, str) else value
+
+
+def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:
+    """Keep the records of runs.
+
+    Args:
+        runs: Folders that hold run folders.
+        into: The machine's folder, as in reports/cpu-2core.
+    """
+    try:
+        count, unreadable = collect(list(runs), into)
+    except Stop as stop:
+        sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
+    sys.stdout.write("".join(f"left out: {sentence}\n" for sentence in unreadable))
+    size = sum(path.stat().st_size for path in into.glob("**/record.json"))
+    sys.stdout.write(f"{count} records kept in {into}, which holds {size / 1e6:.2f} MB of them\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
