@@ -35,6 +35,7 @@ from study import explain as explaining
 from study import sweep as sweeping
 from study.architecture import generic, named
 from study.arms import ROOT, all_paths, read
+from study.gpus import num_gpus
 from study.progress import Progress
 from study.record import Stop
 from study.settings import Settings
@@ -61,7 +62,7 @@ def main() -> None:
 def arms() -> None:
     """List the arms and what their files say."""
     homes = {"none": "device", "cpu": "host", "nvme": "disk"}
-    gpus = sweeping.num_gpus()
+    gpus = num_gpus()
     rows = []
     for name, path in all_paths().items():
         arm = read(path)
@@ -330,7 +331,7 @@ def sweep(
 
 def plan(cells: list[protocol.Cell]) -> None:
     """The cells as a table: what each needs, and why this machine cannot run it, if so."""
-    gpus = sweeping.num_gpus()
+    gpus = num_gpus()
     axes = [key for key in cells[0].asked if len({str(cell.asked.get(key)) for cell in cells}) > 1] if cells else []
     rows = []
     for cell in cells:
