@@ -1,6 +1,7 @@
 """The `study` command and the operators' builder, started as a user starts them."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from study import record
 from study.arms import NAMES
 
 
-def study(*words) -> subprocess.CompletedProcess:
-    command = [Path(sys.executable).with_name("study"), *words]
-    return subprocess.run([str(w) for w in command], capture_output=True, text=True, cwd=ROOT, check=False)
+def study(*words, env: dict | None = None) -> subprocess.CompletedProcess:
+    command = [str(word) for word in (Path(sys.executable).with_name("study"), *words)]
+    env = os.environ | (env or {})
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
 
 
 def test_all_arms_are_listed():
