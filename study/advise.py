@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from study import arms, theory
+from study import architecture, arms, theory
 from study.architecture import Architecture, parameters
 from study.arms import Arm
 from study.estimate import estimate
@@ -203,10 +203,16 @@ def in_words(advice: Advice) -> str:
             f"limited by {second.limit}, with {second.headroom_bytes / 1e9:.3g} GB to spare.")  # fmt: skip
 
 
+def sentences(advice: Advice) -> list[str]:
+    """All there is to say of an advice: the choice, document 000's, and what both rest on."""
+    return [in_words(advice), agreement(advice), "Assumed:", *assumptions(advice.asked)]
+
+
 def assumptions(asked: Question) -> list[str]:
     """What an advice rests on and nobody has measured."""
     gpu, (low, high) = GPUS[asked.gpu], asked.efficiency
     told = [
+        f"the model is {architecture.in_words(asked.model)}",
         f"{reserve_bytes(gpu) / 1e9:.3g} GB of each GPU are kept free for driver, context, NCCL and fragmentation",
         f"each process takes {HOST_PROCESS_BYTES / 1e9:g} GB of the host; loading a checkpoint may take more, once",
         f"GPUs reach {low:.0%} to {high:.0%} of their peak at any number of rows, links {LINK_SHARE:.0%} to 100%",

@@ -66,9 +66,9 @@ def test_a_virtual_rank_is_one_command_away():
     [
         (("--arm", "zero9", "--params", "1e9"), "there is no arm zero9"),
         (("--model", "bert-huge"), "bert-large"),
-        ((), "give --model, or --params"),
+        ((), "give --model, or --params with --layers and --hidden"),
         (("--params", "-1e9"), "above 0"),
-        (("--params", "1e9", "--layers", "24"), "above 0"),
+        (("--params", "1e9", "--layers", "24"), "give --hidden as well"),
         (("--params", "1e9", "--recipe", "guess"), "mixed-adam"),
         (("--model", "gpt2", "--micro-batch", "0"), "give 1 or more"),
         (("--model", "gpt2", "--ranks", "0"), "give 1 or more"),
@@ -79,6 +79,17 @@ def test_what_cannot_be_estimated_is_a_sentence(flags, told):
     assert done.returncode != 0
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_is_advised_by_its_numbers_as_by_its_name():
+    flags = ("--gpus", "8", "--gpu", "L4", "--link", "pcie4", "--host-memory", "256GB", "--sequence", "1024",
+             "--batch", "16", "--json")  # fmt: skip
+    numbers = ("--params", "1557611200", "--layers", "48", "--hidden", "1600", "--heads", "25")
+    models = ("--model", "gpt2-xl"), numbers
+    named, numbered = (json.loads(study("advise", *model, *flags).stdout) for model in models)
+    assert named["choice"]["fits"]
+    assert any("1.558e+09 parameters" in line for line in named["in_words"])
+    assert numbered == named
 
 
 def test_a_folder_without_runs_is_told_in_a_sentence(tmp_path):
