@@ -27,16 +27,17 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from study import advise as advising
+from study import alone, configure, protocol, record, shown
 from study import compare as comparing
-from study import configure, protocol, record, shown
 from study import doctor as examining
 from study import estimate as predict
 from study import sweep as sweeping
 from study.architecture import Wanted, asked_for
 from study.arms import ROOT, Arm, all_paths, read
+from study.gpus import num_gpus
 from study.progress import Progress
 from study.record import Stop
-from study.settings import Settings
+from study.settings import Settings, check, resolve
 from study.table import row, show, why
 from study.theory import OF_PRECISION, states_bytes
 
@@ -86,7 +87,7 @@ def estimate(
         device: On a GPU what is offloaded is the host's; on a CPU it is all one memory.
         as_json: Print it as JSON.
     """
-    found, params, whole = named(arm), wanted.params, None
+    found, params, whole = arm_named(arm), wanted.params, None
     if wanted != Wanted(params=params) or params is None:
         whole = predict.estimate(
             asked_for(wanted), found.deepspeed, ranks if found.distributed_type != "NO" else 1, precision, micro_batch,
@@ -101,7 +102,7 @@ def estimate(
         shown.estimated(states, whole)
 
 
-def named(arm: str) -> Arm:
+def arm_named(arm: str) -> Arm:
     if arm not in all_paths():
         raise Stop(f"there is no arm {arm}", f"give one of {', '.join(all_paths())}")
     return read(all_paths()[arm])
@@ -112,14 +113,18 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
     """See rank 0 of a group alone: what it holds and sends, from the real engine, on any machine.
 
     Args:
-        settings: As the trainer's. Without --init the tensors have no values, so that no memory is needed.
+        settings: As the trainer's. Without --init the tensors have no values, and need no memory.
         arm: A file in accelerate_configs/.
         ranks: How many there would be.
     """
-    named(arm)
-    settings = replace(settings, virtual_ranks=ranks, init=settings.init or "none", run_dir=None)
+    found, gpu = arm_named(arm), num_gpus() > 0
+    if ranks < 2:
+        raise Stop(f"--ranks {ranks} is no group", "give 2 or more")
+    settings = replace(settings, virtual_ranks=ranks, init=settings.init or "none", run_dir=None, instruments=True)
     if settings.steps is None:
         settings = replace(settings, steps=2, warmup_steps=1)
+    check(settings)
+    alone.check(resolve(settings, gpu), found, gpu)
     asked = {name: value for name, value in vars(settings).items() if value != getattr(Settings, name)}
     with tempfile.TemporaryDirectory() as folder:
         cell = protocol.Cell("", "virtual", "tiny", arm, None, asked)

@@ -1,12 +1,17 @@
 """Rank 0 of N without the others: byte for byte what a real rank 0 holds and sends."""
 
 import sys
+import types
 
+import psutil
 import pytest
 from conftest import launch
 from test_failures import skip_without_libaio
 
-from study.arms import NAMES
+from study import alone
+from study.arms import NAMES, all_paths, read
+from study.record import Stop
+from study.settings import Settings, resolve
 
 FLAGS = ("--steps", "8", "--eval-rows", "8")
 SHARED_ARMS = [name for name in NAMES if name != "single"]
@@ -112,6 +117,47 @@ def test_no_values_where_they_are_needed_is_refused(flags, told, tmp_path, cache
     run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache)
     assert run.code != 0
     assert told in run.output
+    assert "Traceback" not in run.output
+
+
+def room(available: float, monkeypatch, micro_batch: int = 1, **asked) -> float | None:
+    """Checks a virtual rank of stage 3 on a machine with so much memory to spare; gives what it is said to need."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=available))
+    asked |= {"task": "wikitext", "model": "gpt2-medium", "virtual_ranks": 64, "micro_batch": micro_batch}
+    settings, arm = resolve(Settings(**asked), gpu=False), read(all_paths()["zero3_textbook"])
+    alone.check(settings, arm, gpu=False)
+    return alone.needed_bytes(settings, arm, gpu=False)
+
+
+def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
+    """Drawn once in fp32, the whole model is more than what stage 3 then holds of it."""
+    needed = room(1e12, monkeypatch)
+    assert needed == alone.PROCESS_BYTES + 4 * 354823168
+    assert alone.PROCESS_BYTES < room(1e12, monkeypatch, init="in_place") < needed
+    assert room(1e12, monkeypatch, init="in_place", micro_batch=64) > needed
+    room(needed, monkeypatch)
+    with pytest.raises(Stop, match="GB are available") as stop:
+        room(needed - 1, monkeypatch)
+    assert "--init none" in stop.value.remedy
+    room(0, monkeypatch, init="none")
+
+
+def test_on_a_gpu_the_host_holds_what_is_offloaded():
+    settings = resolve(Settings(model="bert-large", virtual_ranks=8, init="in_place"), gpu=True)
+    needed = {name: alone.needed_bytes(settings, read(all_paths()[name]), True) for name in ("zero3", "zero3_cpu")}
+    assert needed["zero3"] == alone.PROCESS_BYTES
+    assert needed["zero3_cpu"] > needed["zero3"] + 16 * 335e6 / 8
+
+
+def test_what_needs_more_memory_than_there_is_is_refused_by_the_trainer(tmp_path, cache):
+    if psutil.virtual_memory().available > 80e9:
+        pytest.skip("this machine has room for what the test thinks there is no room for")
+    flags = ("--virtual-ranks", "8", "--task", "wikitext", "--model", "gpt-neox-20b")
+    run = launch("zero3", tmp_path / "run", *flags, cache=cache)
+    assert run.code != 0
+    assert run.record["status"] == "unavailable"
+    for words in ("rank 0 of 8", "GB are available", "--init none"):
+        assert words in run.output
     assert "Traceback" not in run.output
 
 
