@@ -148,13 +148,14 @@ def generic(
 
     That is where models depart from 12 hidden^2 a layer (ZeRO-Infinity, eq. 1): theirs are gated, wider or narrower.
     """
-    heads = heads or max((h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0), default=1)
+    if heads is None:
+        heads = max((h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0), default=1)
     given = {"params": params, "layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary}
     for name, value in given.items():
         if not 0 < value < math.inf:
             raise Stop(f"--{name} {value:g} is not possible", "give a number above 0")
     if hidden % heads:
-        raise Stop(f"--hidden {hidden} is no multiple of --heads {heads}", "give heads that divide it")
+        raise Stop(f"--hidden {hidden} is no multiple of --heads {heads}", "give --heads that divide it")
     outside, attention = (vocabulary + 1024 + 2) * hidden, 4 * hidden**2 + 9 * hidden
     inner = round(((params - outside) / layers - attention) / (2 * hidden + 1))
     if inner < 1:
@@ -171,9 +172,7 @@ def asked_for(wanted: Wanted) -> Architecture:
     """What --model names, or a generic model of the other flags."""
     given = {f"--{name}": value for name, value in vars(wanted).items() if value is not None}
     if wanted.model is not None and len(given) > 1:
-        raise Stop(
-            f"{' and '.join(given)} both say what the model is", "give --model, or --params and what belongs to it"
-        )
+        raise Stop(f"{' and '.join(given)} do not go together", f"give --model, or {NUMBERS}")
     if wanted.model is not None:
         return named(wanted.model)
     if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
