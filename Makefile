@@ -6,7 +6,7 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study test check bench parity scoreboard
+.PHONY: help setup study test check bench parity virtual scoreboard
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -32,6 +32,9 @@ check: setup  ## lint, and every test, the slow ones as well
 
 parity: setup  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
+
+virtual: setup  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions, as a table (an hour)
+	pytest -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && python -m study.scoreboard runs/scoreboard

@@ -4,39 +4,12 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from study import arms, theory
+from study import architecture, arms, theory
 from study.architecture import Architecture, parameters
 from study.arms import Arm
 from study.estimate import estimate
+from study.gpus import GPUS, Gpu
 from study.record import Stop
-
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU. `name` is PyTorch's, as in records; the peaks are dense ones, as in `study.hardware`."""
-
-    name: str
-    memory_bytes: int  # the total that nvidia-smi shows
-    half_flops_per_s: float  # bf16, or fp16 where there is no bf16
-    single_flops_per_s: float  # TF32, or fp32 where there is no TF32
-    host_link: str
-    has_bf16: bool = True
-
-
-GPUS = {
-    "A100-40GB": Gpu("NVIDIA A100-SXM4-40GB", 40960 * MIB, 312e12, 156e12, "pcie4"),
-    "A100-80GB": Gpu("NVIDIA A100-SXM4-80GB", 81920 * MIB, 312e12, 156e12, "pcie4"),
-    "H100-80GB": Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB, 989.4e12, 494.7e12, "pcie5"),
-    "H100-PCIe": Gpu("NVIDIA H100 PCIe", 81559 * MIB, 756e12, 378e12, "pcie5"),
-    "H200": Gpu("NVIDIA H200", 143771 * MIB, 989.4e12, 494.7e12, "pcie5"),
-    "V100-32GB": Gpu("Tesla V100-SXM2-32GB", 32768 * MIB, 125e12, 15.7e12, "pcie3", False),
-    "V100-16GB": Gpu("Tesla V100-SXM2-16GB", 16384 * MIB, 125e12, 15.7e12, "pcie3", False),
-    "L4": Gpu("NVIDIA L4", 23034 * MIB, 121e12, 60e12, "pcie4"),
-    "T4": Gpu("Tesla T4", 15360 * MIB, 65e12, 8.1e12, "pcie3", False),
-    "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564 * MIB, 165.2e12, 82.6e12, "pcie4"),
-}
 
 # Assumed, all of them, until measured; `assumptions` says so wherever an advice is shown.
 OUTSIDE_BYTES = 2e9  # of a GPU, for what PyTorch does not count: the driver's own, the CUDA context, NCCL
@@ -230,10 +203,16 @@ def in_words(advice: Advice) -> str:
             f"limited by {second.limit}, with {second.headroom_bytes / 1e9:.3g} GB to spare.")  # fmt: skip
 
 
+def sentences(advice: Advice) -> list[str]:
+    """All there is to say of an advice: the choice, document 000's, and what both rest on."""
+    return [in_words(advice), agreement(advice), "Assumed:", *assumptions(advice.asked)]
+
+
 def assumptions(asked: Question) -> list[str]:
     """What an advice rests on and nobody has measured."""
     gpu, (low, high) = GPUS[asked.gpu], asked.efficiency
     told = [
+        f"the model is {architecture.in_words(asked.model)}",
         f"{reserve_bytes(gpu) / 1e9:.3g} GB of each GPU are kept free for driver, context, NCCL and fragmentation",
         f"each process takes {HOST_PROCESS_BYTES / 1e9:g} GB of the host; loading a checkpoint may take more, once",
         f"GPUs reach {low:.0%} to {high:.0%} of their peak at any number of rows, links {LINK_SHARE:.0%} to 100%",

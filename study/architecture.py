@@ -1,15 +1,18 @@
 """What a model is made of: its parameter tensors, in the order of its modules, and the operations of a row."""
 
 import json
+import math
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from study import hub
 from study.corpus import VOCABULARY
 from study.record import Stop
 from study.shapes import SHAPES
 
 FAMILIES = ("bert", "gpt2", "gptj", "gpt_neox", "gemma2")
+NUMBERS = "--params with --layers and --hidden"
 # Where transformers' configs keep the same thing under several names.
 NAMES = {
     "hidden": ("hidden_size", "n_embd"),
@@ -51,6 +54,24 @@ class Architecture:
     labels: int = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How a user says which model: by its name, or by a few numbers."""
+
+    model: str | None = None
+    """A built-in shape, a folder with a config.json, or a hub name."""
+    params: float | None = None
+    """Instead of a model, the parameters of a GPT of so many --layers and such a --hidden width."""
+    layers: int | None = None
+    """With --params."""
+    hidden: int | None = None
+    """With --params."""
+    heads: int | None = None
+    """With --params: attention heads. Default: 64 elements each, or a little more."""
+    vocabulary: int | None = None
+    """With --params: tokens that it knows. Default: GPT-2's."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head"."""
@@ -75,7 +96,7 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
         model = SHAPES[model]
     family = model.get("model_type")
     if family not in FAMILIES:
-        raise Stop(f"model_type {family} is not known", f"give one of {', '.join(FAMILIES)}")
+        raise Stop(f"model_type {family} is not known", f"give one of {', '.join(FAMILIES)}, or {NUMBERS}")
     found = {key: next((model[n] for n in names if model.get(n) is not None), None) for key, names in NAMES.items()}
     found["vocabulary"] = model.get("vocab_size") or vocabulary
     found["inner"] = found["inner"] or 4 * (found["hidden"] or 0)
@@ -106,27 +127,64 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
 
 
 def named(model: str) -> Architecture:
-    """A built-in shape, or what a folder's config.json says. Our own shape reads the embedded corpus."""
-    config = Path(model) / "config.json"
+    """A built-in shape, or what a config.json says: a folder's or the hub's. `gpt-tiny` reads the embedded corpus."""
+    if model in SHAPES:
+        return describe(model, vocabulary=VOCABULARY)
+    path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:
-        return describe(json.loads(config.read_text()) if config.exists() else model, vocabulary=VOCABULARY)
-    except ValueError as error:
-        raise Stop(f"{config} is not valid JSON ({error})", "name the folder of a model") from None
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Stop(f"{path} cannot be read ({why})", "name the folder of a model") from None
+    if not isinstance(config, dict):
+        raise Stop(f"{path} is not the config of a model", "name the folder of a model")
+    return describe(config)
 
 
-def generic(parameters: float, layers: int, hidden: int, heads: int | None = None) -> Architecture:
-    """A GPT-2 of so many layers and such a width, with the vocabulary that makes up the number of parameters.
+def generic(
+    params: float, layers: int, hidden: int, heads: int | None = None, vocabulary: int = SHAPES["gpt2"]["vocab_size"]
+) -> Architecture:
+    """A GPT-2 of so many layers and such a width, with feed-forward layers that make up the number of parameters.
 
-    12 hidden^2 a layer (ZeRO-Infinity, eq. 1) rarely leaves nothing: what is over, or missing, is the vocabulary's,
-    of which there is always something.
+    That is where models depart from 12 hidden^2 a layer (ZeRO-Infinity, eq. 1): theirs are gated, wider or narrower.
     """
-    for name, value in {"parameters": parameters, "layers": layers, "hidden": hidden}.items():
-        if not value > 0:
-            raise Stop(f"--{name} {value} is not possible", "give a number above 0")
-    left = int(parameters) - layers * (12 * hidden**2 + 13 * hidden) - 1024 * hidden - 2 * hidden
-    heads = heads or max(h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0)
-    shape = {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024}
-    return describe(shape | {"vocab_size": max(256, round(left / hidden))})
+    if heads is None:
+        heads = max((h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0), default=1)
+    given = {"params": params, "layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary}
+    for name, value in given.items():
+        if not 0 < value < math.inf:
+            raise Stop(f"--{name} {value:g} is not possible", "give a number above 0")
+    if hidden % heads:
+        raise Stop(f"--hidden {hidden} is no multiple of --heads {heads}", "give --heads that divide it")
+    outside, attention = (vocabulary + 1024 + 2) * hidden, 4 * hidden**2 + 9 * hidden
+    inner = round(((params - outside) / layers - attention) / (2 * hidden + 1))
+    if inner < 1:
+        least = outside + layers * (attention + 2 * hidden + 1)
+        what = f"--params {params:g} is less than {layers} layers of width {hidden} have, with {vocabulary} tokens"
+        raise Stop(what, f"give {least:.3g} or more, or smaller --layers or --hidden")
+    return describe(
+        {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 1024,
+         "n_inner": inner, "vocab_size": vocabulary}
+    )  # fmt: skip
+
+
+def asked_for(wanted: Wanted) -> Architecture:
+    """What --model names, or a generic model of the other flags."""
+    given = {f"--{name}": value for name, value in vars(wanted).items() if value is not None}
+    if wanted.model is not None and len(given) > 1:
+        raise Stop(f"{' and '.join(given)} do not go together", f"give --model, or {NUMBERS}")
+    if wanted.model is not None:
+        return named(wanted.model)
+    if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
+        came = f"{' and '.join(given)} alone say too little of a model" if given else "no model is given"
+        raise Stop(came, f"give {' and '.join(missing)} as well" if given else f"give --model, or {NUMBERS}")
+    return generic(**{name: value for name, value in vars(wanted).items() if name != "model" and value is not None})
+
+
+def in_words(model: Architecture) -> str:
+    """What is taken for the model, in part of a sentence."""
+    sizes = f"{model.heads} heads, feed-forward {model.inner}, vocabulary {model.vocabulary}"
+    return f"{model.family}, {model.layers} layers {model.hidden} wide, {sizes}: {parameters(model):.4g} parameters"
 
 
 # --- tensors -------------------------------------------------------------------------------------------------------

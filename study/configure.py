@@ -6,7 +6,8 @@ from pathlib import Path
 import yaml
 
 from study import arms
-from study.advise import GPUS, Advice, Row
+from study.advise import Advice, Row
+from study.gpus import GPUS
 from study.record import Stop
 
 

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from study import corpus
+from study.hub import reason
 from study.record import Stop
 from study.settings import Settings
 from study.shapes import SHAPES
-from study.sources import OFFLINE, MadeBeside, find, fingerprint, knock, reason
+from study.sources import OFFLINE, MadeBeside, find, fingerprint, knock
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 HUB_DATA = {"imdb": ("stanfordnlp/imdb", None), "wikitext": ("Salesforce/wikitext", "wikitext-2-v1")}

@@ -18,6 +18,7 @@ import psutil
 
 from study import nvme, record
 from study.arms import ROOT, Arm
+from study.gpus import HIDES_ALL, gpus_here
 from study.operators import OPERATORS
 from study.record import Stop
 
@@ -190,20 +191,13 @@ def _disk(folder: Path, speed_bytes: int) -> Finding:
 
 def _devices() -> tuple[int, Finding]:
     """How many GPUs a launch may use, and what they are."""
-    import pynvml
-
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return 0, _finding("devices", "hidden by CUDA_VISIBLE_DEVICES: the arms run as gloo ranks on the CPU")
-    names = []
     try:
-        pynvml.nvmlInit()
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            names.append(f"{pynvml.nvmlDeviceGetName(gpu)} ({pynvml.nvmlDeviceGetMemoryInfo(gpu).total / 1e9:.0f} GB)")
-    except pynvml.NVMLError as error:
-        if not isinstance(error, pynvml.NVMLError_LibraryNotFound):  # no driver, no GPU: that is nothing to mend
-            return 0, _finding("devices", f"unknown (NVML: {error})", False, "mend what nvidia-smi complains about")
-    return len(names), _finding("devices", ", ".join(names) or "none: the arms run as gloo ranks on the CPU")
+        found = [f"{name} ({size / 1e9:.0f} GB)" for name, size in gpus_here()]
+    except Stop as stop:
+        return 0, _finding("devices", f"unknown ({stop.what})", False, stop.remedy)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL
+    none = "hidden by CUDA_VISIBLE_DEVICES" if hidden else "none"
+    return len(found), _finding("devices", ", ".join(found) or f"{none}: the arms run as gloo ranks on the CPU")
 
 
 def _version(program: str | None) -> str:

@@ -35,7 +35,8 @@ def estimate(
     it counts as "other" where it lies in the same memory. On a CPU what is offloaded is in that memory too, and
     counts; on a GPU it is in `host_bytes`.
     """
-    for name, value in {"ranks": ranks, "micro_batch": micro_batch, "accumulation": accumulation}.items():
+    asked = {"ranks": ranks, "micro_batch": micro_batch, "accumulation": accumulation, "sequence": sequence}
+    for name, value in asked.items():
         if value < 1:
             raise Stop(f"{name} {value} is not possible", "give 1 or more")
     made = model if isinstance(model, Architecture) else describe(model, vocabulary, dropout)

@@ -8,10 +8,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto
 
+from study import hub
 from study.record import Stop
 from study.settings import Settings
 from study.shapes import SHAPES
-from study.sources import MadeBeside, find, fingerprint, reason
+from study.sources import MadeBeside, find, fingerprint
 
 
 def model_config(settings: Settings, vocabulary: int):
@@ -25,11 +26,7 @@ def model_config(settings: Settings, vocabulary: int):
         try:
             config = AutoConfig.from_pretrained(find(settings.model))
         except Exception as error:
-            raise Stop(
-                f"--model {settings.model} is no built-in shape, no folder with a config.json, and not to be had from "
-                f"the hub ({reason(error)})",
-                f"give one of {', '.join(SHAPES)}, or a local folder",
-            ) from error
+            raise hub.not_found(settings.model, error) from error
     reads_both_ways = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_both_ways != (settings.task == "imdb") or type(config) not in _classes(settings):
         other = "wikitext" if settings.task == "imdb" else "imdb"
@@ -144,7 +141,7 @@ def build_model(settings: Settings, config, device: torch.device) -> torch.nn.Mo
             model = auto.from_pretrained(where, config=config, dtype=dtype, attn_implementation=attention)
         except Exception as error:
             raise Stop(
-                f"no weights for --model {settings.model} ({reason(error)})",
+                f"no weights for --model {settings.model} ({hub.reason(error)})",
                 "give --init random to start from drawn weights, or a folder that holds weights",
             ) from error
     if settings.checkpointing:

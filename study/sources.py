@@ -1,31 +1,22 @@
-"""Where things come from: the hub, knocked at once, and the cache, where things stand whole or not at all."""
+"""Where things come from: the hub, and the cache, where things stand whole or not at all."""
 
-import functools
 import hashlib
 import json
-import socket
 import tempfile
-import urllib.parse
-import urllib.request
 from pathlib import Path
 
 import datasets
 import huggingface_hub
 
+from study import hub
+
 OFFLINE = "give --data embedded with a built-in --model, or local folders (--data, --model, --tokenizer, --init random)"
 
 
-@functools.cache
 def knock() -> None:
-    """Knock once. Where nobody answers, use what was downloaded before: the libraries would retry for minutes."""
-    if urllib.request.getproxies():
-        return  # reached through somebody else, who is not to be tried in this way
-    endpoint = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
-    port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
-    try:
-        socket.create_connection((endpoint.hostname, port), timeout=5).close()
-    except OSError:
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
+    """Knock at the hub once, for the data sets' library as well."""
+    hub.knock()
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
         datasets.config.HF_HUB_OFFLINE = True
 
 
@@ -34,14 +25,6 @@ def find(name: str) -> str:
     if not Path(name).exists():
         knock()
     return name
-
-
-def reason(error: Exception) -> str:
-    """Why something cannot be had, in part of a sentence."""
-    if huggingface_hub.constants.HF_HUB_OFFLINE and isinstance(error, OSError):
-        return "the hub does not answer, and it is not among what was downloaded before"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
 
 
 class MadeBeside:

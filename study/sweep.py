@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from study import arms, doctor, frontier, protocol, record
+from study.gpus import num_gpus
 from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
 from study.record import Stop
@@ -68,20 +69,6 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
     return doctor.why_not(arm, gpus)
-
-
-def num_gpus() -> int:
-    """GPUs that a launch would see, counted without loading torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError:
-        return 0
 
 
 def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, tell) -> list[dict]:

@@ -3,6 +3,7 @@
 P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840). P3: ZeRO-Infinity (2104.07857).
 """
 
+import math
 from dataclasses import dataclass
 
 from study.record import Stop
@@ -64,7 +65,7 @@ def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed
     if stage not in (0, 1, 2, 3):
         raise Stop(f"there is no stage {stage}", "give 0, 1, 2 or 3")
     for name, value in {"parameters": parameters, "ranks": ranks}.items():
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise Stop(f"{value} {name} are not possible", "give a number above 0")
     chosen = RECIPES[recipe]
     return {

@@ -24,7 +24,7 @@ import tyro
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
-from study import arms, meter, models, nvme, observe, process, record, results, start, tasks, virtual
+from study import alone, arms, meter, models, nvme, observe, process, record, results, start, tasks, virtual
 from study.arms import Arm
 from study.data import Rows, load_data
 from study.master import MasterAdamW
@@ -170,12 +170,6 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
-    if settings.init == "none" and arm.uses_nvme:
-        raise Stop("what has no values cannot be written to disk", "give an arm that keeps off it, such as zero3_cpu")
-    if settings.virtual_ranks and arm.distributed_type == "NO":
-        raise Stop(
-            f"--virtual-ranks are ranks of a group, and {arm.name} has none", "give an arm that has, such as ddp"
-        )
     if settings.virtual_ranks:
         virtual.become_one_of(settings.virtual_ranks)
         backend = None if arm.deepspeed is None else "fake"  # Accelerate takes the group that is there, or names it
@@ -294,6 +288,8 @@ def main() -> None:
         settings = resolve(settings, CUDA)
         folder = start.open_folder(settings, arm, launch, rank)
         check(settings)
+        if settings.virtual_ranks:
+            alone.check(settings, arm, CUDA)
         process.set_threads(settings.threads)
         disk = start.claim_disk(settings, arm, launch, folder)
         run_to_the_end(settings, arm, folder, disk)

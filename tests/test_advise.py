@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from study import arms, hardware, theory
+from study import arms, theory
 from study.advise import (
     EFFICIENCY,
     FRAGMENTATION,
-    GPUS,
     HOST_PROCESS_BYTES,
     LINK_SHARE,
     OUTSIDE_BYTES,
@@ -24,6 +23,7 @@ from study.advise import (
 )
 from study.architecture import describe, flops_per_row, parameters
 from study.estimate import estimate
+from study.gpus import GPUS
 from study.record import Stop
 
 GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
@@ -40,18 +40,6 @@ def rows(advice: Advice) -> dict[str, Row]:
 
 
 # --- what is asked -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", GPUS)
-def test_the_peaks_are_those_that_records_are_held_to(name):
-    gpu, peaks = GPUS[name], hardware.PEAK_FLOPS[GPUS[name].name]
-    assert gpu.has_bf16 == ("bf16" in peaks)
-    assert gpu.half_flops_per_s == peaks["fp16"]
-    assert gpu.single_flops_per_s == peaks.get("tf32", peaks["fp32"])
-    assert gpu.host_link in theory.LINKS
-    printed = name.partition("-")[2].removesuffix("GB")
-    if printed.isdigit():
-        assert gpu.memory_bytes == pytest.approx(int(printed) * 2**30, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,14 @@ def test_dropout_is_what_the_models_have():
 @pytest.mark.parametrize(("parameters", "layers", "hidden"), [(1.5e9, 48, 1600), (7.5e9, 72, 3072), (8.3e9, 72, 3072)])
 def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden):
     made = architecture.generic(parameters, layers, hidden)
-    assert architecture.parameters(made) == pytest.approx(parameters, rel=0.12)
+    assert architecture.parameters(made) == pytest.approx(parameters, rel=0.001)
     assert (made.layers, made.hidden) == (layers, hidden)
+
+
+def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
+    theirs = architecture.describe("gpt2-xl")
+    asked = architecture.Wanted(params=architecture.parameters(theirs), layers=48, hidden=1600, heads=25)
+    assert architecture.asked_for(asked) == theirs
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,8 @@ def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden
         lambda: architecture.describe("gpt-tiny"),  # takes its data's vocabulary
         lambda: architecture.describe({"model_type": "gpt2", "n_embd": -4, "n_layer": 2, "n_head": 2}),
         lambda: architecture.generic(-1e9, 12, 768),
+        lambda: architecture.generic(1e9, 12, 768, heads=7),
+        lambda: architecture.generic(1e8, 42, 3584),  # its layers alone have more
     ],
 )
 def test_what_is_wrong_is_one_sentence(ask):

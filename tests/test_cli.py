@@ -1,21 +1,26 @@
 """The `study` command and the operators' builder, started as a user starts them."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import ROOT, launch
 
-from study import record
+from study import cli, record
 from study.arms import NAMES
 
 
-def study(*words) -> subprocess.CompletedProcess:
-    command = [Path(sys.executable).with_name("study"), *words]
-    return subprocess.run([str(w) for w in command], capture_output=True, text=True, cwd=ROOT, check=False)
+def study(*words, env: dict | None = None) -> subprocess.CompletedProcess:
+    command = [str(word) for word in (Path(sys.executable).with_name("study"), *words)]
+    env = os.environ | (env or {})
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
 
 
 def test_all_arms_are_listed():
@@ -59,24 +64,104 @@ def test_a_virtual_rank_is_one_command_away():
     assert any(line.startswith("all_gather") for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (("--arm", "zero9", "--params", "1e9"), "there is no arm zero9"),
-        (("--model", "bert-huge"), "bert-large"),
-        ((), "give --model, or --params"),
-        (("--params", "-1e9"), "above 0"),
-        (("--params", "1e9", "--layers", "24"), "above 0"),
-        (("--params", "1e9", "--recipe", "guess"), "mixed-adam"),
-        (("--model", "gpt2", "--micro-batch", "0"), "give 1 or more"),
-        (("--model", "gpt2", "--ranks", "0"), "give 1 or more"),
-    ],
-)
-def test_what_cannot_be_estimated_is_a_sentence(flags, told):
-    done = study("estimate", *flags)
-    assert done.returncode != 0
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+CONFIGS = {"t5": '{"model_type": "t5"}', "broken": "{", "list": "[]", "empty": None,
+           "negative": '{"model_type": "gpt2", "n_embd": -4, "n_layer": 2, "n_head": 2}'}  # fmt: skip
+ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
+NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
+WRONG = {
+    ADVISE + "--model gpt2 --gpu H800": "no GPU H800",
+    ADVISE + "--model gpt2 --link string": "no link between GPUs string",
+    ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
+    ADVISE + "--model gpt2 --disk 6": "'6' is no size",
+    ADVISE + "--model gpt2 --batch 15": "8 GPUs do not divide a batch of 15",
+    ADVISE + "--model gpt2 --gpus 0": "gpus 0 is not possible",
+    ADVISE + "--model gpt2 --sequence -1": "sequence -1 is not possible",
+    ADVISE + "--model gpt2 --gpus 12": "12 GPUs do not fill nodes of 8",
+    ADVISE + "--model gpt2 --write mine.json": "ends in .yaml",
+    ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
+    ADVISE + "--model broken": "broken/config.json cannot be read",
+    ADVISE + "--model list": "list/config.json is not the config of a model",
+    ADVISE + "--model t5": "model_type t5 is not known",
+    ADVISE + "--model negative": "-4 for hidden",
+    ADVISE: "give --model, or --params with --layers and --hidden",
+    ADVISE + "--model gpt2 --params 1e9": "--model and --params do not go together",
+    ADVISE + "--params 1e9": "give --layers and --hidden as well",
+    ADVISE + "--layers 24 --hidden 1024": "give --params as well",
+    ADVISE + NUMBERS + "--heads 7": "--hidden 1024 is no multiple of --heads 7",
+    ADVISE + NUMBERS + "--heads 0": "--heads 0 is not possible",
+    ADVISE + NUMBERS + "--layers -24": "--layers -24 is not possible",
+    ADVISE + NUMBERS + "--params 1e7": "--params 1e+07 is less than 24 layers of width 1024 have",
+    ADVISE + NUMBERS + "--params inf": "--params inf is not possible",
+    "estimate --arm zero9 --params 1e9": "there is no arm zero9",
+    "estimate --model t5": "model_type t5 is not known",
+    "estimate": "give --model, or --params with --layers and --hidden",
+    "estimate --params -1e9": "above 0",
+    "estimate --params inf": "above 0",
+    "estimate --params 1e9 --layers 24": "give --hidden as well",
+    "estimate --params 1e9 --recipe guess": "mixed-adam",
+    "estimate --params 1e9 --ranks 0": "0 ranks are not possible",
+    "estimate --model gpt2 --ranks -2": "ranks -2 is not possible",
+    "estimate --model gpt2 --micro-batch 0": "micro_batch 0 is not possible",
+    "estimate --model gpt2 --sequence -7": "sequence -7 is not possible",
+    "virtual --arm zero9": "there is no arm zero9",
+    "virtual --arm single": "such as ddp",
+    "virtual --arm zero3_nvme": "as zero3_cpu",
+    "virtual --ranks 0": "--ranks 0 is no group",
+    "virtual --ranks -4": "--ranks -4 is no group",
+    "virtual --micro-batch -1": "--micro-batch -1 is not possible",
+    "virtual --steps 2 --warmup-steps 2": "leaves nothing to time",
+    "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
+}
+
+
+def in_this_process(monkeypatch, words: str) -> str | int | None:
+    """What the console script hands to the interpreter at its end: its one sentence, or an exit code."""
+    monkeypatch.setattr(sys, "argv", ["study", *words.split()])
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # which it changes
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_one_sentence(words, monkeypatch, tmp_path, capsys):
+    for name, text in CONFIGS.items():
+        (tmp_path / name).mkdir()
+        if text:
+            (tmp_path / name / "config.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
+    told = in_this_process(monkeypatch, words)
+    assert re.fullmatch(r"[^\n]+\. What to do: [^\n]+\.", str(told)), told
+    assert WRONG[words] in told
+    assert "Traceback" not in told + capsys.readouterr().err
+    assert not list(tmp_path.glob("mine*"))
+
+
+def test_a_sentence_is_all_that_reaches_the_terminal():
+    done = study("estimate", "--model", "gpt2", "--ranks", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "ranks 0 is not possible. What to do: give 1 or more.\n"
+
+
+@pytest.mark.parametrize("words", ["estimate --ranks many", "advise --model gpt2", "virtual --precision fp8"])
+def test_what_cannot_be_read_is_told_with_its_flag(words, monkeypatch, capsys):
+    assert in_this_process(monkeypatch, words) == 2
+    said = capsys.readouterr().err
+    assert any(flag in said for flag in ("--ranks", "--gpus", "--precision"))
+    assert "Traceback" not in said
+
+
+def test_a_model_is_advised_by_its_numbers_as_by_its_name():
+    flags = ("--gpus", "8", "--gpu", "L4", "--link", "pcie4", "--host-memory", "256GB", "--sequence", "1024",
+             "--batch", "16", "--json")  # fmt: skip
+    numbers = ("--params", "1557611200", "--layers", "48", "--hidden", "1600", "--heads", "25")
+    models = ("--model", "gpt2-xl"), numbers
+    named, numbered = (json.loads(study("advise", *model, *flags).stdout) for model in models)
+    assert named["choice"]["fits"]
+    assert any("1.558e+09 parameters" in line for line in named["in_words"])
+    assert numbered == named
 
 
 def test_a_folder_without_runs_is_told_in_a_sentence(tmp_path):

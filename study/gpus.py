@@ -1,0 +1,98 @@
+"""GPUs: what their vendors say, and which of them a launch would see here. Without torch: it answers in no time."""
+
+import os
+from dataclasses import dataclass
+
+from study.record import Stop
+
+MIB = 2**20
+HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU. `name` is PyTorch's, as in records; the peaks are in FLOP/s, from its datasheet, without sparsity."""
+
+    name: str
+    memory_bytes: int  # the total that nvidia-smi shows
+    host_link: str  # a name in theory.LINKS
+    peaks: dict[str, float]
+
+    @property
+    def has_bf16(self) -> bool:
+        return "bf16" in self.peaks
+
+    @property
+    def half_flops_per_s(self) -> float:
+        """bf16, or fp16 where there is no bf16: all of them do both alike, or fp16 alone."""
+        return self.peaks["fp16"]
+
+    @property
+    def single_flops_per_s(self) -> float:
+        """TF32, or fp32 where there is no TF32."""
+        return self.peaks.get("tf32", self.peaks["fp32"])
+
+
+# V100 and T4 have no bf16 units and no TF32.
+_A100 = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
+_H100_SXM = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
+_H100_PCIE = {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51.2e12}
+_V100_SXM = {"fp16": 125e12, "fp32": 15.7e12}
+_V100_PCIE = {"fp16": 112e12, "fp32": 14e12}
+_L4 = {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "fp32": 30.3e12}
+_RTX4090 = {"bf16": 165.2e12, "fp16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12}
+
+GPUS = {
+    "A100-40GB": Gpu("NVIDIA A100-SXM4-40GB", 40960 * MIB, "pcie4", _A100),
+    "A100-80GB": Gpu("NVIDIA A100-SXM4-80GB", 81920 * MIB, "pcie4", _A100),
+    "A100-PCIe-40GB": Gpu("NVIDIA A100-PCIE-40GB", 40960 * MIB, "pcie4", _A100),
+    "A100-PCIe-80GB": Gpu("NVIDIA A100 80GB PCIe", 81920 * MIB, "pcie4", _A100),
+    "H100-80GB": Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB, "pcie5", _H100_SXM),
+    "H100-PCIe": Gpu("NVIDIA H100 PCIe", 81559 * MIB, "pcie5", _H100_PCIE),
+    "H200": Gpu("NVIDIA H200", 143771 * MIB, "pcie5", _H100_SXM),
+    "V100-32GB": Gpu("Tesla V100-SXM2-32GB", 32768 * MIB, "pcie3", _V100_SXM),
+    "V100-16GB": Gpu("Tesla V100-SXM2-16GB", 16384 * MIB, "pcie3", _V100_SXM),
+    "V100-PCIe-32GB": Gpu("Tesla V100-PCIE-32GB", 32768 * MIB, "pcie3", _V100_PCIE),
+    "V100-PCIe-16GB": Gpu("Tesla V100-PCIE-16GB", 16384 * MIB, "pcie3", _V100_PCIE),
+    "L4": Gpu("NVIDIA L4", 23034 * MIB, "pcie4", _L4),
+    "T4": Gpu("Tesla T4", 15360 * MIB, "pcie3", {"fp16": 65e12, "fp32": 8.1e12}),
+    "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564 * MIB, "pcie4", _RTX4090),
+}
+
+
+def gpus_here() -> list[tuple[str, int]]:
+    """Name and bytes of each GPU that a launch would see, asked of the driver. A driver that fails is a Stop."""
+    import pynvml
+
+    named, found = os.environ.get("CUDA_VISIBLE_DEVICES"), []
+    if named is not None and named.strip() in HIDES_ALL:
+        return []
+    try:
+        pynvml.nvmlInit()
+        for one in range(pynvml.nvmlDeviceGetCount()) if named is None else named.split(","):
+            try:
+                gpu = _handle(str(one).strip())
+            except (ValueError, pynvml.NVMLError):
+                break  # as CUDA does: from the first name on that means none, nothing is seen
+            found.append((pynvml.nvmlDeviceGetName(gpu), pynvml.nvmlDeviceGetMemoryInfo(gpu).total))
+    except pynvml.NVMLError_LibraryNotFound:
+        pass  # no driver, no GPU: that is nothing to mend
+    except pynvml.NVMLError as error:
+        raise Stop(f"NVML: {error}", "mend what nvidia-smi complains about") from None
+    return found
+
+
+def _handle(name: str):
+    import pynvml
+
+    if name.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(name)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+
+
+def num_gpus() -> int:
+    """How many GPUs a launch would see, none where the driver fails."""
+    try:
+        return len(gpus_here())
+    except Stop:
+        return 0

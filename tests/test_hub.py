@@ -1,0 +1,76 @@
+"""A model that the hub has, one that it has not, and a hub that does not answer."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from test_cli import study
+from test_failures import UNREACHABLE
+
+from study.shapes import SHAPES
+
+GEMMA = {key: value for key, value in SHAPES["gemma2-9b"].items() if key != "hub"}
+ADVISE = ("--gpus", "8", "--gpu", "H100-80GB", "--link", "nvswitch", "--host-memory", "1TB", "--sequence", "1024",
+          "--batch", "16", "--json")  # fmt: skip
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as it takes to hand out one config.json."""
+
+    def do_GET(self):
+        has = self.path == "/google/gemma-2-9b/resolve/main/config.json"
+        body = json.dumps(GEMMA).encode() if has else b""
+        headers = {"ETag": '"1"', "X-Repo-Commit": "0" * 40} if has else {"X-Error-Code": "RepoNotFound"}
+        self.send_response(200 if has else 404)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def there(tmp_path):
+    """An environment in which there is such a hub, with an empty cache."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "home")}
+        server.shutdown()
+
+
+def test_what_the_hub_has_is_advised_and_kept(there):
+    """As the built-in shape of the same numbers; and once more when the hub has gone."""
+    shape = json.loads(study("advise", "--model", "gemma2-9b", *ADVISE).stdout)
+    for env in (there, there | UNREACHABLE):
+        done = study("advise", "--model", "google/gemma-2-9b", *ADVISE, env=env)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == shape
+    estimated = json.loads(study("estimate", "--model", "google/gemma-2-9b", "--json", env=there).stdout)
+    assert estimated["parameters"] == 9241705984
+
+
+def test_what_the_hub_has_not_is_a_sentence(there):
+    done = study("estimate", "--model", "google/gemma-2-9c", env=there)
+    assert done.returncode != 0
+    for words in ("no built-in shape", "RepositoryNotFound", "gemma2-9b", "local folder", "--params"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("model", "ours"), [("google/gemma-2-9b", "gemma2-9b"), ("bert-large-uncased", "bert-large")])
+@pytest.mark.parametrize("command", [("estimate",), ("advise", *ADVISE)], ids=["estimate", "advise"])
+def test_a_hub_that_does_not_answer_is_not_replaced_in_silence(command, model, ours, tmp_path):
+    """The built-in shape of the model is named, and left to the user to take."""
+    done = study(*command, "--model", model, env=UNREACHABLE | {"HF_HOME": str(tmp_path)})
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "the hub does not answer" in done.stderr
+    assert f"give {ours}, the built-in shape of that model, or a local folder, or --params" in done.stderr
+    assert "Traceback" not in done.stderr
