@@ -87,8 +87,9 @@ class Claim:
 
 
 def read_all(kinds: dict[str, Kind], folder: Path = FOLDER) -> list[Claim]:
-    """The claims of every file of a folder, in order. An id stands once in all of them."""
-    claims = [claim for path in sorted(folder.glob("*.toml")) if path.name != SOURCES for claim in read(path, kinds)]
+    """The claims of every file of a folder, in order, or of one file. An id stands once in all of them."""
+    paths = [path for path in sorted(folder.glob("*.toml")) if path.name != SOURCES] if folder.is_dir() else [folder]
+    claims = [claim for path in paths for claim in read(path, kinds)]
     first: dict[str, Claim] = {}
     for claim in claims:
         if (other := first.setdefault(claim.id, claim)) is not claim:
@@ -98,9 +99,11 @@ def read_all(kinds: dict[str, Kind], folder: Path = FOLDER) -> list[Claim]:
 
 def read(path: Path, kinds: dict[str, Kind]) -> list[Claim]:
     """The claims of one file, with their form checked."""
-    text = path.read_text()
     try:
+        text = path.read_text()
         made = tomllib.loads(text)
+    except OSError:
+        raise Stop(f"there is no claims file {path}", "name one, or a folder of them") from None
     except tomllib.TOMLDecodeError as error:
         raise Stop(f"{path.name} is not valid TOML: {error}", "mend the file") from None
     _form(made, FILE_FIELDS, {}, path.name)

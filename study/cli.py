@@ -291,7 +291,8 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJs
 @app.command
 def claims(
     claim: tyro.conf.Positional[str | None] = None, /, *, runs: tuple[Path, ...] = (), document: str | None = None,
-    verdict: str | None = None, by: str | None = None, kind: str | None = None, as_json: AsJson = False,
+    verdict: str | None = None, by: str | None = None, kind: str | None = None, file: Path = judging.claim.FOLDER,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say of every published claim whether it holds, and by what; or of one claim all there is to it.
 
@@ -302,9 +303,10 @@ def claims(
         verdict: supported, refuted, inconclusive, or "not tested here".
         by: computed, measured, tried or cited.
         kind: memory, bytes, time, capacity, convergence or configuration.
+        file: A claims file, or a folder of them.
         as_json: Print all of it as JSON.
     """
-    judging.tell(claim, list(runs), as_json, document=document, verdict=verdict, by=by, kind=kind)
+    judging.tell(claim, list(runs), as_json, file, document=document, verdict=verdict, by=by, kind=kind)
 
 
 @app.command
