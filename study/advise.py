@@ -15,7 +15,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records; the peaks are dense ones, as in `study.hardware`."""
+    """A GPU. `name` is PyTorch's, as in records; the peaks are dense ones, as in `study.datasheet`."""
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows

@@ -3,11 +3,11 @@
 import math
 import sys
 
-from study import advise, theory
+from study import advise, movement, quantities, theory
 from study.claim import FOLDER, SOURCES, Kind
 from study.estimate import estimate
 from study.finding import INCONCLUSIVE, Finding
-from study.quantities import QUANTITIES, arm_of, device_bytes, gb, gpu_of, model_of, short, size_of
+from study.quantities import arm_of, device_bytes, gb, gpu_of, model_of, short, size_of
 from study.record import Stop
 
 if sys.version_info >= (3, 11):
@@ -149,7 +149,7 @@ def _as_read(known: dict, one: str) -> str:
 KINDS = {
     "arithmetic": Kind("computed", {"": arithmetic}),
     "stated": Kind("computed", {"": stated}),
-    "theory": Kind("computed", QUANTITIES, "quantity"),
+    "theory": Kind("computed", quantities.QUANTITIES | movement.QUANTITIES, "quantity"),
     "bound": Kind("computed", {"": bound}),
     "fits": Kind("computed", {"": fits}),
     "cited": Kind("cited", {"": cited}),
