@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from study import checks, claim, finding, predictions, tried
+from study import checks, claim, evidence, finding, predictions, tried
 from study.claim import Check, Claim, is_number
+from study.evidence import Evidence
 from study.finding import NOT_TESTED, VERDICTS, Finding
 from study.record import Stop
 from study.table import show
@@ -32,18 +33,18 @@ class Verdict:
     also: tuple["Verdict", ...] = ()
 
 
-def judge(one: Claim, evidence=None) -> Verdict:
+def judge(one: Claim, there: Evidence) -> Verdict:
     """The verdict on a claim, and what its further checks come to."""
-    made = _judge(one, one.check, evidence)
-    return replace(made, also=tuple(_judge(one, check, evidence) for check in one.also))
+    made = _judge(one, one.check, there)
+    return replace(made, also=tuple(_judge(one, check, there) for check in one.also))
 
 
-def _judge(one: Claim, check: Check, evidence) -> Verdict:
+def _judge(one: Claim, check: Check, there: Evidence) -> Verdict:
     kind = KINDS[check.name]
     found = []
     for call in check.calls:
         given = {name: value for name, value in call.items() if name != kind.chosen_by}
-        context = (evidence, one) if kind.by == "measured" else ()
+        context = (there, one) if kind.by == "measured" else ()
         try:
             found.append(kind.function(call)(*context, **given))
         except Stop as stop:
@@ -90,8 +91,8 @@ def _missing(one: Claim, told: list[str], found: list[Finding]) -> str:
     return "; ".join(words)
 
 
-def ledger(claims: list[Claim], evidence=None) -> list[Verdict]:
-    return [judge(one, evidence) for one in claims]
+def ledger(claims: list[Claim], there: Evidence) -> list[Verdict]:
+    return [judge(one, there) for one in claims]
 
 
 # --- show ----------------------------------------------------------------------------------------------------------
@@ -210,7 +211,8 @@ def tell(
         claims = [one for one in claims if one.id == claim_id]
         if not claims:
             raise Stop(f"there is no claim {claim_id}", "study claims lists them")
-    verdicts = chosen(ledger(claims), **filters)
+    there = evidence.read(runs or evidence.default_folders())
+    verdicts = chosen(ledger(claims, there), **filters)
     if to_json:
         sys.stdout.write(json.dumps([as_json(it) for it in verdicts], indent=1) + "\n")
     elif claim_id:
@@ -219,3 +221,5 @@ def tell(
         show(rows(verdicts))
         sys.stdout.write("\n")
         show(counts(verdicts))
+        words = f"{len(there.runs)} runs read in {', '.join(there.folders) or 'no folder'}"
+        sys.stdout.write("\n".join(["", words, *(f"set aside: {told}" for told in there.set_aside)]) + "\n")
