@@ -1,5 +1,6 @@
 """Checks over records. Each is given the evidence, and the claim whose conditions decide what of it counts."""
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ Table = dict
 TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 ANSWERS = ("done", "oom", "host_oom", "diverged")  # a run that failed otherwise says nothing of the claim
 OUT_OF_MEMORY = ("oom", "host_oom")
+FEW = "few"
 
 
 def nothing(chosen: Chosen, what: str = "no run was made for it") -> Finding:
@@ -36,7 +38,8 @@ def fit_for(claim: Claim, quantity: str) -> None:
 
 def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over: str | None = None) -> Finding:
     """What the records have in a field, or that over another: a number with its span, or what they agree on."""
-    fit_for(claim, field)
+    if over is None:  # within one run the machine is the same
+        fit_for(claim, field)
     chosen = choose(evidence, claim, where, relative=over is not None)
     if not chosen.runs:
         return nothing(chosen)
@@ -124,7 +127,12 @@ def counted(
     per: Literal["parameters", "step"] = "step", over: Table | None = None,
     unit: Literal["volume", "tensors", "calls"] = "volume",
 ) -> Finding:  # fmt: skip
-    """What collectives moved in a step: for each byte of weights, or as a ratio to the same cell elsewhere."""
+    """What collectives moved in a step: for each byte of weights, or as a ratio to the same cell elsewhere.
+
+    One rank alone has nobody to send to, and does not count unless `where` asks for it.
+    """
+    if "ranks" not in where:
+        evidence = replace(evidence, runs=tuple(run for run in evidence.runs if run.facts["ranks"] != 1))
     chosen = choose(evidence, claim, where)
     if not chosen.runs:
         return nothing(chosen)
@@ -273,9 +281,10 @@ def same_loss(
         cells, refused = pairs.paired(chosen[0].runs, chosen[1].runs, named)
         if not cells:
             return _unlike(chosen[0], refused)
-        for cell in cells:
-            answer, words = _same(cell, margin, curve, training)
-            answers.append(answer)
+        made = [(cell, *_same(cell, margin, curve, training)) for cell in cells]
+        enough = [it for it in made if it[1] is not FEW] or made  # too few seeds matter only where no cell has enough
+        for cell, answer, words in enough:
+            answers.append(None if answer is FEW else answer)
             told.append(f"{_words(one)} against {_words(other)}: {words}")
             runs += cell.of + cell.to
     found = False if False in answers else None if None in answers else True
@@ -284,8 +293,8 @@ def same_loss(
     return _told(evidence, claim, whole, "; ".join(told)).also(found=found, missing=missing)
 
 
-def _same(cell: pairs.Pair, margin: float, curve: str, training: tuple) -> tuple[bool | None, str]:
-    """One cell: equivalent, not equivalent, or not decided; in words with the seed-to-seed noise."""
+def _same(cell: pairs.Pair, margin: float, curve: str, training: tuple) -> tuple[bool | str | None, str]:
+    """One cell: equivalent, not equivalent, not decided, or FEW seeds; in words with the seed-to-seed noise."""
     sides = []
     for runs, one in zip((cell.of, cell.to), training, strict=True):
         by_seed: dict = {}
@@ -298,7 +307,7 @@ def _same(cell: pairs.Pair, margin: float, curve: str, training: tuple) -> tuple
     if is_paired := len(both) >= pairs.FEWEST_RUNS:
         a, b = {seed: a[seed] for seed in both}, {seed: b[seed] for seed in both}
     if min(len(a), len(b)) < pairs.FEWEST_RUNS:
-        return None, f"{min(len(a), len(b))} seeds, and {pairs.FEWEST_RUNS} are needed"
+        return FEW, f"{min(len(a), len(b))} seeds, and {pairs.FEWEST_RUNS} are needed"
     ours, theirs = list(a.values()), list(b.values())
     scale = float(np.mean(theirs))
     made = stats.equivalence(ours, theirs, margin * abs(scale), is_paired)

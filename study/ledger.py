@@ -92,6 +92,8 @@ def _missing(one: Claim, told: list[str], found: list[Finding]) -> str:
 
 
 def ledger(claims: list[Claim], there: Evidence) -> list[Verdict]:
+    """A verdict for each claim. What is to be tried for them is tried first, together."""
+    tried.prepare(claims)
     return [judge(one, there) for one in claims]
 
 
@@ -178,7 +180,7 @@ def in_words(one: Verdict) -> list[str]:
         f"where       {it.where}",
         f"says        {it.says}",
         f"value       {about[check.relation]}{shown(check.value)} {it.unit}".rstrip()
-        + (f", give or take {check.tolerance:.3g} of it (fixed {it.fixed})" if check.tolerance else ""),
+        + (f", give or take {check.tolerance:.3g} times itself (fixed {it.fixed})" if check.tolerance else ""),
         "conditions  " + (", ".join(f"{name} {shown(value)}" for name, value in it.conditions.items()) or "none"),
         f"verdict     {one.verdict}, {one.by}",
         *_in_words(one),
