@@ -141,6 +141,16 @@ def _row(asked: Question, arm: Arm) -> Row:
     )  # fmt: skip
 
 
+def step_interval(asked: Question, arm: Arm, micro_batch: int) -> tuple[float, float]:
+    """Seconds of a step of an arm, whether it fits or not: if everything overlaps, and if nothing does."""
+    check(asked)
+    share, made = asked.batch // asked.gpus, _estimate(asked, arm, micro_batch)
+    if share % micro_batch:
+        raise Stop(f"{micro_batch} rows do not divide a rank's {share}", "give a micro_batch that does")
+    fast, slow = (_work(asked, arm, made, share // micro_batch, best) for best in (1, 0))
+    return _seconds(fast)[0], _seconds(slow)[1]
+
+
 def _estimate(asked: Question, arm: Arm, micro_batch: int) -> dict:
     fused = "eager" if asked.model.family in ("gptj", "gemma2") else "sdpa"  # transformers has none for these two
     return estimate(

@@ -60,6 +60,16 @@ GPUS = {
 }
 
 
+def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
+    """The peak that a precision recipe is measured against, or None where it is not known."""
+    gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
+    if gpu is None:
+        return None
+    if precision != "fp32":
+        return gpu.peaks.get("bf16")
+    return gpu.single_flops_per_s if tf32 else gpu.peaks["fp32"]
+
+
 def gpus_here() -> list[tuple[str, int]]:
     """Name and bytes of each GPU that a launch would see, asked of the driver. A driver that fails is a Stop."""
     import pynvml

@@ -1,4 +1,4 @@
-"""What machine this is. Peaks are looked up by exact device name; what is not in the table is None, never a guess."""
+"""What machine this is."""
 
 import os
 import platform
@@ -9,17 +9,6 @@ import psutil
 import torch
 
 from study import record
-from study.gpus import GPUS
-
-
-def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
-    """The peak that a precision recipe is measured against, or None where it is not known."""
-    gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
-    if gpu is None:
-        return None
-    if precision != "fp32":
-        return gpu.peaks.get("bf16")
-    return gpu.single_flops_per_s if tf32 else gpu.peaks["fp32"]
 
 
 def device_name() -> str | None:

@@ -3,7 +3,7 @@
 import pynvml
 import pytest
 
-from study import gpus, hardware, theory
+from study import gpus, theory
 from study.gpus import GPUS
 from study.record import Stop
 
@@ -37,7 +37,7 @@ def test_no_two_have_one_name():
     ],
 )
 def test_what_a_run_is_measured_against(name, precision, tf32, peak):
-    assert hardware.peak_flops(name, precision, tf32) == peak
+    assert gpus.peak_flops(name, precision, tf32) == peak
 
 
 # --- those of this machine ------------------------------------------------------------------------------------------
