@@ -64,9 +64,8 @@ def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed
         raise Stop(f"there is no recipe {recipe}", f"give one of {', '.join(RECIPES)}")
     if stage not in (0, 1, 2, 3):
         raise Stop(f"there is no stage {stage}", "give 0, 1, 2 or 3")
-    for name, value in {"parameters": parameters, "ranks": ranks}.items():
-        if not 0 < value < math.inf:
-            raise Stop(f"{value} {name} are not possible", "give a number above 0")
+    if not (0 < parameters < math.inf and ranks > 0):  # without end, ranks show a stage's limit
+        raise Stop(f"{parameters} parameters on {ranks} ranks are not possible", "give numbers above 0")
     chosen = RECIPES[recipe]
     return {
         "weights": chosen.weight_bytes * parameters / (ranks if stage >= 3 else 1),  # P1 5.3
