@@ -228,8 +228,12 @@ def environment() -> dict[str, str]:
         name: os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get(name)])])
         for name, paths in first.items()
     }
-    ours = {"TORCH_EXTENSIONS_DIR": WORK / "extensions", "XDG_CACHE_HOME": WORK / "cache", "CUDA_HOME": cuda}
-    return os.environ | joined | {name: str(path) for name, path in ours.items()} | {"HF_HUB_OFFLINE": "1"}
+    ours = {
+        "TORCH_EXTENSIONS_DIR": f"{WORK / 'extensions'}",
+        "XDG_CACHE_HOME": f"{WORK / 'cache'}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return ours | os.environ | joined | {"CUDA_HOME": cuda}
 
 
 # --- there and back ------------------------------------------------------------------------------------------------

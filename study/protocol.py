@@ -5,7 +5,7 @@ combination of its axes. A scale is a table inside the part whose values replace
 `frontier` looks for the largest value of that setting which survives: a list of models, or a lowest and a highest
 number. A part with a `script` runs that script of `study/` instead of the trainer. What a scale says comes after what
 the part says, and the last axis varies fastest. `reserve_s` is how many seconds must be left in a sweep's window for a
-cell to be started that was never tried before.
+cell to be started that was never tried before: a number, or a table by model.
 """
 
 import difflib
@@ -46,7 +46,7 @@ class Cell:
     script: str = "train"
     frontier: str | None = None
     rungs: tuple = ()
-    reserve_s: float | None = None
+    reserve_s: float | dict[str, float] | None = None  # a dict: by model
 
     @property
     def name(self) -> str:
@@ -116,8 +116,9 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
             raise Stop(f"{where} has no {key!r}", f"add {key} = ...")
     merged.pop("script", None)
     reserve_s = merged.pop("reserve_s", None)
-    if reserve_s is not None and not (type(reserve_s) in (int, float) and reserve_s > 0):
-        raise Stop(f"{where}: reserve_s {reserve_s!r} is not possible", "give a number of seconds above 0")
+    for seconds in reserve_s.values() if isinstance(reserve_s, dict) else [reserve_s]:
+        if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+            raise Stop(f"{where}: reserve_s {seconds!r} is not possible", "give a number of seconds above 0")
     frontier = merged.pop("frontier", None)
     rungs = _rungs(merged, frontier, where)
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items()}

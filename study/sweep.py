@@ -20,9 +20,11 @@ from pathlib import Path
 import psutil
 
 from study import arms, doctor, frontier, protocol, record
+from study.architecture import named, parameters
 from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
 from study.record import Stop
+from study.shapes import SHAPES
 from study.window import Window, not_started
 
 POLL_S = 0.2
@@ -69,7 +71,23 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         return Stop(f"{cell.ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
-    return doctor.why_not(arm, gpus)
+    return doctor.why_not(arm, gpus) or (host_is_too_small(cell, arm, psutil.virtual_memory().total) if gpus else None)
+
+
+def host_is_too_small(cell: Cell, arm: arms.Arm, has_bytes: int) -> Stop | None:
+    """Why the host cannot take what an arm keeps on it; only what is certain: buffers and gradients come on top."""
+    model, on_host = str(cell.value("model")), 0
+    if model not in SHAPES:
+        return None
+    if arm.offload_optimizer == "cpu":
+        on_host += 12  # an fp32 master copy and two moments: what the ZeRO paper's K of 12 is made of
+    if arm.offload_param == "cpu":
+        on_host += 2 if cell.value("precision") == "bf16_cast" else 4
+    needed_bytes = on_host * parameters(named(model)) / (cell.value("virtual_ranks") or 1)
+    if needed_bytes <= has_bytes:
+        return None
+    what = f"{cell.arm} would keep {needed_bytes / 1e9:.0f} GB of {model} on the host, which has {has_bytes / 1e9:.0f}"
+    return Stop(what, "use a host with more memory, or a smaller model", "unavailable")
 
 
 def num_gpus() -> int:

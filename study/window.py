@@ -39,7 +39,11 @@ class Window:
 def needed_s(cell: Cell, runs: Path) -> float:
     """Seconds that a cell is expected to take: by the longest of its tries so far, or else what its protocol says."""
     tries = [seconds for folder in runs.glob(f"{cell.name}-r*.*") if (seconds := took_s(folder)) is not None]
-    return GROWTH * max(tries) + BEFORE_THE_RECORD_S if tries else cell.reserve_s or 0
+    if tries:
+        return GROWTH * max(tries) + BEFORE_THE_RECORD_S
+    if isinstance(cell.reserve_s, dict):
+        return cell.reserve_s.get(str(cell.asked.get("model")), max(cell.reserve_s.values()))
+    return cell.reserve_s or 0
 
 
 def took_s(folder: Path) -> float | None:
