@@ -2,7 +2,7 @@
 
 python -m study.pack --data path/to/imdb path/to/wikitext-2 --model path/to/bert-large-uncased path/to/gpt2
 
-The folder goes there beside the repository; `python3 -m study.gpu run smoke` installs from it and runs.
+The folder goes there beside the repository; `python3 -m study.offline run smoke` installs from it and runs.
 """
 
 import email

@@ -1,7 +1,7 @@
 """On a machine with a GPU and no network: install the pack, run profiles for some minutes, pack what came of it.
 
-python3 -m study.gpu run smoke guelph --minutes 9 --out out --reports reports/h200   # there; again, and it goes on
-python3 -m study.gpu unpack out --reports reports/h200                               # here
+python3 -m study.offline run smoke guelph --minutes 9 --out out --reports reports/h200   # there; again, and it goes on
+python3 -m study.offline unpack out --reports reports/h200                               # here
 
 Until the pack is installed there is only Python's own library, so nothing else is imported here.
 """
@@ -72,7 +72,7 @@ PROFILES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="study.gpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="study.offline", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="install, run profiles until the time is up, pack what came of it")
     running.add_argument("profiles", nargs="*", metavar="PROFILE", help=f"in this order: {', '.join(PROFILES)}")
@@ -277,7 +277,7 @@ def pack_back(out: Path, brought: set[Path]) -> list[Path]:
                 header.size, header.mtime = len(content), int(path.stat().st_mtime)
                 archive.addfile(header, io.BytesIO(content))
     shutil.copy(RESULTS / "summary.txt", out) if (RESULTS / "summary.txt").exists() else None
-    say(f"{len(parts)} parts in {out}; study.gpu unpack brings them into the reports")
+    say(f"{len(parts)} parts in {out}; study.offline unpack brings them into the reports")
     return parts
 
 
@@ -302,7 +302,7 @@ def unpack(out: Path, reports: Path) -> None:
     """Put the parts into a machine's folder. What is there already stays, but for the tables."""
     parts = sorted(out.glob("records-*.tar.gz"))
     if not parts:
-        raise Stop(f"there is nothing to unpack in {out}", "name the folder that study.gpu run wrote to")
+        raise Stop(f"there is nothing to unpack in {out}", "name the folder that study.offline run wrote to")
     count = 0
     for part in parts:
         with tarfile.open(part) as archive:
