@@ -7,6 +7,7 @@ Until the pack is installed there is only Python's own library, so nothing else 
 """
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -106,9 +107,9 @@ def run(asked: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     whole = True
     try:
-        call([sys.executable, "-m", "study.operators"], ends)
-        if not (RESULTS / "peaks.json").exists():
-            call([sys.executable, "-m", "study.peaks", "--json", str(RESULTS / "peaks.json")], ends)
+        whole = compile_operators(ends)
+        if whole and not (RESULTS / "peaks.json").exists():
+            whole = call([sys.executable, "-m", "study.peaks", "--json", str(RESULTS / "peaks.json")], ends) == 0
         for step in (step for name in asked.profiles for step in PROFILES[name]):
             whole = carry_out(step, asked.scale, ends) and whole
     except KeyboardInterrupt:
@@ -119,6 +120,13 @@ def run(asked: argparse.Namespace) -> int:
         pack_back(asked.out, brought)
     say("all of it is done" if whole else "not all of it is done: the same command goes on in the next window")
     return 0 if whole else 3
+
+
+def compile_operators(ends: float) -> bool:
+    """DeepSpeed's operators, in parallel. One that cannot be had makes some arms unavailable, and no more."""
+    for lock in (WORK / "extensions").glob("*/lock"):
+        lock.unlink()  # a compilation that was cut off left it, and PyTorch would wait for it for ever
+    return call([sys.executable, "-m", "study.operators"], ends) is not None
 
 
 def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
@@ -134,7 +142,7 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
         if left_s < 0:
             return False
         with (RESULTS / "tests.txt").open("w") as told:
-            code = call([sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_gpu.py"], ends, told)
+            code = call([sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/test_gpu.py"], ends, told)
         say(f"tests: exit code {code}\n" + "".join((RESULTS / "tests.txt").read_text().splitlines(True)[-30:]))
         return code is not None
     asked = dict(zip(words[::2], words[1::2], strict=False))
@@ -153,7 +161,10 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
 def call(words: list[str], ends: float, output=None) -> int | None:
     """Run a program here with the pack in its path. Its exit code, None if the time was up and it was ended."""
     say(f"--- {' '.join(word if ' ' not in word else 'study' for word in words[1:])}")
-    child = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+    child = subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         return child.wait(max(1, ends - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -166,6 +177,8 @@ def call(words: list[str], ends: float, output=None) -> int | None:
                 child.wait(LAST_S / 3)
             except subprocess.TimeoutExpired:
                 child.kill()
+        with contextlib.suppress(ProcessLookupError):  # compilers, for one, outlive who called them
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 # --- install -------------------------------------------------------------------------------------------------------
