@@ -216,6 +216,7 @@ def install(pack: Path) -> None:
                 say("libaio is not unpacked: there is no dpkg here")
                 break
             subprocess.run(["dpkg", "-x", str(pack / "debs" / name), str(SITE / "debs")], check=True)
+        stand_in_for_libcuda()
         (SITE / "pack.json").write_text(manifest)
     check = f"import importlib\nfor name in {NEEDED}: importlib.import_module(name)"
     told = subprocess.run([sys.executable, "-c", check], env=environment(), capture_output=True, text=True, check=False)
@@ -224,17 +225,33 @@ def install(pack: Path) -> None:
         raise Stop(f"the installed pack is not whole here ({told.stderr.splitlines()[-1]})", remedy)
 
 
+def stand_in_for_libcuda() -> None:
+    """An empty libcuda for the linker. DeepSpeed's disk operator names it, and calls nothing of it.
+
+    The real one comes with the driver, and lies where linkers do not look; a toolkit's stub of it is often left out.
+    """
+    (SITE / "lib").mkdir(exist_ok=True)
+    if compiler := shutil.which("cc"):
+        words = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", str(SITE / "lib" / "libcuda.so"), "-x", "c", os.devnull]
+        subprocess.run([compiler, *words], check=False)
+
+
+def cuda_home() -> str:
+    """Where the CUDA toolkit is. PyTorch would go by the nvcc in the path, which may be but a link to it."""
+    nvcc = shutil.which("nvcc")
+    known = [os.environ.get("CUDA_HOME"), "/usr/local/cuda", nvcc and str(Path(nvcc).resolve().parents[1])]
+    return next((home for home in known if home and Path(home, "bin", "nvcc").exists()), "/usr/local/cuda")
+
+
 def environment() -> dict[str, str]:
     """This process's environment, with the pack before what the machine has, and our own folders for what is made."""
     usr = SITE / "debs" / "usr"
     libraries = usr / "lib" / f"{platform.machine()}-linux-gnu"
-    nvcc = shutil.which("nvcc")
-    cuda = os.environ.get("CUDA_HOME") or (str(Path(nvcc).resolve().parents[1]) if nvcc else "/usr/local/cuda")
     first = {
         "PATH": [Path(sys.executable).parent],  # where ninja is
         "PYTHONPATH": [ROOT, SITE],
         "CPATH": [usr / "include"],
-        "LIBRARY_PATH": [libraries, Path(cuda, "lib64", "stubs")],  # libcuda itself is often where no linker looks
+        "LIBRARY_PATH": [libraries, SITE / "lib"],
         "LD_LIBRARY_PATH": [libraries],
     }
     joined = {
@@ -246,7 +263,7 @@ def environment() -> dict[str, str]:
         "XDG_CACHE_HOME": f"{WORK / 'cache'}",
         "HF_HUB_OFFLINE": "1",
     }
-    return ours | os.environ | joined | {"CUDA_HOME": cuda}
+    return ours | os.environ | joined | {"CUDA_HOME": cuda_home()}
 
 
 # --- there and back ------------------------------------------------------------------------------------------------
@@ -277,19 +294,18 @@ def pack_back(out: Path, brought: set[Path]) -> list[Path]:
         old.unlink()
     fresh = {"summary.txt", "tests.txt"}  # made anew by each window
     found = [path for path in sorted(RESULTS.rglob("*")) if path.is_file() and travels(path)]
-    names = [(path, path.relative_to(RESULTS)) for path in found]
-    names = [(path, name) for path, name in names if name not in brought or str(name) in fresh]
+    names = [(path, name) for path in found if (name := path.relative_to(RESULTS)) not in brought or path.name in fresh]
     parts: list[Path] = []
     while names:
         parts.append(out / f"records-{len(parts) + 1}.tar.gz")
         with tarfile.open(parts[-1], "w:gz") as archive:
             while names and parts[-1].stat().st_size < PART_BYTES:
                 path, name = names.pop(0)
-                content = path.read_bytes() if path.suffix == ".json" else last_lines(path)
+                lines = path.read_bytes().splitlines(keepends=True)
+                content = b"".join(lines if path.suffix == ".json" else lines[-LAST_LINES:])
                 header = tarfile.TarInfo(str(name))
                 header.size, header.mtime = len(content), int(path.stat().st_mtime)
                 archive.addfile(header, io.BytesIO(content))
-    shutil.copy(RESULTS / "summary.txt", out) if (RESULTS / "summary.txt").exists() else None
     say(f"{len(parts)} parts in {out}; study.offline unpack brings them into the reports")
     return parts
 
@@ -304,11 +320,6 @@ def travels(path: Path) -> bool:
         return json.loads((path.parent / "record.json").read_text())["status"] != "done"
     except (OSError, ValueError, KeyError):
         return True
-
-
-def last_lines(path: Path) -> bytes:
-    lines = path.read_text(errors="replace").splitlines(keepends=True)
-    return "".join(lines[-LAST_LINES:]).encode()
 
 
 def unpack(out: Path, reports: Path) -> None:

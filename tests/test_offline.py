@@ -1,10 +1,12 @@
 """On a machine without a network: installing the pack, going through profiles, and bringing back what came of it."""
 
 import argparse
+import ctypes
 import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -171,6 +173,27 @@ def test_the_compiler_and_the_linker_find_the_packs_libaio(work, monkeypatch):
     assert told["PYTHONPATH"].split(os.pathsep)[:2] == [str(offline.ROOT), f"{work}/site"]
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/elsewhere")
     assert offline.environment()["TORCH_EXTENSIONS_DIR"] == "/elsewhere", "what is set is kept"
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_linker_is_given_a_libcuda(pack, tmp_path, monkeypatch):
+    """Empty: what is linked against it does not ask for it when it runs."""
+    offline.install(pack)
+    (tmp_path / "it.c").write_text("int it(void) { return 42; }")
+    words = ["cc", "-shared", "-fPIC", "-Wl,--as-needed", "-o", "it.so", "it.c", "-lcuda"]
+    subprocess.run(words, cwd=tmp_path, env=offline.environment(), check=True)
+    assert ctypes.CDLL(str(tmp_path / "it.so")).it() == 42
+
+
+def test_cuda_is_where_its_compiler_really_is(tmp_path, monkeypatch):
+    """A wrapper in the path is not the toolkit; a CUDA_HOME without a compiler is none either."""
+    (tmp_path / "cuda" / "bin").mkdir(parents=True)
+    (tmp_path / "cuda" / "bin" / "nvcc").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert offline.environment()["CUDA_HOME"] == str(tmp_path / "cuda")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(shutil, "which", lambda _: str(tmp_path / "cuda" / "bin" / "nvcc"))
+    assert offline.cuda_home() in ("/usr/local/cuda", str(tmp_path / "cuda"))
 
 
 def test_nothing_but_pythons_own_library_is_needed_to_install():
