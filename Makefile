@@ -6,7 +6,7 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study test check bench parity virtual scoreboard
+.PHONY: help setup study test check bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -38,6 +38,9 @@ virtual: setup  ## virtual ranks against real ones: every arm at N = 2 and 4, bo
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && python -m study.scoreboard runs/scoreboard
+
+gpu: setup  ## pack what a machine with a GPU and no network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert/ gpt2/"
+	python -m study.pack $(PACK)
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
 	python -m study.bench

@@ -97,7 +97,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
     last = runs[-1]
     made |= {
         "observed": {"arm": "single", "ranks": 1, "runs": runs, "logging_steps": LOGGING_STEPS,
-                     "data_source": data.source, "data_checksum": data.checksum},
+                     "data_source": data.source, "data_checksum": data.checksum,
+                     "tf32": torch.backends.cuda.matmul.allow_tf32 if CUDA else None},  # as published: PyTorch's own
         "loss": {"train": [loss for run in runs for loss in run["losses"]], "final_train": last["losses"][-1],
                  "eval": last["evals"], "final_eval": last["evals"][-1] if last["evals"] else None},
         "time": {"setup_s": setup_s, "step_s": None, "training_s": [run["training_s"] for run in runs]},

@@ -2,6 +2,7 @@
 
 python -m study.bench
 python -m study.bench --model bert-base --precision bf16 --json bench.json
+python -m study.bench --task wikitext --model gpt2-xl --sequence 1024 --precision bf16 --peaks peaks.json
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/rivals.py), every time in another
 order. A process counts as its median step. Each repeat gives one ratio to each rival, and the result is the median of
@@ -26,6 +27,7 @@ from study import record
 from study.record import Stop
 from study.settings import Settings, check, flag
 from study.stats import median, paired_ratio
+from study.table import peak, show
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = ("ours", "bare", "hf")
@@ -54,10 +56,14 @@ class Bench:
     """Tokens per row."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32, or bf16: autocast over fp32 weights."""
+    compile: bool = False
+    """Compile the model with torch.compile, in all three."""
     threads: int | None = None
     """CPU threads. Default: what our trainer would take."""
     seed: int = 42
     """Decides the weights, the order of the rows, the dropout masks, and what the bootstrap draws."""
+    peaks: Path | None = None
+    """What study.peaks wrote on this machine: with it, the share of the measured matrix peak is told."""
     json: Path | None = None
     """Where to keep every number and what machine it came from."""
 
@@ -75,6 +81,8 @@ def run(bench: Bench) -> None:
     check(Settings(**wanted))
     if bench.repeats < 2:
         raise Stop(f"--repeats {bench.repeats} gives no interval", "give 2 or more")
+    if bench.peaks and not bench.peaks.is_file():
+        raise Stop(f"--peaks {bench.peaks} is no file", "make it with python -m study.peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"--json {bench.json} is in no folder there is", "make the folder first")
     runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
@@ -85,17 +93,19 @@ def run(bench: Bench) -> None:
                 runs[name].append(measure(wanted, name, Path(folder) / f"{name}-{repeat}"))
                 say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {_ms(runs[name][-1]['median_step_s'])}")
     ratios, fastest = compare(runs, bench.seed), compare(runs, bench.seed, "fastest_tenth_step_s")
-    say("\n" + table(runs, ratios) + "\n" + "\n".join(in_words(fastest, "the fastest tenth of steps")))
+    speed = speeds(bench, runs)
+    say("\n" + table(runs, ratios) + "\n" + "\n".join(in_words(fastest, "the fastest tenth of steps")) + "\n")
+    show([{"": name} | found for name, found in speed.items()])
     if bench.json:
-        asked = asdict(bench) | {"json": str(bench.json)}
-        result = {"bench": asked, "ratios": ratios, "fastest_tenth": fastest, "runs": runs}
+        asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()}
+        result = {"bench": asked, "ratios": ratios, "fastest_tenth": fastest, "speed": speed, "runs": runs}
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
 def requested(bench: Bench) -> dict:
     """What all three are asked for, in the trainer's words."""
     fields = asdict(bench)
-    del fields["repeats"], fields["json"]
+    del fields["repeats"], fields["peaks"], fields["json"]
     # Our trainer ends with an evaluation, which is not timed and has no use here: one batch of it is enough.
     wanted = fields | {"data": "embedded", "init": "random", "eval_rows": bench.micro_batch}
     return {name: value for name, value in wanted.items() if value is not None}
@@ -103,7 +113,7 @@ def requested(bench: Bench) -> dict:
 
 def measure(wanted: dict, name: str, place: Path) -> dict:
     """One fresh process: its step times, its first and last loss, and for ours the machine it ran on."""
-    flags = [word for field, value in wanted.items() for word in (flag(field), str(value))]
+    flags = [word for field, value in wanted.items() for word in as_flag(field, value)]
     if name == "ours":
         config = ROOT / "accelerate_configs" / "single.yaml"
         launch = ["-m", "accelerate.commands.accelerate_cli", "launch", "--config_file", str(config)]
@@ -124,13 +134,36 @@ def measure(wanted: dict, name: str, place: Path) -> dict:
         made = record.load(place)
         losses = made["loss"]["train"]
         result = {"step_s": made["time"]["step_s"], "losses_first_last": [losses[0], losses[-1]]}
-        result |= {field: made[field] for field in ("commit", "dirty", "hardware", "software")}
+        result |= {field: made[field] for field in ("commit", "dirty", "hardware", "software", "requested")}
+        result |= {field: made["time"][field] for field in ("flops_per_rank_and_step", "peak_flops_per_s")}
     else:
         result = json.loads(place.read_text())
     return result | {
         "median_step_s": median(result["step_s"]),
         "fastest_tenth_step_s": float(np.quantile(result["step_s"], 0.1)),
     }
+
+
+def as_flag(field: str, value) -> list[str]:
+    if isinstance(value, bool):
+        return [flag(field) if value else flag(field).replace("--", "--no-", 1)]
+    return [flag(field), str(value)]
+
+
+def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
+    """Tokens per second of each, by its median step; and the share that its operations are of two peaks.
+
+    The operations are the model's own, the same for all three: recomputing some of them makes nobody faster.
+    """
+    ours, tokens = runs["ours"][0], bench.micro_batch * bench.accumulation * bench.sequence
+    flops, datasheet = ours["flops_per_rank_and_step"], ours["peak_flops_per_s"]
+    measured = peak(json.loads(bench.peaks.read_text()), ours["requested"]) if bench.peaks else None
+    found = {}
+    for name in TRAINERS:
+        step_s = median([made["median_step_s"] for made in runs[name]])
+        found[name] = {"tokens/s": tokens / step_s, "MFU": flops / step_s / datasheet if datasheet else None,
+                       "of measured": flops / step_s / measured if measured else None}  # fmt: skip
+    return found
 
 
 def compare(runs: dict[str, list[dict]], seed: int, of: str = "median_step_s") -> dict[str, dict]:

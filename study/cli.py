@@ -48,7 +48,8 @@ AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
 Precision = Literal["fp32", "bf16", "bf16_cast"]
 
-NO_ANSWER = {"failed", "timeout", "interrupted"}  # out of memory is an answer: a run told how much is too much
+NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: a run told how much is too much
+UNFINISHED = {"left", "interrupted"}  # the exit code is 3: the same command goes on
 
 
 def main() -> None:
@@ -256,6 +257,7 @@ def sweep(
     only: tuple[str, ...] = (),
     repeat: int = 1,
     timeout_s: float = 3600,
+    minutes: float | None = None,
     nvme_dir: Path | None = None,
     dry_run: bool = False,
 ) -> None:
@@ -268,6 +270,7 @@ def sweep(
         only: Filters, as in 'arm=zero3*' 'seed=42'. All must hold.
         repeat: How often each cell is run, interleaved.
         timeout_s: Seconds after which a run is ended.
+        minutes: How long the sweep has. It starts what can end in time, and leaves the rest (exit code 3).
         nvme_dir: Where arms that offload to disk may write.
         dry_run: Show the cells and what each needs, and run nothing.
     """
@@ -280,9 +283,9 @@ def sweep(
         signal.signal(number, signal.default_int_handler)
     tell = Progress(len(turns))
     try:
-        made = sweeping.sweep(turns, runs, timeout_s, nvme_dir, tell)
+        made = sweeping.sweep(turns, runs, timeout_s, nvme_dir, tell, minutes)
     except KeyboardInterrupt:
         sys.exit("stopped; start it again to go on")
     counts = Counter(one["status"] for one in made)
     tell.say(", ".join(f"{count} {status}" for status, count in counts.items()) + f"; study runs {runs} shows them")
-    sys.exit(1 if set(counts) & NO_ANSWER else 0)
+    sys.exit(3 if set(counts) & UNFINISHED else 1 if set(counts) & NO_ANSWER else 0)

@@ -30,6 +30,8 @@ def search(cell: Cell, attempt: Callable[[Cell], dict]) -> tuple[list[dict], str
 
     def survives(rung: int) -> bool | None:
         made.append(attempt(cell.at(rung)))
+        if made[-1]["status"] == "unavailable" and any(one["status"] == "done" for one in made):
+            return False  # the machine has what it takes for a smaller one: what it lacks is room
         return ANSWERS.get(made[-1]["status"])
 
     good, bad = bracket(survives, len(cell.rungs))

@@ -52,6 +52,7 @@ def reset_peaks() -> None:
     """Forget the peaks so far: what follows counts. Called after the warm-up steps."""
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_host_memory_stats()
     with contextlib.suppress(OSError):  # not Linux, or not allowed: `host_peak_bytes` then spans the whole process
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the kernel's own peak of the resident set
 
@@ -66,6 +67,8 @@ def peaks() -> dict:
         # What the device says is taken, by anyone: it holds the CUDA context and NCCL, which PyTorch does not count.
         "device_used_bytes": device[1] - device[0] if device else None,
         "host_peak_bytes": _kib(status.get("VmHWM")),
+        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident, the driver decides.
+        "host_pinned_peak_bytes": torch.cuda.host_memory_stats().get("allocated_bytes.peak") if CUDA else None,
         "host_resident_bytes": _kib(status.get("VmRSS")),
         # Pages shared with other processes counted in proportion: this, not the resident set, adds up over ranks.
         "host_proportional_bytes": _kib(_proc("smaps_rollup").get("Pss")),

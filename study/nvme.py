@@ -15,7 +15,9 @@ BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients on t
 
 def check_libaio() -> None:
     """DeepSpeed's disk operator is compiled against libaio; without it the run would die late and darkly."""
-    header = any(Path(folder, "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
+    named = os.environ.get("CPATH", "").split(os.pathsep)  # where the compiler looks besides
+    folders = ("/usr/include", "/usr/local/include", *filter(None, named))
+    header = any(Path(folder, "libaio.h").exists() for folder in folders)
     if not (header and ctypes.util.find_library("aio")):
         raise Stop(
             "offloading to disk needs libaio, which this machine lacks",
@@ -35,6 +37,7 @@ def give(base: Path, run: str, needed_bytes: int) -> Path:
             raise Stop(
                 f"--nvme-dir {base} has {free / 1e9:.1f} GB free, and this run needs {needed_bytes / 1e9:.1f} GB",
                 "give --nvme-dir a folder on a larger disk, or a smaller --model",
+                status="unavailable",
             )
         (base / run).mkdir(exist_ok=True)
     except OSError as error:

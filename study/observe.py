@@ -251,16 +251,18 @@ def memory_by_component(step, model, optimizer, device_type: str) -> dict:
         for _ in range(LOOKS):  # never fewer on one rank than on another: they would wait for each other for ever
             peak_before = watch.peak
             watch.look_again()
+            meter.reset_peaks()
             step()
-            looks.append((watch.at_peak, watch.peak, peak_before))
+            looks.append((watch.at_peak, watch.peak, peak_before, meter.peaks()["peak_allocated_bytes"]))
         after = watch.by_role()
     hook.remove()
-    at_peak, peak, peak_before = max(looks, key=lambda look: (look[0] is not None, look[1]))
+    at_peak, peak, peak_before, allocated = max(looks, key=lambda look: (look[0] is not None, look[1]))
     return {
         "at_peak": at_peak,
         "after_step": after,
         "tracked_peak_bytes": peak,
         "tracked_peak_step_before_bytes": peak_before,
+        "allocator_peak_bytes": allocated,  # of the same step, by the allocator itself: what libraries take is in it
         "tracked_mean_bytes": watch.mean,
         "gloo_copy_bytes": watch.gloo_copy_bytes,
     }

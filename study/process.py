@@ -103,11 +103,23 @@ def cap_memory(gib: float | None) -> dict | None:
     return {"bytes": cap_bytes, "emulated_by": "PyTorch's allocator"}
 
 
+PINNING = "CUDA error: out of memory"  # so it ends where host memory is pinned, and where a device has none left
+
+
+def device_is_full(error: BaseException) -> bool:
+    """Whether the device had no more memory to give: to PyTorch's allocator, or to a library that takes its own."""
+    told = str(error)
+    if PINNING in told and torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0] < 2**30
+    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in told
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether the host had no more memory to give: Python and PyTorch's CPU allocator say so each in its own way."""
     told = str(error)
     return isinstance(error, MemoryError) or any(
-        words in told for words in ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc", "Cannot allocate")
+        words in told
+        for words in ("DefaultCPUAllocator: can't allocate memory", "std::bad_alloc", "Cannot allocate", PINNING)
     )
 
 
@@ -185,9 +197,9 @@ def fail(folder: Path | None, rank: int, error: BaseException) -> None:
     trace = ""
     if isinstance(error, Stop):
         stop = error
-    elif isinstance(error, torch.OutOfMemoryError):
+    elif device_is_full(error):
         stop = Stop(
-            f"the device ran out of memory ({str(error).split('.')[0]})",
+            f"the device ran out of memory ({str(error).partition(chr(10))[0].split('. ')[0]})",
             "give a smaller --micro-batch, --checkpointing, or an arm that offloads",
             "oom",
         )

@@ -3,7 +3,9 @@
 A protocol has parts. A part names arms and gives settings; a list of values is an axis, and the part stands for every
 combination of its axes. A scale is a table inside the part whose values replace the part's own. A part with a
 `frontier` looks for the largest value of that setting which survives: a list of models, or a lowest and a highest
-number. A part with a `script` runs that script of `study/` instead of the trainer.
+number. A part with a `script` runs that script of `study/` instead of the trainer. What a scale says comes after what
+the part says, and the last axis varies fastest. `reserve_s` is how many seconds must be left in a sweep's window for a
+cell to be started that was never tried before: a number, or a table by model.
 """
 
 import difflib
@@ -26,7 +28,7 @@ else:
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")
 ABOUT = ("about", "document", "replicates")  # what a protocol says of itself, all three
-NOT_SETTINGS = ("arm", "ranks", "script", "frontier")
+NOT_SETTINGS = ("arm", "ranks", "script", "frontier", "reserve_s")
 SCRIPTS = {"train": {}, "as_printed": {"repair": ("none", "fresh_model", "engaged")}}  # and what they take besides
 NOT_FOR_PROTOCOLS = ("run_dir", "nvme_dir", "cache_dir")  # a machine's affair
 
@@ -44,6 +46,7 @@ class Cell:
     script: str = "train"
     frontier: str | None = None
     rungs: tuple = ()
+    reserve_s: float | dict[str, float] | None = None  # a dict: by model
 
     @property
     def name(self) -> str:
@@ -106,11 +109,16 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
     known = {f.name for f in fields(Settings)} - set(NOT_FOR_PROTOCOLS) | SCRIPTS[script].keys()
     _known(part, {"name", *ABOUT, *NOT_SETTINGS, *SCALES, *known}, where)
     _known(part[scale], {*NOT_SETTINGS, *known}, f"{where}, {scale}")
-    merged = {key: value for key, value in part.items() if key not in (*SCALES, *ABOUT, "name")} | part[scale]
+    not_ours = (*SCALES, *ABOUT, "name", *part[scale])
+    merged = {key: value for key, value in part.items() if key not in not_ours} | part[scale]
     for key in ("name", "arm"):
         if not (part if key == "name" else merged).get(key):
             raise Stop(f"{where} has no {key!r}", f"add {key} = ...")
     merged.pop("script", None)
+    reserve_s = merged.pop("reserve_s", None)
+    for seconds in reserve_s.values() if isinstance(reserve_s, dict) else [reserve_s]:
+        if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+            raise Stop(f"{where}: reserve_s {seconds!r} is not possible", "give a number of seconds above 0")
     frontier = merged.pop("frontier", None)
     rungs = _rungs(merged, frontier, where)
     axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items()}
@@ -128,7 +136,9 @@ def _cells_of_part(protocol: dict, part: dict, scale: str) -> list[Cell]:
         settings = {key: value for key, value in asked.items() if key not in SCRIPTS[script]}
         for rung in rungs[:1] + rungs[-1:] or [None]:
             build(settings | ({frontier: rung} if rungs else {}), where)
-        found.append(Cell(protocol["name"], part["name"], scale, arm, ranks, asked, script, frontier, tuple(rungs)))
+        found.append(
+            Cell(protocol["name"], part["name"], scale, arm, ranks, asked, script, frontier, tuple(rungs), reserve_s)
+        )
     return found
 
 

@@ -26,7 +26,7 @@ from study.record import Stop
 from study.settings import Settings, check, flag, learning_rate, resolve
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-UNKNOWN = ("compile", "weight_decay", "lr_warmup_steps")  # what a rival does not do, or not as our trainer does
+UNKNOWN = ("weight_decay", "lr_warmup_steps")  # what a rival does not do, or not as our trainer does
 
 
 def main(
@@ -90,6 +90,8 @@ def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -
     if CUDA:
         batches = {name: values.pin_memory() for name, values in batches.items()}
     model.to(DEVICE)
+    if settings.compile:
+        model = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
     losses = []
     transformers.set_seed(settings.seed)
@@ -146,6 +148,7 @@ def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> 
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            torch_compile=settings.compile,
         )
         with clock.window(lambda: None) as tick:
             trainer = KeepsLosses(

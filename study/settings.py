@@ -21,8 +21,8 @@ class Settings:
     """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token."""
     model: str | None = None
     """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
-    gpt2-large gpt2-xl gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b. Default: the source documents' model on a GPU, a tiny
-    one without."""
+    gpt2-large gpt2-xl gpt3-2.7b gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b. Default: the source documents' model on a
+    GPU, a tiny one without."""
     tokenizer: str | None = None
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
@@ -185,8 +185,9 @@ def resolve(settings: Settings, gpu: bool) -> Settings:
     imdb = settings.task == "imdb"
     model = settings.model
     if model is None:
-        model = ("bert-large-uncased" if imdb else "gpt2") if gpu else ("bert-tiny" if imdb else "gpt-tiny")
-        # `bert-large-uncased` is the hub's name, with weights; `bert-large` is the bare shape.
+        # `bert-large-uncased` is the hub's name, with weights; `bert-large` is the bare shape, for the embedded corpus.
+        bert = "bert-large" if settings.data == "embedded" else "bert-large-uncased"
+        model = (bert if imdb else "gpt2") if gpu else ("bert-tiny" if imdb else "gpt-tiny")
     tiny = model in ("bert-tiny", "gpt-tiny")
     data = settings.data or ("hub" if gpu and not tiny else "embedded")
     defaults = {

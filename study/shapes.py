@@ -20,7 +20,9 @@ SHAPES = {
     "gpt2-medium": GPT2 | {"hub": "openai-community/gpt2-medium", "n_embd": 1024, "n_layer": 24, "n_head": 16},
     "gpt2-large": GPT2 | {"hub": "openai-community/gpt2-large", "n_embd": 1280, "n_layer": 36, "n_head": 20},
     "gpt2-xl": GPT2 | {"hub": "openai-community/gpt2-xl", "n_embd": 1600, "n_layer": 48, "n_head": 25},
-    # Table 2.1 of the GPT-3 paper, as a GPT-2: it prints a width of 5140, and 40 heads of 128 make 5120. No weights.
+    # Table 2.1 of the GPT-3 paper, as GPT-2s without weights. For 13B it prints a width of 5140, and 40 heads of 128
+    # make 5120.
+    "gpt3-2.7b": GPT2 | {"hub": None, "n_positions": 2048, "n_embd": 2560, "n_layer": 32, "n_head": 32},
     "gpt3-13b": GPT2 | {"hub": None, "n_positions": 2048, "n_embd": 5120, "n_layer": 40, "n_head": 40},
     "gpt-j-6b": {"model_type": "gptj", "hub": "EleutherAI/gpt-j-6b", "vocab_size": 50400, "n_positions": 2048,
                  "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64, "tie_word_embeddings": False},

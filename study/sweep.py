@@ -20,15 +20,19 @@ from pathlib import Path
 import psutil
 
 from study import arms, doctor, frontier, protocol, record
+from study.architecture import named, parameters
 from study.gpus import num_gpus
 from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
 from study.record import Stop
+from study.shapes import SHAPES
+from study.window import Window, not_started
 
 POLL_S = 0.2
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair")  # beside the settings
 GRACE_S = 20  # how long a launch may take to end when told to
 LAST_LINES = 15
+SETTLED = ("done", "oom")  # under a device's limit, a second try would find what the first one did
 
 
 @dataclass(frozen=True)
@@ -68,21 +72,46 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         return Stop(f"{cell.ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
-    return doctor.why_not(arm, gpus)
+    return doctor.why_not(arm, gpus) or (host_is_too_small(cell, arm, psutil.virtual_memory().total) if gpus else None)
 
 
-def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, tell) -> list[dict]:
-    """Run what has not been done, one turn after the other. `tell` hears of each start, step and end."""
-    gpus = num_gpus()
+def host_is_too_small(cell: Cell, arm: arms.Arm, has_bytes: int) -> Stop | None:
+    """Why the host cannot take what an arm keeps on it; only what is certain: buffers and gradients come on top."""
+    model, on_host = str(cell.value("model")), 0
+    if model not in SHAPES:
+        return None
+    if arm.offload_optimizer == "cpu":
+        on_host += 12  # an fp32 master copy and two moments: what the ZeRO paper's K of 12 is made of
+    if arm.offload_param == "cpu":
+        on_host += 2 if cell.value("precision") == "bf16_cast" else 4
+    needed_bytes = on_host * parameters(named(model)) / (cell.value("virtual_ranks") or 1)
+    if needed_bytes <= has_bytes:
+        return None
+    what = f"{cell.arm} would keep {needed_bytes / 1e9:.0f} GB of {model} on the host, which has {has_bytes / 1e9:.0f}"
+    return Stop(what, "use a host with more memory, or a smaller model", "unavailable")
+
+
+def sweep(
+    turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, tell, minutes: float | None = None
+) -> list[dict]:
+    """Run what has not been done, one turn after the other. `tell` hears of each start, step and end.
+
+    With `minutes`, what was never tried comes first: a cell that fails must not take up the start of every window.
+    """
+    gpus, window = num_gpus(), Window(minutes)
+    if minutes is not None:
+        turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
 
     def attempt(turn: Turn) -> dict:
         if folder := done_before(runs, turn):
             made, ran = record.load(folder), False
         elif stop := why_not(turn.cell, gpus):
             made, ran = not_run(turn, runs, stop), False
+        elif why := window.too_short_for(turn.cell, runs):
+            made, ran = not_started(why), False
         else:
             tell.start(turn)
-            made, ran = run(turn, runs, timeout_s, nvme_dir, tell.step), True
+            made, ran = run(turn, runs, timeout_s, nvme_dir, tell.step, window), True
         tell.end(turn, made, ran)
         return made
 
@@ -103,14 +132,14 @@ def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None
 
 
 def done_before(runs: Path, turn: Turn) -> Path | None:
-    """The folder of a valid, finished run of this turn with the software and the meters of now, or None."""
+    """The folder of a valid, settled run of this turn with the software and the meters of now, or None."""
     for folder in attempts(runs, turn):
         try:
             made = record.load(folder)
         except Stop:
             continue
         measured_alike = made["measure_version"] == record.MEASURE_VERSION
-        if made["status"] == "done" and measured_alike and same_software(made["software"]):
+        if made["status"] in SETTLED and measured_alike and same_software(made["software"] or {}):
             return folder
     return None
 
@@ -162,29 +191,42 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     return words
 
 
-def run(turn: Turn, runs: Path, timeout_s: float, nvme_dir: Path | None, watch: Callable[[Path, float], None]) -> dict:
+def run(
+    turn: Turn, runs: Path, timeout_s: float, nvme_dir: Path | None, watch: Callable[[Path, float], None],
+    window: Window,
+) -> dict:  # fmt: skip
     """Run one cell in a fresh launch, and give its record, whatever became of it."""
     tries = attempts(runs, turn)
     folder = runs / f"{turn.name}.{int(tries[-1].suffix[1:]) + 1 if tries else 1}"
     folder.mkdir()
     killed_before, started = oom_kills(), time.monotonic()
-    timed_out, family = False, {}
+    stop, family = None, {}
     with (folder / "output.txt").open("w") as output:
         launcher = subprocess.Popen(
             command(turn.cell, folder.resolve(), nvme_dir), cwd=arms.ROOT, stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
         try:
-            while launcher.poll() is None and not timed_out:
+            while launcher.poll() is None and stop is None:
                 time.sleep(POLL_S)
                 with contextlib.suppress(psutil.Error):  # while the launcher lives; its orphans are known by then
                     family |= {child.pid: child for child in psutil.Process(launcher.pid).children(recursive=True)}
                 seconds = time.monotonic() - started
-                timed_out = seconds > timeout_s
+                stop = out_of_time(seconds, timeout_s, window)
                 watch(folder, seconds)
         finally:
-            end(launcher, list(family.values()), stacks=timed_out)
-    return outcome(folder, launcher.returncode, timeout_s if timed_out else None, oom_kills() - killed_before)
+            end(launcher, list(family.values()), stacks=stop is not None)
+    return outcome(folder, launcher.returncode, stop, oom_kills() - killed_before)
+
+
+def out_of_time(seconds: float, timeout_s: float, window: Window) -> Stop | None:
+    """Why a launch is ended that has run for so long, None if it goes on."""
+    if seconds > timeout_s:
+        remedy = "its output.txt has the stacks of the ranks; --timeout-s gives it longer"
+        return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
+    if window.left_s <= 0:
+        return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "interrupted")
+    return None
 
 
 def end(launcher: subprocess.Popen, family: list[psutil.Process], stacks: bool) -> None:
@@ -210,18 +252,17 @@ def end(launcher: subprocess.Popen, family: list[psutil.Process], stacks: bool) 
             launcher.wait()
 
 
-def outcome(folder: Path, code: int, timeout_s: float | None, kills: int) -> dict:
-    """The record of a launch that has ended. Where the trainer could not finish it, what is known is put in."""
+def outcome(folder: Path, code: int, stop: Stop | None, kills: int) -> dict:
+    """The record of a launch that has ended, or was ended by `stop`. What the trainer could not put in is put in."""
     try:
         made = record.load_running(folder)
     except (OSError, ValueError):
         made = record.new(folder.name, [])
-    if timeout_s is not None:
-        remedy = "its output.txt has the stacks of the ranks; --timeout-s gives it longer"
-        stop = Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
-    elif made["status"] != "running":
+    if stop is not None:
+        return _write_end(folder, made, stop)
+    if made["status"] != "running":
         return made
-    elif kills:
+    if kills:
         remedy = "give fewer ranks, a smaller model, or a machine with more memory"
         stop = Stop("the kernel killed a rank because the host ran out of memory", remedy, "host_oom")
     else:

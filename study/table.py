@@ -1,5 +1,7 @@
 """Runs as rows, and rows as a table in plain text."""
 
+import contextlib
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -30,10 +32,34 @@ def row(folder: Path) -> dict:
         "loss": loss.get("final_train"),
         "eval loss": final.get("eval_loss"),
         "s/step": statistics.median(time["step_s"]) if time.get("step_s") else None,
+        "MFU": time.get("mfu"),
+        "of measured": of_measured(made, folder),
         "tracked peak MB": _mega(components.get("tracked_peak_bytes")),
         "collectives MB": _mega(sum(entry["bytes"] for entry in traffic[0].values())) if traffic else None,
         "to disk MB": _mega(sum(written)) if written and None not in written else None,
     }
+
+
+def of_measured(made: dict, folder: Path) -> float | None:
+    """MFU once more, against the matrix products that this machine was measured to do (`study.peaks`).
+
+    They are in the nearest peaks.json above the run's folder; None where there is none, or it is another machine's.
+    """
+    asked, time = made["requested"] or {}, made["time"] or {}
+    found = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
+    if found is None or not time.get("step_s") or not time.get("flops_per_rank_and_step"):
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        peaks = json.loads(found.read_text())
+        if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == made["hardware"]["devices"]:
+            return time["flops_per_rank_and_step"] * len(time["step_s"]) / sum(time["step_s"]) / peak(peaks, asked)
+    return None
+
+
+def peak(peaks: dict, asked: dict) -> float:
+    """The measured FLOP/s that a precision recipe is held against."""
+    kind = "bf16" if asked["precision"] != "fp32" else "tf32" if asked.get("tf32", True) else "fp32"
+    return peaks["flops_per_s"][kind]["median"]
 
 
 def _mega(value: float | None) -> float | None:

@@ -140,7 +140,8 @@ def arrange(run: Run, window: range) -> list[Rows]:
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
     shape = (len(window), run.settings.accumulation, run.processes, run.settings.micro_batch)
     mine = steps.view(shape)[:, :, run.accelerator.process_index]
-    chosen = {name: values[mine].pin_memory() if CUDA else values[mine] for name, values in rows.items()}
+    pin = CUDA and run.has_values
+    chosen = {name: values[mine].pin_memory() if pin else values[mine] for name, values in rows.items()}
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
 
 

@@ -74,6 +74,6 @@ def reduce_in_python(model) -> None:
 def _all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer().div_(dist.get_world_size())
     dist.all_reduce(buffer)
-    done = torch.futures.Future()
+    done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])  # or it takes no tensor of a GPU
     done.set_result(buffer)
     return done

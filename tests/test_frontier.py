@@ -79,6 +79,17 @@ def test_what_is_found_is_said(tmp_path):
     assert "ended at a run that is failed" in frontier.search(cell, lambda _: {"status": "failed"})[1]
 
 
+def test_what_has_no_room_above_what_runs_is_an_answer(tmp_path):
+    """What runs the smaller and cannot run the larger lacks room. What runs neither may lack a tool."""
+    (cell,) = searched(tmp_path)
+    made, words = frontier.search(
+        cell, lambda it: {"status": "done" if it.asked["micro_batch"] < 40 else "unavailable"}
+    )
+    assert [it["status"] for it in made].count("unavailable") >= 1
+    assert " does not" in words
+    assert "ended at a run that is unavailable" in frontier.search(cell, lambda _: {"status": "unavailable"})[1]
+
+
 def test_the_runs_of_a_search_are_cells_of_their_own(tmp_path):
     (cell,) = searched(tmp_path)
     one, other = cell.at(0), cell.at(3)

@@ -36,8 +36,9 @@ def test_a_folder_is_given_and_emptied(tmp_path):
 def test_a_refusal_leaves_the_users_folder(tmp_path):
     base = tmp_path / "mine"
     base.mkdir()
-    with pytest.raises(Stop, match="GB free"):
+    with pytest.raises(Stop, match="GB free") as caught:
         nvme.give(base, MINE, needed_bytes=10**18)
+    assert caught.value.status == "unavailable", "another machine may have the room"
     assert list(base.iterdir()) == []
 
 
@@ -129,6 +130,16 @@ def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path, not_root):
 def test_a_place_that_holds_no_folders_is_a_stop():
     """Not even for root."""
     refused(Path("/proc/zero-study"))
+
+
+def test_libaio_is_found_where_the_compiler_is_told_to_look(monkeypatch, tmp_path):
+    """As unpacked into a folder of one's own, on a machine where nothing can be installed."""
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libaio.so.1")
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == f"{tmp_path}/libaio.h")
+    with pytest.raises(Stop, match="libaio"):
+        nvme.check_libaio()
+    monkeypatch.setenv("CPATH", f"/somewhere{os.pathsep}{tmp_path}")
+    nvme.check_libaio()
 
 
 def test_libaio_is_asked_for_by_name(monkeypatch):

@@ -6,8 +6,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+import torch
 from conftest import ROOT
 
+from study import kernel, process
 from study.arms import FOLDER, read
 from study.process import Launch, _option, is_surplus_rank
 
@@ -54,6 +57,41 @@ def test_the_two_that_stay_find_each_other(tmp_path):
     assert done.returncode == 0, done.stderr
     told = re.findall(r"rank \d counts \d", done.stdout)  # two processes may write into one line
     assert sorted(told) == ["rank 0 counts 2", "rank 1 counts 2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "host"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True, False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False),
+        (MemoryError(), False, True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), False, True),
+        (RuntimeError("shapes do not match"), False, False),
+    ],
+)
+def test_whose_memory_is_full(error, device, host):
+    assert process.device_is_full(error) is device
+    assert process.out_of_memory(error) is host
+
+
+@pytest.mark.parametrize(("free_bytes", "device"), [(2**20, True), (2**36, False)])
+def test_memory_that_cannot_be_pinned_is_the_hosts_unless_the_device_is_full(free_bytes, device, monkeypatch):
+    """CUDA says the same of both: one looks whether the device has room."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 2**37))
+    error = RuntimeError("CUDA error: out of memory")
+    assert process.device_is_full(error) is device
+    assert process.out_of_memory(error)
+
+
+def test_a_sandbox_without_the_kernels_count_tells_of_no_kills(monkeypatch):
+    assert kernel.oom_kills() >= 0
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert kernel.oom_kills() == 0
 
 
 def test_options_are_read_in_every_spelling():

@@ -89,6 +89,11 @@ def test_defaults_depend_on_task_and_gpu(task, gpu):
     assert told == RESOLVED[task, gpu]
 
 
+def test_the_embedded_corpus_on_a_gpu_needs_no_hub():
+    s = resolve(Settings(data="embedded"), gpu=True)
+    assert (s.model, s.init) == ("bert-large", "random"), "the same shape, by its built-in name"
+
+
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
 def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""

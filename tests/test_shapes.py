@@ -19,6 +19,7 @@ PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads 
     "gpt2-xl": 1557.61,
     "gpt-j-6b": 6050.88,
     "gemma2-9b": 9241.71,
+    "gpt3-2.7b": 2651.55,  # by hand: 32 (12 h^2 + 13 h) + 52305 h + 2 h with h = 2560
     "gpt3-13b": 12853.39,  # by hand: 40 (12 h^2 + 13 h) + 52305 h + 2 h with h = 5120
     "gpt-neox-20b": 20554.57,
 }
@@ -48,7 +49,7 @@ def test_a_shape_has_as_many_parameters_as_published(model):
 
 def test_every_shape_is_published_but_our_own():
     assert SHAPES.keys() == PUBLISHED.keys() | {"gpt-tiny"}
-    assert [name for name, shape in SHAPES.items() if shape["hub"] is None] == ["gpt-tiny", "gpt3-13b"]
+    assert [name for name, shape in SHAPES.items() if shape["hub"] is None] == ["gpt-tiny", "gpt3-2.7b", "gpt3-13b"]
 
 
 @pytest.mark.parametrize("vocabulary", [2048, 50257])

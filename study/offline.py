@@ -1,0 +1,347 @@
+"""On a machine with a GPU and no network: install the pack, run profiles for some minutes, pack what came of it.
+
+python3 -m study.offline run smoke guelph --minutes 9 --out out --reports reports/h200   # there; again, and it goes on
+python3 -m study.offline unpack out --reports reports/h200                               # here
+
+Until the pack is installed there is only Python's own library, so nothing else is imported here.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from study.record import Stop
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / ".gpu"  # what is made there and does not travel: the site, compiled operators, caches, results
+SITE, RESULTS = WORK / "site", WORK / "results"
+STUDY = ("-c", "from study.cli import main; main()")  # the `study` command, which nothing has installed
+NEEDED = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "datasets",
+    "evaluate",
+    "tyro",
+    "yaml",
+    "psutil",
+    "pynvml",
+)
+LAST_S = 45  # kept for ending what runs, and for packing
+PART_BYTES = 14 * 2**20
+LAST_LINES = 200  # of what a run that is not done has said
+BENCH_S = 240  # what must be left for a bench to be started: it is a budget, not a measurement
+
+
+def sweep(protocol: str, *more: str) -> tuple[str, ...]:
+    return ("sweep", protocol, *more)
+
+
+def bench(model: str, sequence: int, micro_batch: int, *more: str) -> tuple[str, ...]:
+    task = "imdb" if model.startswith("bert") else "wikitext"
+    shape = ("--task", task, "--model", model, "--sequence", str(sequence), "--micro-batch", str(micro_batch))
+    return ("bench", *shape, "--precision", "bf16", "--steps", "30", "--repeats", "3", *more)
+
+
+SHAPES = (("gpt2-xl", 1024, 8), ("bert-large", 512, 32), ("gpt2-medium", 1024, 16), ("bert-large", 128, 64),
+          ("gpt2-large", 1024, 8))  # fmt: skip
+# The steps of each profile, the most telling first. Both run orders: every other repeat goes backwards.
+PROFILES = {
+    "smoke": [sweep("smoke")],
+    "tests": [("tests",)],
+    "guelph": [
+        sweep("guelph", "--only", "part=loss"),
+        sweep("guelph", "--only", "part=*ladder", "--repeat", "2"),
+        sweep("guelph", "--only", "part=seeds"),
+    ],
+    "as_printed": [sweep("as_printed")],
+    "offload": [sweep("offload")],
+    "h100": [sweep("h100")],
+    "speed": [bench(*shape) for shape in SHAPES] + [bench(*shape, "--compile") for shape in SHAPES],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="study.offline", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="install, run profiles until the time is up, pack what came of it")
+    running.add_argument("profiles", nargs="*", metavar="PROFILE", help=f"in this order: {', '.join(PROFILES)}")
+    running.add_argument("--minutes", type=float, default=9, help="how long all of it may take (%(default)s)")
+    running.add_argument(
+        "--scale", choices=("one_gpu", "tiny"), default="one_gpu", help="tiny: to try it without a GPU"
+    )
+    running.add_argument("--pack", type=Path, default=ROOT / "gpu-pack", help="what `make gpu` made (%(default)s)")
+    running.add_argument("--out", type=Path, default=Path("out"), help="where to put what goes back (%(default)s)")
+    bringing = commands.add_parser("unpack", help="put what was brought back where reports are")
+    bringing.add_argument("out", type=Path, help="the folder with the parts")
+    for command in (running, bringing):
+        command.add_argument("--reports", type=Path, required=True, help="this machine's folder, as in reports/h200")
+    asked = parser.parse_args()
+    try:
+        if asked.command == "run":
+            sys.exit(run(asked))
+        unpack(asked.out, asked.reports)
+    except Stop as stop:
+        sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Everything that is done there. The exit code is 0, or 3 when something is left for the next window."""
+    ends = time.monotonic() + 60 * asked.minutes - LAST_S
+    if unknown := set(asked.profiles) - PROFILES.keys():
+        raise Stop(f"there is no profile {', '.join(sorted(unknown))}", f"give some of {', '.join(PROFILES)}")
+    install(asked.pack)
+    brought = take_up(asked.reports)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what ran is packed all the same
+        signal.signal(number, signal.default_int_handler)
+    whole = True
+    try:
+        whole = compile_operators(ends)
+        if whole and not (RESULTS / "peaks.json").exists():
+            whole = call([sys.executable, "-m", "study.peaks", "--json", str(RESULTS / "peaks.json")], ends) == 0
+        for step in (step for name in asked.profiles for step in PROFILES[name]):
+            whole = carry_out(step, asked.scale, ends) and whole
+    except KeyboardInterrupt:
+        whole = False
+        say("interrupted; what there is goes back")
+    finally:
+        summarise()
+        pack_back(asked.out, brought)
+    say("all of it is done" if whole else "not all of it is done: the same command goes on in the next window")
+    return 0 if whole else 3
+
+
+def compile_operators(ends: float) -> bool:
+    """DeepSpeed's operators, in parallel. One that cannot be had makes some arms unavailable, and no more."""
+    for lock in (WORK / "extensions").glob("*/lock"):
+        lock.unlink()  # a compilation that was cut off left it, and PyTorch would wait for it for ever
+    return call([sys.executable, "-m", "study.operators"], ends) is not None
+
+
+def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
+    """One step of a profile. Whether nothing of it is left to do."""
+    kind, *words = step
+    left_s = ends - time.monotonic()
+    if kind == "sweep":
+        runs = RESULTS / "runs" / words[0]
+        options = ["--scale", scale, "--runs", str(runs), "--nvme-dir", str(WORK / "nvme")]
+        options += ["--minutes", f"{max(0, left_s) / 60:.2f}"]
+        return call([sys.executable, *STUDY, "sweep", *words, *options], ends + LAST_S / 2) != 3
+    if kind == "tests":
+        if left_s < 0:
+            return False
+        with (RESULTS / "tests.txt").open("w") as told:
+            code = call([sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/test_gpu.py"], ends, told)
+        say(f"tests: exit code {code}\n" + "".join((RESULTS / "tests.txt").read_text().splitlines(True)[-30:]))
+        return code is not None
+    asked = dict(zip(words[::2], words[1::2], strict=False))
+    name = f"{asked['--model']}-{asked['--sequence']}" + "-compiled" * ("--compile" in words)
+    target = RESULTS / "speed" / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return True
+    if left_s < BENCH_S:
+        say(f"bench {name}: left, because {max(0, left_s):.0f} s are left")
+        return False
+    files = ["--peaks", str(RESULTS / "peaks.json"), "--json", str(target)]
+    return call([sys.executable, "-m", "study.bench", *words, *files], ends) == 0
+
+
+def call(words: list[str], ends: float, output=None) -> int | None:
+    """Run a program here with the pack in its path. Its exit code, None if the time was up and it was ended."""
+    say(f"--- {' '.join(word if ' ' not in word else 'study' for word in words[1:])}")
+    child = subprocess.Popen(
+        words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return child.wait(max(1, ends - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        say("its time is up")
+        return None
+    finally:
+        if child.poll() is None:
+            child.terminate()  # a sweep ends its launch when told so
+            try:
+                child.wait(LAST_S / 3)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        with contextlib.suppress(ProcessLookupError):  # compilers, for one, outlive who called them
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+# --- install -------------------------------------------------------------------------------------------------------
+
+
+def install(pack: Path) -> None:
+    """Unpack wheels and libaio into a folder of our own, once per pack."""
+    try:
+        manifest = (pack / "pack.json").read_text()
+        made = json.loads(manifest)
+        wheels = [str(pack / "wheels" / name) for name in made["wheels"]]
+    except (OSError, ValueError, KeyError):
+        raise Stop(f"{pack} holds no whole pack", "make gpu, where there is a network, and bring the folder") from None
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if (made["python"], made["machine"]) != (here, platform.machine()):
+        found, wanted = f"Python {here} on {platform.machine()}", f"{made['python']} on {made['machine']}"
+        raise Stop(f"the pack is for Python {wanted}, and this is {found}", "pack anew, with --python and --machine")
+    if not ((SITE / "pack.json").exists() and (SITE / "pack.json").read_text() == manifest):
+        shutil.rmtree(SITE, ignore_errors=True)
+        words = [
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--no-cache-dir",
+            "--target",
+            str(SITE),
+        ]
+        told = subprocess.run([sys.executable, "-m", "pip", *words, *wheels], check=False)
+        if told.returncode != 0:
+            raise Stop("pip could not install the pack", "see what it says")
+        for name in made["libaio"]:
+            if not shutil.which("dpkg"):
+                say("libaio is not unpacked: there is no dpkg here")
+                break
+            subprocess.run(["dpkg", "-x", str(pack / "debs" / name), str(SITE / "debs")], check=True)
+        stand_in_for_libcuda()
+        (SITE / "pack.json").write_text(manifest)
+    check = f"import importlib\nfor name in {NEEDED}: importlib.import_module(name)"
+    told = subprocess.run([sys.executable, "-c", check], env=environment(), capture_output=True, text=True, check=False)
+    if told.returncode != 0:
+        remedy = "what is missing is to be taken out of --have, and packed"
+        raise Stop(f"the installed pack is not whole here ({told.stderr.splitlines()[-1]})", remedy)
+
+
+def stand_in_for_libcuda() -> None:
+    """An empty libcuda for the linker. DeepSpeed's disk operator names it, and calls nothing of it.
+
+    The real one comes with the driver, and lies where linkers do not look; a toolkit's stub of it is often left out.
+    """
+    (SITE / "lib").mkdir(exist_ok=True)
+    if compiler := shutil.which("cc"):
+        words = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", str(SITE / "lib" / "libcuda.so"), "-x", "c", os.devnull]
+        subprocess.run([compiler, *words], check=False)
+
+
+def cuda_home() -> str:
+    """Where the CUDA toolkit is. PyTorch would go by the nvcc in the path, which may be but a link to it."""
+    nvcc = shutil.which("nvcc")
+    known = [os.environ.get("CUDA_HOME"), "/usr/local/cuda", nvcc and str(Path(nvcc).resolve().parents[1])]
+    return next((home for home in known if home and Path(home, "bin", "nvcc").exists()), "/usr/local/cuda")
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the pack before what the machine has, and our own folders for what is made."""
+    usr = SITE / "debs" / "usr"
+    libraries = usr / "lib" / f"{platform.machine()}-linux-gnu"
+    first = {
+        "PATH": [Path(sys.executable).parent],  # where ninja is
+        "PYTHONPATH": [ROOT, SITE],
+        "CPATH": [usr / "include"],
+        "LIBRARY_PATH": [libraries, SITE / "lib"],
+        "LD_LIBRARY_PATH": [libraries],
+    }
+    joined = {
+        name: os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get(name)])])
+        for name, paths in first.items()
+    }
+    ours = {
+        "TORCH_EXTENSIONS_DIR": f"{WORK / 'extensions'}",
+        "XDG_CACHE_HOME": f"{WORK / 'cache'}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return ours | os.environ | joined | {"CUDA_HOME": cuda_home()}
+
+
+# --- there and back ------------------------------------------------------------------------------------------------
+
+
+def take_up(reports: Path) -> set[Path]:
+    """Put what earlier windows brought back where this one looks for it. Gives the files that are there already."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if reports.is_dir():
+        shutil.copytree(reports, RESULTS, dirs_exist_ok=True)
+        return {path.relative_to(reports) for path in reports.rglob("*") if path.is_file()}
+    return set()
+
+
+def summarise() -> None:
+    """The runs as a table: on the screen, and in a file that goes back."""
+    if list(RESULTS.glob("runs/**/record.json")):
+        words = [sys.executable, *STUDY, "runs", str(RESULTS / "runs")]
+        told = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+        (RESULTS / "summary.txt").write_text(told.stdout + told.stderr)
+        say(told.stdout + told.stderr)
+
+
+def pack_back(out: Path, brought: set[Path]) -> list[Path]:
+    """What was not there before, in parts that are small enough to travel: whole records, and little else."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("records-*.tar.gz"):
+        old.unlink()
+    fresh = {"summary.txt", "tests.txt"}  # made anew by each window
+    found = [path for path in sorted(RESULTS.rglob("*")) if path.is_file() and travels(path)]
+    names = [(path, name) for path in found if (name := path.relative_to(RESULTS)) not in brought or path.name in fresh]
+    parts: list[Path] = []
+    while names:
+        parts.append(out / f"records-{len(parts) + 1}.tar.gz")
+        with tarfile.open(parts[-1], "w:gz") as archive:
+            while names and parts[-1].stat().st_size < PART_BYTES:
+                path, name = names.pop(0)
+                lines = path.read_bytes().splitlines(keepends=True)
+                content = b"".join(lines if path.suffix == ".json" else lines[-LAST_LINES:])
+                header = tarfile.TarInfo(str(name))
+                header.size, header.mtime = len(content), int(path.stat().st_mtime)
+                archive.addfile(header, io.BytesIO(content))
+    say(f"{len(parts)} parts in {out}; study.offline unpack brings them into the reports")
+    return parts
+
+
+def travels(path: Path) -> bool:
+    """Records and tables do; of what a run has said, only where it is not done."""
+    if path.name in ("record.json", "peaks.json", "summary.txt", "tests.txt") or path.parent.name == "speed":
+        return True
+    if path.name not in ("log.txt", "output.txt"):
+        return False
+    try:
+        return json.loads((path.parent / "record.json").read_text())["status"] != "done"
+    except (OSError, ValueError, KeyError):
+        return True
+
+
+def unpack(out: Path, reports: Path) -> None:
+    """Put the parts into a machine's folder. What is there already stays, but for the tables."""
+    parts = sorted(out.glob("records-*.tar.gz"))
+    if not parts:
+        raise Stop(f"there is nothing to unpack in {out}", "name the folder that study.offline run wrote to")
+    count = 0
+    for part in parts:
+        with tarfile.open(part) as archive:
+            for member in archive.getmembers():
+                if (reports / member.name).exists() and member.name.endswith(".json"):
+                    continue
+                archive.extract(member, reports, filter="data")
+                count += member.name.endswith("record.json")
+    say(f"{count} records are new in {reports}")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""What only an NVIDIA GPU can show: every arm on CUDA, and the instruments against the allocator, the clock and NVML.
+
+pytest -m gpu tests/test_gpu.py      some ten minutes; the first run compiles DeepSpeed's operators besides
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, launch
+
+from study import doctor, meter, models, process, tasks
+from study.arms import NAMES, all_paths, read
+from study.data import load_data
+from study.settings import Settings, resolve
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+TINY = (
+    "--task", "imdb", "--model", "bert-tiny", "--data", "embedded", "--init", "random", "--no-tf32",
+    "--steps", "20", "--train-rows", "200", "--eval-rows", "32", "--sequence", "64",
+)  # fmt: skip
+LARGE = (
+    "--task", "imdb", "--model", "bert-large", "--data", "embedded", "--init", "random",
+    "--steps", "25", "--log-every", "20", "--train-rows", "400", "--eval-rows", "8",
+)  # fmt: skip
+ONE = ("--num_processes", "1")
+OFFLOADING = ("zero1_cpu", "zero2_cpu", "zero3_cpu")
+
+
+def skip_if_it_cannot(arm: str) -> None:
+    if stop := doctor.why_not(read(all_paths()[arm]), gpus=1):
+        pytest.skip(f"{arm}: {stop.what}")
+
+
+@pytest.fixture(scope="session")
+def on_gpu(tmp_path_factory, cache):
+    """A function that trains an arm on one GPU with some flags, once a session, and gives its record."""
+    runs: dict[tuple, dict] = {}
+
+    def train(arm: str, *flags: str) -> dict:
+        skip_if_it_cannot(arm)
+        if (arm, flags) not in runs:
+            folder = tmp_path_factory.mktemp("gpu") / arm
+            launcher = () if arm == "single" else ONE
+            run = launch(arm, folder, *flags, cache=cache, launcher=launcher)
+            assert run.code == 0, run.output
+            runs[arm, flags] = run.record
+        return runs[arm, flags]
+
+    return train
+
+
+# --- every arm -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", NAMES)
+def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
+    """In fp32 without TF32, twenty steps, dropout on. The sums of some kernels are in another order each time."""
+    made, alone = on_gpu(arm, *TINY), on_gpu("single", *TINY)
+    assert made["observed"]["device"] == "cuda"
+    assert made["observed"]["ranks"] == 1
+    assert made["observed"]["backend"] == (None if arm == "single" else "nccl")
+    assert made["loss"]["train"] == pytest.approx(alone["loss"]["train"], abs=2e-4)
+    assert made["loss"]["final_train"] < made["loss"]["train"][0]
+    (rank,) = made["memory"]["per_rank"]
+    assert rank["peak_reserved_bytes"] >= rank["peak_allocated_bytes"] > 4 * 4_000_000, "at least the weights"
+    assert rank["device_used_bytes"] >= rank["peak_allocated_bytes"], "the context comes on top"
+    assert min(made["time"]["step_s"]) > 0
+    assert made["hardware"]["devices"][0]["memory_bytes"] > 0
+    assert None not in made["energy"]["joules_per_rank"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "kind"),
+    [("ddp", "all_reduce"), ("zero1", "all_reduce"), ("zero2", "all_reduce"), ("zero3", "reduce_scatter")],
+)
+def test_bytes_at_one_rank_are_the_gradients(arm, kind, on_gpu):
+    """As on a CPU: each gradient goes into one collective, and of weights there is nothing to gather."""
+    made = on_gpu(arm, *TINY)
+    (counts,) = made["traffic"]["per_rank"]
+    assert counts[kind]["bytes"] == pytest.approx(4 * made["observed"]["parameters"], rel=1e-4)
+    assert counts.get("all_gather", {"bytes": 0})["bytes"] == 0
+    (alone,) = on_gpu("single", *TINY)["traffic"]["per_rank"]
+    assert alone == {}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_cast"])
+@pytest.mark.parametrize("arm", ["single", "zero2", "zero3", "zero3_cpu"])
+def test_sixteen_bits(arm, precision, on_gpu):
+    """The trainer itself stops where the dtypes are not what the recipe says."""
+    made, alone = on_gpu(arm, *TINY, "--precision", precision), on_gpu("single", *TINY, "--precision", precision)
+    assert made["loss"]["train"] == pytest.approx(alone["loss"]["train"], abs=0.05)
+    held = made["observed"]["dtypes"]
+    assert held["moments"] == "float32"
+    assert held["weights"] == ("bfloat16" if precision == "bf16_cast" else "float32")
+
+
+@pytest.mark.parametrize("arm", OFFLOADING)
+def test_offloading_takes_deepspeeds_adam_and_spares_the_device(arm, on_gpu):
+    made, without = on_gpu(arm, *LARGE), on_gpu(arm.removesuffix("_cpu"), *LARGE)
+    assert made["observed"]["optimizer"] == "DeepSpeedCPUAdam"
+    assert without["observed"]["optimizer"] == "AdamW"
+    ((on_host,), (on_device,)) = (it["memory"]["per_rank"] for it in (made, without))
+    spared = on_device["peak_allocated_bytes"] - on_host["peak_allocated_bytes"]
+    assert spared > 8 * made["observed"]["parameters"], "two moments of four bytes, at the least"
+    assert on_host["host_pinned_peak_bytes"] > 4 * made["observed"]["parameters"], "what is offloaded is pinned"
+
+
+def test_offloading_to_disk_writes_and_tidies_up(on_gpu, tmp_path, cache):
+    skip_if_it_cannot("zero3_nvme")
+    run = launch("zero3_nvme", tmp_path / "run", *TINY, "--nvme-dir", str(tmp_path / "disk"), cache=cache, launcher=ONE)
+    assert run.code == 0, run.output
+    (rank,) = run.record["memory"]["per_rank"]
+    assert rank["nvme_written_bytes"] is None or rank["nvme_written_bytes"] > 0
+    assert not list((tmp_path / "disk").iterdir())
+    assert run.record["loss"]["train"] == pytest.approx(on_gpu("single", *TINY)["loss"]["train"], abs=2e-4)
+
+
+def test_a_virtual_rank_holds_its_share(on_gpu):
+    made = on_gpu("zero3", *LARGE, "--virtual-ranks", "8", "--precision", "bf16_cast")
+    after = made["memory"]["components"]["per_rank"][0]["after_step"]
+    eighth = made["observed"]["parameters"] / 8
+    assert after["moments"] == pytest.approx(8 * eighth, rel=0.02)
+    assert after["master"] == pytest.approx(4 * eighth, rel=0.02)
+    assert made["loss"]["train"] is None
+    assert made["time"]["median_step_s"] > 0
+
+
+def test_compiled(on_gpu):
+    made, plain = on_gpu("single", *TINY, "--compile"), on_gpu("single", *TINY)
+    assert made["observed"]["compiled"]
+    assert made["loss"]["train"][0] == pytest.approx(plain["loss"]["train"][0], abs=0.05), "other dropout masks"
+    assert made["loss"]["final_train"] < made["loss"]["train"][0]
+
+
+# --- instruments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arm", ["single", "ddp", "zero2", "zero3", "zero2_cpu", "zero3_cpu"])
+def test_components_add_up_to_the_allocators_peak(arm, on_gpu):
+    """Within 2 %: libraries take workspaces of the allocator that are no tensors, and it rounds up to 512 bytes."""
+    made = on_gpu(arm, *LARGE)
+    (held,), (rank,) = made["memory"]["components"]["per_rank"], made["memory"]["per_rank"]
+    assert sum(held["at_peak"].values()) == held["tracked_peak_bytes"]
+    assert held["tracked_peak_bytes"] == pytest.approx(held["allocator_peak_bytes"], rel=0.02)
+    assert rank["peak_allocated_bytes"] == pytest.approx(held["allocator_peak_bytes"], rel=0.02), (
+        "timed steps are alike"
+    )
+
+
+def test_peaks_are_reset_after_the_warm_up(on_gpu):
+    made = on_gpu("zero2", *LARGE)
+    (setup,), (rank,) = made["memory"]["setup_per_rank"], made["memory"]["per_rank"]
+    assert setup["peak_allocated_bytes"] != rank["peak_allocated_bytes"]
+
+
+def test_the_clock_of_events_agrees_with_the_hosts():
+    """A piece of work that keeps the device busy for a while: both clocks see the same, within a tenth."""
+    import time
+
+    a = torch.randn(4096, 4096, device="cuda")
+    for _ in range(10):
+        a @ a
+    torch.cuda.synchronize()
+    clock, started = meter.Clock(), time.perf_counter()
+    with clock.window(lambda: None) as tick:
+        for _ in range(20):
+            for _ in range(10):
+                a @ a
+            tick()
+    host_s = time.perf_counter() - started
+    assert len(clock.step_s) == 20
+    assert sum(clock.step_s) == pytest.approx(host_s, rel=0.1)
+
+
+def test_energy_is_what_a_gpu_may_take(on_gpu):
+    made = on_gpu("single", *LARGE)
+    watts = made["energy"]["joules_per_rank"][0] / sum(made["time"]["step_s"])
+    assert 20 < watts < 2000
+    assert made["time"]["mfu"] is None or 0 < made["time"]["mfu"] < 1
+
+
+@pytest.mark.parametrize(("task", "model"), [("imdb", "bert-tiny"), ("wikitext", "gpt-tiny")])
+def test_no_step_makes_the_gpu_wait(task, model, tmp_path):
+    """Forward pass, backward pass and update under PyTorch's own alarm for anything that waits for the device."""
+    asked = Settings(task=task, model=model, data="embedded", init="in_place", sequence=64, cache_dir=tmp_path)
+    settings = resolve(asked, True)
+    data, device = load_data(settings), torch.device("cuda")
+    model = models.build_model(settings, models.model_config(settings, data.vocabulary), device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batches = [{name: rows[:8].pin_memory() for name, rows in data.train.items()} for _ in range(2)]
+    for batch in batches:  # the first may do what is done once
+        there = {name: rows.to(device, non_blocking=True) for name, rows in batch.items()}
+        tasks.row_losses(settings, model, there)[0].mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+# --- the cap -------------------------------------------------------------------------------------------------------
+
+UNDER = ("--task", "wikitext", "--model", "gpt2", "--data", "embedded", "--init", "in_place", "--sequence", "128",
+         "--steps", "4", "--warmup-steps", "2", "--eval-rows", "4", "--micro-batch", "2")  # fmt: skip
+
+
+def test_the_cap_is_kept_and_told(tmp_path, cache):
+    """GPT-2 holds some 2 GB of states: it runs under 6 GiB, and under 1 GiB it is out of memory, and says so."""
+    roomy = launch("single", tmp_path / "roomy", *UNDER, "--memory-cap-gib", "6", cache=cache)
+    assert roomy.code == 0, roomy.output
+    (rank,) = roomy.record["memory"]["per_rank"]
+    assert rank["peak_reserved_bytes"] <= 6 * 2**30
+    assert roomy.record["observed"]["memory_cap"] == {"bytes": 6 * 2**30, "emulated_by": "PyTorch's allocator"}
+    tight = launch("single", tmp_path / "tight", *UNDER, "--memory-cap-gib", "1", cache=cache)
+    assert tight.code != 0
+    assert tight.record["status"] == "oom"
+    assert "the device ran out of memory" in tight.record["error"]["message"]
+    assert "Traceback" not in tight.output
+
+
+@pytest.mark.parametrize(("cap_gib", "survives"), [(4.0, False), (10.0, True)])
+def test_the_cap_is_at_the_right_place(cap_gib, survives, tmp_path, cache):
+    """GPT-2 medium in fp32 holds 16 bytes a parameter, 5.7 GB, before any activation."""
+    flags = ["gpt2-medium" if word == "gpt2" else word for word in UNDER] + ["--memory-cap-gib", str(cap_gib)]
+    run = launch("single", tmp_path / "run", *flags, cache=cache)
+    assert run.record["status"] == ("done" if survives else "oom"), run.output
+
+
+def test_no_cap_beyond_the_device(tmp_path, cache):
+    run = launch("single", tmp_path / "run", *TINY, "--memory-cap-gib", "100000", cache=cache)
+    assert run.code != 0
+    assert "is more than the device's" in run.output
+
+
+def test_a_full_device_is_told_from_a_host_that_will_not_pin():
+    assert process.device_is_full(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert process.device_is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    pinning = RuntimeError("CUDA error: out of memory")
+    assert torch.cuda.mem_get_info()[0] > 2**30, "this test needs a device with some room"
+    assert not process.device_is_full(pinning)
+    assert process.out_of_memory(pinning)
+
+
+# --- beside the trainer --------------------------------------------------------------------------------------------
+
+
+def test_peaks_and_the_bench_know_the_device(tmp_path):
+    """Three trainers on a tiny model, against what the matrix units were measured to do."""
+    peaks, told = tmp_path / "peaks.json", tmp_path / "bench.json"
+    words = ["--size", "4096", "--copy-mib", "256", "--disk-mib", "64", "--disk", tmp_path, "--json", peaks]
+    subprocess.run([sys.executable, "-m", "study.peaks", *map(str, words)], cwd=ROOT, check=True)
+    measured = json.loads(peaks.read_text())
+    assert measured["flops_per_s"]["bf16"]["median"] > measured["flops_per_s"]["fp32"]["median"]
+    assert (
+        measured["copy_bytes_per_s"]["within device"]["median"] > measured["copy_bytes_per_s"]["host to device"]["low"]
+    )
+    words = ["--repeats", "2", "--steps", "20", "--precision", "bf16", "--peaks", peaks, "--json", told]
+    subprocess.run([sys.executable, "-m", "study.bench", *map(str, words)], cwd=ROOT, check=True)
+    for found in json.loads(told.read_text())["speed"].values():
+        assert 0 < found["of measured"] < 1

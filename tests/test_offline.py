@@ -1,0 +1,351 @@
+"""On a machine without a network: installing the pack, going through profiles, and bringing back what came of it."""
+
+import argparse
+import ctypes
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from study import offline, protocol, record
+from study.offline import PROFILES
+from study.record import Stop
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch) -> Path:
+    """The folder for what is made there."""
+    monkeypatch.setattr(offline, "WORK", tmp_path / "work")
+    monkeypatch.setattr(offline, "SITE", tmp_path / "work" / "site")
+    monkeypatch.setattr(offline, "RESULTS", tmp_path / "work" / "results")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def pack(tmp_path, monkeypatch) -> Path:
+    """A pack of one wheel, `packed_thing`, which is all that is needed."""
+    folder = tmp_path / "pack"
+    (folder / "wheels").mkdir(parents=True)
+    info = "packed_thing-1.dist-info"
+    with zipfile.ZipFile(folder / "wheels" / "packed_thing-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("packed_thing.py", "WORTH = 42\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: packed-thing\nVersion: 1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setattr(offline, "NEEDED", ("json", "packed_thing"))
+    write_manifest(folder)
+    return folder
+
+
+def write_manifest(folder: Path, **more) -> None:
+    made = {"python": HERE, "machine": platform.machine(), "wheels": ["packed_thing-1-py3-none-any.whl"], "libaio": []}
+    (folder / "pack.json").write_text(json.dumps(made | more))
+
+
+def asked(tmp_path, *profiles: str, minutes: float = 9) -> argparse.Namespace:
+    return argparse.Namespace(
+        profiles=list(profiles), minutes=minutes, scale="tiny", pack=tmp_path / "pack", out=tmp_path / "out",
+        reports=tmp_path / "reports",
+    )  # fmt: skip
+
+
+def a_run(folder: Path, status: str = "done", lines: int = 3) -> None:
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"status": status}))
+    for name in ("steps.jsonl", "log.txt", "output.txt"):
+        (folder / name).write_text("".join(f"line {i}\n" for i in range(lines)))
+
+
+def brought_back(out: Path) -> dict[str, bytes]:
+    found = {}
+    for part in sorted(out.glob("records-*.tar.gz")):
+        with tarfile.open(part) as archive:
+            found |= {member.name: archive.extractfile(member).read() for member in archive.getmembers()}
+    return found
+
+
+# --- profiles ------------------------------------------------------------------------------------------------------
+
+
+def test_every_profile_is_made_of_steps_there_are():
+    for steps in PROFILES.values():
+        for kind, *words in steps:
+            if kind == "sweep":
+                cells = protocol.cells(protocol.read(words[0]), "one_gpu")
+                rules = [words[i + 1] for i, word in enumerate(words) if word == "--only"]
+                assert all(offline_chosen(cells, rule) for rule in rules), words
+            else:
+                assert kind in ("bench", "tests")
+    assert {"smoke", "tests", "guelph", "as_printed", "offload", "h100", "speed"} == PROFILES.keys()
+
+
+def offline_chosen(cells: list, rule: str) -> list:
+    from study.sweep import chosen
+
+    return chosen(cells, (rule,))
+
+
+def test_the_parts_of_guelph_are_all_in_its_profile():
+    cells = protocol.cells(protocol.read("guelph"), "one_gpu")
+    rules = [step[step.index("--only") + 1] for step in PROFILES["guelph"]]
+    assert {cell.name for rule in rules for cell in offline_chosen(cells, rule)} == {cell.name for cell in cells}
+
+
+def test_every_cell_for_one_gpu_says_how_long_it_may_take():
+    """Without it a window would start, at its end, what it cannot finish."""
+    for name in ("smoke", "guelph", "as_printed", "offload", "h100"):
+        for cell in protocol.cells(protocol.read(name), "one_gpu"):
+            assert cell.reserve_s, cell.name
+            if isinstance(cell.reserve_s, dict):
+                assert max(cell.reserve_s.values()) < 9 * 60
+                assert set(cell.rungs or [cell.asked["model"]]) <= cell.reserve_s.keys()
+
+
+def test_an_unknown_profile_is_told(tmp_path):
+    with pytest.raises(Stop, match="no profile smokes") as caught:
+        offline.run(asked(tmp_path, "smokes"))
+    assert "smoke, tests, guelph" in caught.value.remedy
+
+
+# --- install -------------------------------------------------------------------------------------------------------
+
+
+def test_the_pack_is_installed_once(pack, work):
+    offline.install(pack)
+    told = subprocess.run(
+        [sys.executable, "-c", "import packed_thing; print(packed_thing.__file__, packed_thing.WORTH)"],
+        env=offline.environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.split() == [str(work / "site" / "packed_thing.py"), "42"]
+    (work / "site" / "mark").touch()
+    offline.install(pack)
+    assert (work / "site" / "mark").exists(), "it is there already"
+    write_manifest(pack, made_utc="later")
+    offline.install(pack)
+    assert not (work / "site" / "mark").exists(), "another pack takes its place whole"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "told"),
+    [
+        ({"python": "3.9"}, "is for Python 3.9"),
+        ({"machine": "riscv64"}, "on riscv64"),
+        ({"wheels": ["gone-1-py3-none-any.whl"]}, "pip could not install"),
+    ],
+)
+def test_a_pack_that_does_not_fit_is_told(manifest, told, pack):
+    write_manifest(pack, **manifest)
+    with pytest.raises(Stop, match=told):
+        offline.install(pack)
+
+
+def test_a_folder_that_is_no_pack_is_told(tmp_path):
+    with pytest.raises(Stop, match="holds no whole pack") as caught:
+        offline.install(tmp_path)
+    assert "make gpu" in caught.value.remedy
+
+
+def test_what_is_missing_there_is_named(pack, monkeypatch):
+    monkeypatch.setattr(offline, "NEEDED", ("json", "no_such_thing_there"))
+    with pytest.raises(Stop, match="No module named 'no_such_thing_there'") as caught:
+        offline.install(pack)
+    assert "--have" in caught.value.remedy
+
+
+def test_the_compiler_and_the_linker_find_the_packs_libaio(work, monkeypatch):
+    monkeypatch.setenv("CPATH", "/mine")
+    told = offline.environment()
+    assert told["CPATH"] == f"{work}/site/debs/usr/include{os.pathsep}/mine"
+    library = f"{work}/site/debs/usr/lib/{platform.machine()}-linux-gnu"
+    assert told["LD_LIBRARY_PATH"].startswith(library)
+    assert told["LIBRARY_PATH"].startswith(library)
+    assert told["PYTHONPATH"].split(os.pathsep)[:2] == [str(offline.ROOT), f"{work}/site"]
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/elsewhere")
+    assert offline.environment()["TORCH_EXTENSIONS_DIR"] == "/elsewhere", "what is set is kept"
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_linker_is_given_a_libcuda(pack, tmp_path, monkeypatch):
+    """Empty: what is linked against it does not ask for it when it runs."""
+    offline.install(pack)
+    (tmp_path / "it.c").write_text("int it(void) { return 42; }")
+    words = ["cc", "-shared", "-fPIC", "-Wl,--as-needed", "-o", "it.so", "it.c", "-lcuda"]
+    subprocess.run(words, cwd=tmp_path, env=offline.environment(), check=True)
+    assert ctypes.CDLL(str(tmp_path / "it.so")).it() == 42
+
+
+def test_cuda_is_where_its_compiler_really_is(tmp_path, monkeypatch):
+    """A wrapper in the path is not the toolkit; a CUDA_HOME without a compiler is none either."""
+    (tmp_path / "cuda" / "bin").mkdir(parents=True)
+    (tmp_path / "cuda" / "bin" / "nvcc").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    assert offline.environment()["CUDA_HOME"] == str(tmp_path / "cuda")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(shutil, "which", lambda _: str(tmp_path / "cuda" / "bin" / "nvcc"))
+    assert offline.cuda_home() in ("/usr/local/cuda", str(tmp_path / "cuda"))
+
+
+def test_nothing_but_pythons_own_library_is_needed_to_install():
+    """An isolated Python, which sees no installed package, comes as far as the pack."""
+    words = ["-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(offline.ROOT)!r})\n"
+             "from study import offline; sys.argv[1:] = ['run', 'smoke', '--reports', 'r', '--pack', '/none']\n"
+             "offline.main()"]  # fmt: skip
+    told = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert "holds no whole pack" in told.stderr, told.stderr
+    assert "Traceback" not in told.stderr
+
+
+# --- a window ------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_goes_through_its_profile_and_packs(tmp_path, pack, work, monkeypatch):
+    """What is called is only noted; the second step leaves something, and the exit code says so."""
+    called = []
+
+    def call(words: list[str], ends: float, output=None) -> int:
+        called.append(" ".join(words[1:]))
+        if "sweep" in words:
+            a_run(Path(words[words.index("--runs") + 1]) / f"cell-{len(called)}")
+        return 3 if "part=*ladder" in words else 0
+
+    monkeypatch.setattr(offline, "call", call)
+    assert offline.run(asked(tmp_path, "guelph")) == 3
+    assert [words.split()[1] for words in called[:2]] == ["study.operators", "study.peaks"]
+    assert [words.split("--only ")[1].split()[0] for words in called[2:]] == ["part=loss", "part=*ladder", "part=seeds"]
+    assert all(f"--runs {work}/results/runs/guelph" in words for words in called[2:])
+    minutes = float(called[2].split("--minutes ")[1])
+    assert 9 - 2 * offline.LAST_S / 60 < minutes < 9 - offline.LAST_S / 60 + 0.01
+    assert len([name for name in brought_back(tmp_path / "out") if name.endswith("record.json")]) == 3
+
+
+def test_peaks_and_benches_are_made_once(tmp_path, pack, work, monkeypatch):
+    called = []
+    monkeypatch.setattr(offline, "call", lambda words, *_: called.append(words[2]) or 0)
+    (tmp_path / "reports" / "speed").mkdir(parents=True)
+    (tmp_path / "reports" / "peaks.json").write_text("{}")
+    (tmp_path / "reports" / "speed" / "gpt2-xl-1024.json").write_text("{}")
+    offline.run(asked(tmp_path, "speed", minutes=60))
+    assert called.count("study.peaks") == 0
+    assert called.count("study.bench") == len(PROFILES["speed"]) - 1
+
+
+def test_no_bench_is_started_at_the_end_of_a_window(capsys, monkeypatch):
+    monkeypatch.setattr(offline, "call", lambda *_: pytest.fail("there is no time for it"))
+    assert offline.carry_out(PROFILES["speed"][0], "one_gpu", time.monotonic() + 60) is False
+    assert "bench gpt2-xl-1024: left" in capsys.readouterr().out
+
+
+def test_what_hangs_is_ended(capsys):
+    """And what it had started, as compilers are."""
+    started = time.monotonic()
+    code = "import subprocess, time; subprocess.Popen(['sleep', '61.25']); time.sleep(60)"
+    assert offline.call([sys.executable, "-c", code], started + 2) is None
+    assert time.monotonic() - started < 15
+    assert "its time is up" in capsys.readouterr().out
+    assert subprocess.run(["pgrep", "-f", "sleep 61.25"], capture_output=True).stdout == b""
+
+
+def test_a_compilation_that_was_cut_off_holds_up_no_other(work, monkeypatch):
+    """PyTorch waits for its lock for ever. In a folder of our own nobody else compiles."""
+    lock = work / "extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setattr(offline, "call", lambda *_: 1)
+    assert offline.compile_operators(time.monotonic() + 9) is True, "some operators may not be had"
+    assert not lock.exists()
+    monkeypatch.setattr(offline, "call", lambda *_: None)
+    assert offline.compile_operators(time.monotonic() + 9) is False
+
+
+# --- there and back ------------------------------------------------------------------------------------------------
+
+
+def test_what_was_brought_before_stays_behind(tmp_path, work):
+    a_run(tmp_path / "reports" / "runs" / "p" / "old.1")
+    brought = offline.take_up(tmp_path / "reports")
+    assert (work / "results" / "runs" / "p" / "old.1" / "record.json").exists(), "so that it is not run again"
+    a_run(work / "results" / "runs" / "p" / "new.1")
+    offline.pack_back(tmp_path / "out", brought)
+    assert brought_back(tmp_path / "out").keys() == {"runs/p/new.1/record.json"}
+
+
+def test_of_a_run_that_is_done_only_the_record_travels(tmp_path, work):
+    a_run(work / "results" / "runs" / "p" / "fine.1")
+    a_run(work / "results" / "runs" / "p" / "bad.1", "failed", lines=1000)
+    offline.pack_back(tmp_path / "out", set())
+    found = brought_back(tmp_path / "out")
+    assert found.keys() == {
+        "runs/p/fine.1/record.json", "runs/p/bad.1/record.json", "runs/p/bad.1/log.txt", "runs/p/bad.1/output.txt",
+    }  # fmt: skip
+    assert found["runs/p/bad.1/output.txt"].decode().splitlines()[-1] == "line 999"
+    assert len(found["runs/p/bad.1/output.txt"].splitlines()) == offline.LAST_LINES
+
+
+def test_parts_are_small_enough_and_whole_together(tmp_path, work, monkeypatch):
+    """Twenty incompressible records of 50 kB in parts of about 200 kB, and back again."""
+    monkeypatch.setattr(offline, "PART_BYTES", 200_000)
+    for i in range(20):
+        a_run(work / "results" / "runs" / "p" / f"cell{i:02}.1")
+        noise = os.urandom(37_500).hex()
+        (work / "results" / "runs" / "p" / f"cell{i:02}.1" / "record.json").write_text(
+            json.dumps({"status": "done", "n": noise})
+        )
+    parts = offline.pack_back(tmp_path / "out", set())
+    assert len(parts) > 2
+    assert all(part.stat().st_size < 300_000 for part in parts)
+    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    for path in (work / "results").rglob("record.json"):
+        assert (tmp_path / "reports" / path.relative_to(work / "results")).read_bytes() == path.read_bytes()
+
+
+def test_unpacking_keeps_what_is_there(tmp_path, work, capsys):
+    a_run(work / "results" / "runs" / "p" / "a.1")
+    offline.pack_back(tmp_path / "out", set())
+    (tmp_path / "reports" / "runs" / "p" / "a.1").mkdir(parents=True)
+    (tmp_path / "reports" / "runs" / "p" / "a.1" / "record.json").write_text("mine")
+    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    assert (tmp_path / "reports" / "runs" / "p" / "a.1" / "record.json").read_text() == "mine"
+    assert "0 records are new" in capsys.readouterr().out
+    with pytest.raises(Stop, match="nothing to unpack"):
+        offline.unpack(tmp_path / "none", tmp_path / "reports")
+
+
+def test_a_part_that_would_write_elsewhere_is_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    with tarfile.open(tmp_path / "out" / "records-1.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped.txt"), io.BytesIO())
+    with pytest.raises(tarfile.FilterError):
+        offline.unpack(tmp_path / "out", tmp_path / "reports")
+    assert not (tmp_path / "escaped.txt").exists()
+
+
+@pytest.mark.slow
+def test_all_of_it_without_a_gpu(tmp_path, monkeypatch, cache):
+    """A real pack, installed; two windows of a real sweep at `tiny`, the second of which goes on; and back."""
+    from study import pack as packing
+
+    have = tuple(name for name in packing.HAVE)
+    packing.pack(packing.Pack(out=tmp_path / "pack", python=HERE, machine=platform.machine(), have=have))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", os.environ.get("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions")))
+    monkeypatch.setitem(PROFILES, "mini", [("sweep", "smoke", "--only", "arm=single")])
+    window = asked(tmp_path, "mini", minutes=0.8 + offline.LAST_S / 60)
+    offline.run(window)
+    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    window.minutes = 30
+    assert offline.run(window) == 0
+    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    made = [record.load(path.parent) for path in (tmp_path / "reports").rglob("record.json")]
+    assert [one["status"] for one in made].count("done") == 2, [one["status"] for one in made]
+    assert (tmp_path / "reports" / "peaks.json").exists()

@@ -1,0 +1,209 @@
+"""What is packed for a machine without a network: which wheels, of which folders what, and within which limit."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from study import pack
+from study.pack import HAVE, MIB, Pack, applies, hold_to, pinned, platforms
+from study.protocol import tomllib
+from study.record import Stop
+
+# What an index holds, and what each needs in turn.
+INDEX = {
+    "deepspeed": ["torch>=2", "hjson", "pydantic>=2"],
+    "datasets": ["numpy", "dill<1", "pandas", "aiohttp; extra == 'http'"],
+    "evaluate": ["datasets>=2", "dill", "old-thing; python_version < '3.10'"],
+    "tyro": ["typeguard", "windows-thing; sys_platform == 'win32'"],
+    "pydantic": ["pydantic-core"],
+    "tomli": [],
+}
+
+
+@pytest.fixture
+def index(monkeypatch) -> list[tuple[str, dict]]:
+    """A pip that makes wheels from INDEX. Gives what it was called with."""
+    calls = []
+
+    def pip(words: list[str], environment: dict | None = None) -> None:
+        calls.append((" ".join(words), environment))
+        place = Path(words[1 + max(words.index(it) for it in ("--dest", "--wheel-dir") if it in words)])
+        for need in map(Requirement, words[words.index(str(place)) + 1 :]) if words[0] == "wheel" else wanted(words):
+            metadata = "Metadata-Version: 2.1\n" + "".join(f"Requires-Dist: {it}\n" for it in INDEX.get(need.name, []))
+            with zipfile.ZipFile(place / f"{need.name.replace('-', '_')}-1-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(f"{need.name}-1.dist-info/METADATA", metadata)
+
+    def wanted(words: list[str]) -> list[Requirement]:
+        end = len(words) - next(i for i, word in enumerate(reversed(words)) if word.startswith(("manylinux", "--")))
+        return [Requirement(word) for word in words[end:]]
+
+    monkeypatch.setattr(pack, "pip", pip)
+    return calls
+
+
+@pytest.fixture
+def folders(tmp_path) -> dict[str, Path]:
+    """A data set and a model as users have them: a test split, weights, and what the study reads."""
+    files = {
+        "imdb/train-0.parquet": 3000, "imdb/test-0.parquet": 5000, "imdb/README.md": 10,
+        "bert/config.json": 20, "bert/vocab.txt": 200, "bert/model.safetensors": 90_000, "bert/model.bin": 90_000,
+    }  # fmt: skip
+    for name, size in files.items():
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    return {"data": (tmp_path / "mine" / "imdb",), "model": (tmp_path / "mine" / "bert",)}
+
+
+def packed(out: Path) -> set[str]:
+    return {str(path.relative_to(out)) for path in pack.files(out)}
+
+
+def names(made: dict) -> set[str]:
+    return {wheel.partition("-")[0] for wheel in made["wheels"]}
+
+
+def test_wheels_of_what_is_lacking_and_of_what_that_needs(tmp_path, index, monkeypatch):
+    monkeypatch.setattr(pack, "fetch_libaio", lambda _: [])
+    made = pack.pack(Pack(out=tmp_path / "pack"))
+    assert names(made) == {
+        "deepspeed", "datasets", "evaluate", "tyro", "hjson", "pydantic", "pydantic_core", "dill", "typeguard",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "pack" / "pack.json").read_text()) == made
+    (built,) = [(words, env) for words, env in index if words.startswith("wheel")]
+    assert built[1] == {"DS_BUILD_OPS": "0"}
+    assert "deepspeed==0.19.8" in built[0], "as constraints.txt pins it"
+    assert all("--python-version 3.12" in words for words, _ in index if words.startswith("download"))
+
+
+def test_what_is_there_is_not_packed_and_what_is_not_is(tmp_path, index, monkeypatch):
+    monkeypatch.setattr(pack, "fetch_libaio", lambda _: [])
+    without = tuple(name for name in HAVE if name != "pandas")
+    made = pack.pack(Pack(out=tmp_path / "pack", have=(*without, "Pydantic", "typeguard"), python="3.10"))
+    assert names(made) == {"deepspeed", "datasets", "evaluate", "tyro", "hjson", "dill", "pandas", "tomli"}
+
+
+def test_a_wheel_with_compiled_code_of_this_machine_is_refused(tmp_path, monkeypatch):
+    def compiled(words: list[str], environment=None) -> None:
+        (tmp_path / "deepspeed-1-cp311-cp311-linux_x86_64.whl").write_bytes(b"")
+
+    monkeypatch.setattr(pack, "pip", compiled)
+    with pytest.raises(Stop, match="holds compiled code"):
+        pack.build(Requirement("deepspeed"), Pack(), tmp_path)
+
+
+def test_requirements_are_read_for_the_other_machine():
+    there = Pack(python="3.12")
+    for text, holds in {
+        "a": True, "a; python_version < '3.11'": False, "a; python_version >= '3.12'": True,
+        "a; extra == 'dev'": False, "a; sys_platform == 'win32'": False, "a; platform_machine == 'x86_64'": True,
+    }.items():  # fmt: skip
+        assert applies(Requirement(text), there) is holds, text
+    assert pinned(Requirement("tyro>=1,<2"), there) == "tyro==1.0.16"
+    assert pinned(Requirement("tyro>=1,<2"), Pack(constraint=None)) == "tyro<2,>=1"
+    assert pinned(Requirement("something-new>3"), there) == "something-new>3"
+
+
+def test_platforms_are_that_machines_and_older():
+    tags = platforms(Pack(glibc="2.28", machine="aarch64"))
+    assert tags[0] == "manylinux_2_28_aarch64"
+    assert {"manylinux_2_17_aarch64", "manylinux2014_aarch64"} <= set(tags)
+    assert not any("2_29" in tag for tag in tags)
+
+
+def test_everything_the_study_needs_is_had_or_packed():
+    """A dependency that is added to pyproject.toml is packed, unless someone says that it is there."""
+    project = tomllib.loads((pack.ROOT / "pyproject.toml").read_text())["project"]
+    lacking = {Requirement(line).name for line in project["dependencies"]} - {*HAVE, *pack.FOR_READING}
+    assert lacking == {"datasets", "deepspeed", "evaluate", "tomli", "tyro"}
+
+
+def test_of_folders_what_the_study_reads(tmp_path, folders):
+    pack.start_anew(tmp_path / "pack")
+    pack.copy_folders(Pack(out=tmp_path / "pack", **folders))
+    assert packed(tmp_path / "pack") == {
+        "data/imdb/train-0.parquet", "data/imdb/README.md", "models/bert/config.json", "models/bert/vocab.txt",
+    }  # fmt: skip
+
+
+def test_a_folder_with_nothing_in_it_is_told(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.bin").write_bytes(b"x")
+    for model, told in ((tmp_path / "weights", "nothing in"), (tmp_path / "none", "not a folder")):
+        with pytest.raises(Stop, match=told):
+            pack.copy_folders(Pack(out=tmp_path / "pack", model=(model,)))
+
+
+def test_a_pack_over_its_limit_says_what_is_large(tmp_path, index, folders, monkeypatch):
+    monkeypatch.setattr(pack, "fetch_libaio", lambda _: [])
+    with pytest.raises(Stop, match=r"holds 0\.0 MiB, and --limit-mib is 0\.001") as caught:
+        pack.pack(Pack(out=tmp_path / "pack", limit_mib=0.001, **folders))
+    assert "data/imdb/train-0.parquet (0.0 MiB)" in caught.value.remedy
+    hold_to(1, {"a": MIB})
+
+
+def test_somebody_elses_folder_stays(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(Stop, match="is no pack"):
+        pack.start_anew(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+    pack.start_anew(tmp_path / "pack")
+    (tmp_path / "pack" / "old.whl").write_bytes(b"")
+    pack.start_anew(tmp_path / "pack")
+    assert packed(tmp_path / "pack") == set(), "a pack is made anew"
+
+
+def test_without_apt_libaio_is_left_out_with_a_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert pack.fetch_libaio(Pack(out=tmp_path)) == []
+    told = capsys.readouterr().out
+    assert "no apt-get here" in told
+    assert "zero3_nvme cannot run there" in told
+
+
+def test_what_apt_does_not_have_is_told_and_newer_names_are_tried_first(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def apt(name: str, place: Path) -> bool:
+        asked.append(name)
+        if name in ("libaio-dev", "libaio1"):
+            (place / f"{name}.deb").write_bytes(b"")
+        return name in ("libaio-dev", "libaio1")
+
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-get")
+    monkeypatch.setattr(pack, "_apt_download", apt)
+    assert pack.fetch_libaio(Pack(out=tmp_path)) == ["libaio-dev.deb", "libaio1.deb"]
+    assert asked == ["libaio-dev", "libaio1t64", "libaio1"]
+    monkeypatch.setattr(pack, "_apt_download", lambda *_: False)
+    (tmp_path / "other").mkdir()
+    assert pack.fetch_libaio(Pack(out=tmp_path / "other", machine="riscv64")) == []
+    assert "apt-get has no libaio-dev:riscv64" in capsys.readouterr().out
+
+
+def test_pip_failing_is_one_sentence():
+    with pytest.raises(Stop, match="pip download failed") as caught:
+        pack.pip(["download", "--no-index", "--no-deps", "no-such-package-as-this==1"])
+    assert "--have" in caught.value.remedy
+
+
+@pytest.mark.slow
+def test_a_real_pack_installs_into_an_empty_python_without_compiling(tmp_path):
+    """Wheels for this Python, from the registry; installed by a Python that has nothing, from the folder alone."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    made = pack.pack(Pack(out=tmp_path / "pack", python=version))
+    assert {"deepspeed", "datasets", "evaluate", "tyro"} <= names(made)
+    assert made["bytes"] < 30 * MIB
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "empty"], check=True)
+    python, site = tmp_path / "empty" / "bin" / "python", tmp_path / "site"
+    wheels = [str(tmp_path / "pack" / "wheels" / name) for name in made["wheels"]]
+    words = ["install", "--no-index", "--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(site)]
+    subprocess.run([python, "-m", "pip", *words, *wheels], check=True)
+    assert not [path for path in (site / "deepspeed").rglob("*.so")]
+    told = subprocess.run([python, "-c", "import tyro, hjson"], env={"PYTHONPATH": str(site)}, capture_output=True)
+    assert told.returncode == 0, told.stderr

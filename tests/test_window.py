@@ -1,0 +1,152 @@
+"""A sweep with so many minutes: what it starts, what it leaves, what it ends, and how it goes on."""
+
+import sys
+import time
+
+import pytest
+from test_sweep import MINI, finish, mini, statuses, study
+
+from study import doctor, protocol, record, sweep
+from study.arms import all_paths, read
+from study.record import Stop
+from study.sweep import Turn
+from study.window import BEFORE_THE_RECORD_S, GROWTH, needed_s
+
+
+class Silent:
+    """Hears a sweep, and tells nobody."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, turn):
+        self.started.append(turn)
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def cells(tmp_path, text: str = MINI) -> list:
+    return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
+
+
+def tried(runs, turn: Turn, seconds: float, status: str = "done", number: int = 1) -> None:
+    """A run folder as a try of so many seconds leaves it."""
+    folder = runs / f"{turn.name}.{number}"
+    folder.mkdir(parents=True)
+    at = ("2026-01-01T00:00:00.000+00:00", f"2026-01-01T00:{int(seconds) // 60:02}:{int(seconds) % 60:02}.000+00:00")
+    error = None if status == "done" else {"kind": "Test", "message": "m", "where": "w", "what_to_do": "d"}
+    values = {key: {"a": 1} for key in ("requested", "observed", "hardware", "loss", "time", "memory", "traffic")}
+    known = {"status": status, "started_utc": at[0], "finished_utc": at[1], "error": error}
+    record.write(folder, record.new(folder.name, []) | values | known | {"software": record.versions()})
+
+
+def test_a_cell_needs_what_its_longest_try_took_and_a_little_more(tmp_path):
+    cell = cells(tmp_path)[0]
+    assert needed_s(cell, tmp_path) == 0, "nothing is known, and nothing declared"
+    tried(tmp_path, Turn(cell, 1), 30)
+    tried(tmp_path, Turn(cell, 2), 100, "interrupted")
+    assert needed_s(cell, tmp_path) == GROWTH * 100 + BEFORE_THE_RECORD_S
+    assert needed_s(cells(tmp_path)[1], tmp_path) == 0, "another cell's tries say nothing"
+
+
+def test_before_its_first_try_the_protocol_says(tmp_path):
+    assert needed_s(cells(tmp_path, MINI + "reserve_s = 90\n")[0], tmp_path) == 90
+    by_model = MINI + 'model = ["bert-tiny", "bert-base"]\nreserve_s = { bert-tiny = 20, bert-large = 300 }\n'
+    found = {cell.asked["model"]: needed_s(cell, tmp_path) for cell in cells(tmp_path, by_model)}
+    assert found == {"bert-tiny": 20, "bert-base": 300}, "what the table does not have needs as much as the largest"
+    assert cells(tmp_path, MINI + "reserve_s = 9\n")[0].name == cells(tmp_path)[0].name, "a budget makes no other cell"
+    with pytest.raises(Stop, match="reserve_s -1"):
+        cells(tmp_path, MINI + "reserve_s = -1\n")
+
+
+def test_what_cannot_end_in_time_is_left(tmp_path, monkeypatch):
+    """Two of three cells have a history: one of a minute, one of half an hour. The window has ten minutes."""
+    monkeypatch.setattr(sweep, "command", lambda *_: ["true"])
+    turns, tell = sweep.plan(cells(tmp_path), 1), Silent()
+    tried(tmp_path / "runs", turns[0], 60, "interrupted")
+    tried(tmp_path / "runs", turns[1], 1800, "interrupted")
+    made = sweep.sweep(turns, tmp_path / "runs", 60, None, tell, minutes=10)
+    assert [turn.cell.asked["seed"] for turn in tell.started] == [3, 1], "what was never tried comes first"
+    assert sorted(one["status"] for one in made) == ["failed", "failed", "left"]
+    left = next(one for one in made if one["status"] == "left")
+    assert "it needs some 2270 s" in left["error"]["message"]
+    assert len(statuses(tmp_path / "runs")) == 4, "what is left has no new folder"
+
+
+def test_without_minutes_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "command", lambda *_: ["true"])
+    turns, tell = sweep.plan(cells(tmp_path), 1), Silent()
+    tried(tmp_path / "runs", turns[1], 100_000 % 3600, "interrupted")
+    sweep.sweep(turns, tmp_path / "runs", 60, None, tell)
+    assert tell.started == turns
+
+
+def test_what_runs_when_the_window_ends_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    turns, started = sweep.plan(cells(tmp_path), 1), time.monotonic()
+    made = sweep.sweep(turns, tmp_path / "runs", 60, None, Silent(), minutes=2 / 60)
+    assert time.monotonic() - started < 15
+    assert [one["status"] for one in made] == ["interrupted", "left", "left"]
+    assert "the window ended" in made[0]["error"]["message"]
+    assert list(statuses(tmp_path / "runs").values()) == ["interrupted"]
+
+
+def test_out_of_memory_is_settled(tmp_path, monkeypatch):
+    """Under a device's limit the same would happen again: it is not tried in every window."""
+    turns, tell = sweep.plan(cells(tmp_path), 1), Silent()
+    monkeypatch.setattr(sweep, "command", lambda *_: ["true"])
+    for turn, status in zip(turns, ("oom", "host_oom", "done"), strict=True):
+        tried(tmp_path / "runs", turn, 5, status)
+    sweep.sweep(turns, tmp_path / "runs", 60, None, tell)
+    assert tell.started == [turns[1]], "the host's memory may be another's just then"
+
+
+def test_a_sweep_in_two_windows(tmp_path, cache):
+    """A real one: the first window is over at once, the second has time. The exit codes say which it was."""
+    words = ("sweep", mini(tmp_path, MINI.replace("[1, 2, 3]", "1")), "--runs", tmp_path / "runs", "--minutes")
+    first = study(*words, "0", cache=cache)
+    told = finish(first)
+    assert first.returncode == 3, told
+    assert "1 left" in told
+    assert statuses(tmp_path / "runs") == {}
+    second = study(*words, "9", cache=cache)
+    told = finish(second)
+    assert second.returncode == 0, told
+    assert list(statuses(tmp_path / "runs").values()) == ["done"]
+
+
+# --- what a host cannot hold ---------------------------------------------------------------------------------------
+
+
+def cell(arm: str, **asked) -> protocol.Cell:
+    return protocol.Cell("p", "p", "one_gpu", arm, 1, {"task": "wikitext"} | asked)
+
+
+@pytest.mark.parametrize(
+    ("arm", "asked", "needed_gb"),
+    [
+        ("zero3_cpu", {"model": "gpt3-13b", "precision": "bf16_cast"}, 14 * 12.853386),
+        ("zero2_cpu", {"model": "gpt3-13b", "precision": "bf16_cast"}, 12 * 12.853386),
+        ("zero3_cpu", {"model": "gpt-j-6b"}, 16 * 6.050883),
+        ("zero3_cpu", {"model": "gpt3-13b", "precision": "bf16_cast", "virtual_ranks": 8}, 14 * 12.853386 / 8),
+        ("zero3_nvme", {"model": "gpt3-13b", "precision": "bf16_cast"}, 2 * 12.853386),
+    ],
+)
+def test_what_must_be_on_the_host_is_counted(arm, asked, needed_gb):
+    """The fp32 master copy and moments, 12 bytes a parameter, and the weights if they are offloaded too."""
+    asked, found = cell(arm, **asked), read(all_paths()[arm])
+    assert sweep.host_is_too_small(asked, found, int(needed_gb * 1e9 * 1.001)) is None
+    stop = sweep.host_is_too_small(asked, found, int(needed_gb * 1e9 * 0.999))
+    assert stop.status == "unavailable"
+    assert f"{needed_gb:.0f} GB" in stop.what
+
+
+def test_only_what_is_offloaded_and_known_needs_the_host(monkeypatch):
+    found = read(all_paths()["zero3"])
+    assert sweep.host_is_too_small(cell("zero3", model="gpt3-13b"), found, 1) is None
+    unknown = cell("zero3_cpu", model="some/model-of-the-hub")
+    assert sweep.host_is_too_small(unknown, read(all_paths()["zero3_cpu"]), 1) is None
+    monkeypatch.setattr(doctor, "why_not", lambda *_: None)
+    monkeypatch.setattr(sweep, "host_is_too_small", lambda *_: pytest.fail("without a GPU all is the host's anyway"))
+    assert sweep.why_not(protocol.Cell("p", "p", "tiny", "zero3_cpu", 1, {}), gpus=0) is None
