@@ -354,6 +354,28 @@ def test_one_claim_with_all_there_is_to_it(claims, tmp_path, capsys):
         assert words in out
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "finding anything but 1.9 to 2.1"),
+        ({"value": "3"}, "finding 2.85 to 3.15"),
+        ({"value": "3", "tolerance": "0"}, "finding 3"),
+        ({"value": "3", "relation": '"at_least"'}, "finding 2.85 or more"),
+        ({"value": "2", "relation": '"below"'}, "finding anything but 2.1 or less"),
+        ({"value": '"fits"', "unit": '""', "tolerance": "0"}, "finding fits"),
+    ],
+)
+def test_what_would_change_the_verdict_is_told(claims, tmp_path, fields, words):
+    verdict = only(judged(claims(text(**fields))))
+    assert ledger.otherwise(verdict) == words
+    assert f"otherwise   {words}" in ledger.in_words(verdict)
+    toml, _ = RESTS_ON_RECORDS["counted"]
+    (one,) = claims(toml.replace("conditions = {}", "conditions = { ranks = 8 }"))
+    told = ledger.otherwise(only(judged([one], *PER_ARM, folder=tmp_path / "runs")))
+    assert told.endswith("the claim's own conditions are those of a GPU: study sweep smoke")
+    assert ledger.otherwise(only(judged([one]))) == only(judged([one])).missing
+
+
 def test_the_table_can_be_filtered(claims, tmp_path, capsys):
     several = (text(), text(id='"X-2"', value="3"), text(id='"X-3"', kind='"memory"'))
     claims(*several)
@@ -381,7 +403,7 @@ def test_json_has_everything(claims, tmp_path, capsys):
     (one,) = json.loads(capsys.readouterr().out)
     assert set(one) >= {
         "id", "document", "says", "value", "unit", "tolerance", "fixed", "conditions", "check", "verdict", "by",
-        "found", "interval", "working", "evidence", "differs", "missing", "also",
+        "found", "interval", "working", "evidence", "differs", "missing", "otherwise", "also",
     }  # fmt: skip
     assert (one["verdict"], one["by"], len(one["evidence"])) == ("supported", "measured", 8)
     assert one["interval"][0] <= one["found"] <= one["interval"][1]
