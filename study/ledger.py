@@ -75,7 +75,10 @@ def _elements(one: Claim, made: Finding, values: list) -> list[Finding]:
 
 def _verdict(one: Claim, made: Finding, value, check: Check) -> str:
     against = value if made.instead_of is None else made.instead_of
-    if made.found is not None and isinstance(made.found, bool) != isinstance(against, bool):
+    by_mistake = isinstance(made.found, bool) != isinstance(against, bool) or (
+        is_number(made.found) and isinstance(against, str) and against != "never"
+    )
+    if made.found is not None and by_mistake:
         raise Stop(f"{one.at}, claim {one.id}: value is {against!r}, and {check.name} finds {made.found!r}",
                    "give a value of that kind")  # fmt: skip
     return finding.verdict(made, value, check.relation, check.tolerance)

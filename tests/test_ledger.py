@@ -196,6 +196,9 @@ def test_a_kind_of_value_that_a_check_never_finds_is_an_error(claims):
     (one,) = claims(text(value="true", unit='""', tolerance="0"))
     with pytest.raises(Stop, match="X-1: value is True, and arithmetic finds 2"):
         judged([one])
+    (one,) = claims(text(value='"two"', unit='""', tolerance="0"))
+    with pytest.raises(Stop, match=r"X-1: value is 'two', and arithmetic finds 2\.0"):
+        judged([one])
     (one,) = claims(text(value="[2, 3]"))
     with pytest.raises(Stop, match=r"value has 2 elements, and found is 2\.0"):
         judged([one])
@@ -362,7 +365,16 @@ def test_one_claim_with_all_there_is_to_it(claims, tmp_path, capsys):
         ({"value": "3", "tolerance": "0"}, "finding 3"),
         ({"value": "3", "relation": '"at_least"'}, "finding 2.85 or more"),
         ({"value": "2", "relation": '"below"'}, "finding anything but 2.1 or less"),
-        ({"value": '"fits"', "unit": '""', "tolerance": "0"}, "finding fits"),
+        (
+            {
+                "value": '"fits"',
+                "unit": '""',
+                "tolerance": "0",
+                "check": '"fits"',
+                "with": "{ parameters = 1e9, stage = 0, memory_bytes = 1e9, states_only = true }",
+            },
+            "finding fits",
+        ),
     ],
 )
 def test_what_would_change_the_verdict_is_told(claims, tmp_path, fields, words):
