@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -449,3 +451,32 @@ def test_the_studys_claims_are_well_formed():
         assert verdict.verdict in finding.VERDICTS
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def study(*words: str) -> subprocess.CompletedProcess:
+    start = [sys.executable, "-c", "from study.cli import main; main()", "claims"]
+    return subprocess.run(
+        [*start, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_command_line(claims, tmp_path):
+    claims(text(), text(id='"X-2"', value="3"))
+    path = tmp_path / "claims.toml"
+    table = study("--file", path, "--runs", tmp_path)
+    assert table.returncode == 0, table.stderr
+    assert "X-2" in table.stdout
+    made = json.loads(study("--file", path, "--runs", tmp_path, "--verdict", "refuted", "--json").stdout)
+    assert [one["id"] for one in made] == ["X-2"]
+    assert "otherwise   finding 2.85 to 3.15" in study("X-2", "--file", path, "--runs", tmp_path).stdout
+
+
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path):
+    (tmp_path / "claims.toml").write_text(HEAD + text(kind='"speed"'))
+    wrong = study("--file", tmp_path / "claims.toml")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("claims.toml, line 9, claim X-1: there is no kind 'speed'. What to do: give one of")
+    assert len(wrong.stderr.splitlines()) == 1
