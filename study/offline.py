@@ -170,7 +170,8 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
 
 def call(words: list[str], ends: float, output=None) -> int | None:
     """Run a program here with the pack in its path. Its exit code, None if the time was up and it was ended."""
-    say(f"--- {' '.join(word if ' ' not in word else 'study' for word in words[1:])}")
+    shown = ["study", *words[3:]] if tuple(words[1:3]) == STUDY else ["python3", *words[1:]]
+    say(f"--- {' '.join(shown)}")
     child = subprocess.Popen(
         words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,
