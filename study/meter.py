@@ -103,8 +103,8 @@ class Energy:
 
             try:
                 pynvml.nvmlInit()
-                uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+                uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
                 self._read = pynvml.nvmlDeviceGetTotalEnergyConsumption
                 self._start = self._read(self._handle)
             except pynvml.NVMLError:

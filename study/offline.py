@@ -3,12 +3,11 @@
 python3 -m study.offline run smoke guelph --minutes 9 --out out --reports reports/h200   # there; again, and it goes on
 python3 -m study.offline unpack out --reports reports/h200                               # here
 
-Until the pack is installed there is only Python's own library, so nothing else is imported here.
+Until the pack is installed there is only Python's own library, so nothing else is imported here or in `parcel`.
 """
 
 import argparse
 import contextlib
-import io
 import json
 import os
 import platform
@@ -16,10 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
+from study.parcel import pack_back, take_up, unpack
 from study.record import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,8 +38,6 @@ NEEDED = (
     "pynvml",
 )
 LAST_S = 45  # kept for ending what runs, and for packing
-PART_BYTES = 14 * 2**20
-LAST_LINES = 200  # of what a run that is not done has said
 BENCH_S = 240  # what must be left for a bench to be started: it is a budget, not a measurement
 
 
@@ -52,6 +49,13 @@ def bench(model: str, sequence: int, micro_batch: int, *more: str) -> tuple[str,
     task = "imdb" if model.startswith("bert") else "wikitext"
     shape = ("--task", task, "--model", model, "--sequence", str(sequence), "--micro-batch", str(micro_batch))
     return ("bench", *shape, "--precision", "bf16", "--steps", "30", "--repeats", "3", *more)
+
+
+def kernels(*bench: str) -> tuple[str, ...]:
+    """Where the step of a hand-written loop goes: its forty longest kernels, from a run that is not timed."""
+    words = list(bench[1:])
+    del words[words.index("--repeats") : words.index("--repeats") + 2]
+    return ("kernels", *words, "--data", "embedded", "--init", "random")
 
 
 SHAPES = (("gpt2-xl", 1024, 8), ("bert-large", 512, 32), ("gpt2-medium", 1024, 16), ("bert-large", 128, 64),
@@ -68,7 +72,8 @@ PROFILES = {
     "as_printed": [sweep("as_printed")],
     "offload": [sweep("offload")],
     "h100": [sweep("h100")],
-    "speed": [bench(*shape) for shape in SHAPES] + [bench(*shape, "--compile") for shape in SHAPES],
+    "speed": [step for shape in SHAPES for step in (bench(*shape), kernels(*bench(*shape)))]
+    + [bench(*shape, "--compile") for shape in SHAPES],
 }
 
 
@@ -91,7 +96,7 @@ def main() -> None:
     try:
         if asked.command == "run":
             sys.exit(run(asked))
-        unpack(asked.out, asked.reports)
+        say(f"{unpack(asked.out, asked.reports)} records are new in {asked.reports}")
     except Stop as stop:
         sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
 
@@ -102,7 +107,7 @@ def run(asked: argparse.Namespace) -> int:
     if unknown := set(asked.profiles) - PROFILES.keys():
         raise Stop(f"there is no profile {', '.join(sorted(unknown))}", f"give some of {', '.join(PROFILES)}")
     install(asked.pack)
-    brought = take_up(asked.reports)
+    brought = take_up(asked.reports, RESULTS)
     for number in (signal.SIGTERM, signal.SIGHUP):  # what ran is packed all the same
         signal.signal(number, signal.default_int_handler)
     whole = True
@@ -117,7 +122,8 @@ def run(asked: argparse.Namespace) -> int:
         say("interrupted; what there is goes back")
     finally:
         summarise()
-        pack_back(asked.out, brought)
+        parts = pack_back(RESULTS, asked.out, brought)
+        say(f"{len(parts)} parts in {asked.out}; study.offline unpack brings them into the reports")
     say("all of it is done" if whole else "not all of it is done: the same command goes on in the next window")
     return 0 if whole else 3
 
@@ -147,20 +153,25 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
         return code is not None
     asked = dict(zip(words[::2], words[1::2], strict=False))
     name = f"{asked['--model']}-{asked['--sequence']}" + "-compiled" * ("--compile" in words)
+    name += "-kernels" * (kind == "kernels")
     target = RESULTS / "speed" / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return True
     if left_s < BENCH_S:
-        say(f"bench {name}: left, because {max(0, left_s):.0f} s are left")
+        say(f"{name}: left, because {max(0, left_s):.0f} s are left")
         return False
+    if kind == "kernels":
+        files = ["--out", str(WORK / "rival.json"), "--kernels", str(target)]
+        return call([sys.executable, str(ROOT / "study" / "rivals.py"), "bare", *words, *files], ends) == 0
     files = ["--peaks", str(RESULTS / "peaks.json"), "--json", str(target)]
     return call([sys.executable, "-m", "study.bench", *words, *files], ends) == 0
 
 
 def call(words: list[str], ends: float, output=None) -> int | None:
     """Run a program here with the pack in its path. Its exit code, None if the time was up and it was ended."""
-    say(f"--- {' '.join(word if ' ' not in word else 'study' for word in words[1:])}")
+    shown = ["study", *words[3:]] if tuple(words[1:3]) == STUDY else ["python3", *words[1:]]
+    say(f"--- {' '.join(shown)}")
     child = subprocess.Popen(
         words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -266,18 +277,6 @@ def environment() -> dict[str, str]:
     return ours | os.environ | joined | {"CUDA_HOME": cuda_home()}
 
 
-# --- there and back ------------------------------------------------------------------------------------------------
-
-
-def take_up(reports: Path) -> set[Path]:
-    """Put what earlier windows brought back where this one looks for it. Gives the files that are there already."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    if reports.is_dir():
-        shutil.copytree(reports, RESULTS, dirs_exist_ok=True)
-        return {path.relative_to(reports) for path in reports.rglob("*") if path.is_file()}
-    return set()
-
-
 def summarise() -> None:
     """The runs as a table: on the screen, and in a file that goes back."""
     if list(RESULTS.glob("runs/**/record.json")):
@@ -285,57 +284,6 @@ def summarise() -> None:
         told = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
         (RESULTS / "summary.txt").write_text(told.stdout + told.stderr)
         say(told.stdout + told.stderr)
-
-
-def pack_back(out: Path, brought: set[Path]) -> list[Path]:
-    """What was not there before, in parts that are small enough to travel: whole records, and little else."""
-    out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("records-*.tar.gz"):
-        old.unlink()
-    fresh = {"summary.txt", "tests.txt"}  # made anew by each window
-    found = [path for path in sorted(RESULTS.rglob("*")) if path.is_file() and travels(path)]
-    names = [(path, name) for path in found if (name := path.relative_to(RESULTS)) not in brought or path.name in fresh]
-    parts: list[Path] = []
-    while names:
-        parts.append(out / f"records-{len(parts) + 1}.tar.gz")
-        with tarfile.open(parts[-1], "w:gz") as archive:
-            while names and parts[-1].stat().st_size < PART_BYTES:
-                path, name = names.pop(0)
-                lines = path.read_bytes().splitlines(keepends=True)
-                content = b"".join(lines if path.suffix == ".json" else lines[-LAST_LINES:])
-                header = tarfile.TarInfo(str(name))
-                header.size, header.mtime = len(content), int(path.stat().st_mtime)
-                archive.addfile(header, io.BytesIO(content))
-    say(f"{len(parts)} parts in {out}; study.offline unpack brings them into the reports")
-    return parts
-
-
-def travels(path: Path) -> bool:
-    """Records and tables do; of what a run has said, only where it is not done."""
-    if path.name in ("record.json", "peaks.json", "summary.txt", "tests.txt") or path.parent.name == "speed":
-        return True
-    if path.name not in ("log.txt", "output.txt"):
-        return False
-    try:
-        return json.loads((path.parent / "record.json").read_text())["status"] != "done"
-    except (OSError, ValueError, KeyError):
-        return True
-
-
-def unpack(out: Path, reports: Path) -> None:
-    """Put the parts into a machine's folder. What is there already stays, but for the tables."""
-    parts = sorted(out.glob("records-*.tar.gz"))
-    if not parts:
-        raise Stop(f"there is nothing to unpack in {out}", "name the folder that study.offline run wrote to")
-    count = 0
-    for part in parts:
-        with tarfile.open(part) as archive:
-            for member in archive.getmembers():
-                if (reports / member.name).exists() and member.name.endswith(".json"):
-                    continue
-                archive.extract(member, reports, filter="data")
-                count += member.name.endswith("record.json")
-    say(f"{count} records are new in {reports}")
 
 
 def say(text: str) -> None:

@@ -197,22 +197,23 @@ def download(level: list[Requirement], asked: Pack, place: Path) -> None:
         words = ["download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
         words += ["--python-version", asked.python, "--dest", str(place)]
         words += [word for tag in platforms(asked) for word in ("--platform", tag)]
-        pip([*words, *(pinned(need, asked) for need in level)])
+        pip(words, [pinned(need, asked) for need in level])
 
 
 def build(need: Requirement, asked: Pack, place: Path) -> None:
     """A wheel from source, made with what is installed here. Only one of Python alone runs on another machine."""
     before = set(place.glob("*.whl"))
     words = ["wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", str(place)]
-    pip([*words, pinned(need, asked)], BUILT_HERE[canonicalize_name(need.name)])
+    pip(words, [pinned(need, asked)], BUILT_HERE[canonicalize_name(need.name)])
     (wheel,) = set(place.glob("*.whl")) - before
     if not wheel.name.endswith("-py3-none-any.whl"):
         raise Stop(f"{wheel.name} holds compiled code, which runs here only", "unset every DS_BUILD_ variable")
 
 
-def pip(words: list[str], environment: dict | None = None) -> None:
+def pip(words: list[str], wanted: list[str], environment: dict | None = None) -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words], env=os.environ | (environment or {}),
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, *wanted],
+        env=os.environ | (environment or {}),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if told.returncode != 0:

@@ -6,6 +6,7 @@ Starting weights, rows and their order, dropout masks, rates, optimizer, threads
 alone on one device, so that nothing but the loop around them is compared. The flags are the trainer's own.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 import torch
 import transformers
 import tyro
+from torch.profiler import profile, schedule
 
 from study import models, process, tasks
 from study.data import Rows, load_data
@@ -25,12 +27,16 @@ from study.meter import CUDA, Clock
 from study.record import Stop
 from study.settings import Settings, check, flag, learning_rate, resolve
 
+LONGEST = 40  # kernels that are kept
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 UNKNOWN = ("weight_decay", "lr_warmup_steps")  # what a rival does not do, or not as our trainer does
 
 
 def main(
-    rival: tyro.conf.Positional[Literal["bare", "hf"]], settings: Annotated[Settings, tyro.conf.arg(name="")], out: Path
+    rival: tyro.conf.Positional[Literal["bare", "hf"]],
+    settings: Annotated[Settings, tyro.conf.arg(name="")],
+    out: Path,
+    kernels: Path | None = None,
 ) -> None:
     """Train as a rival does, and write its step times and its first and last loss.
 
@@ -38,6 +44,7 @@ def main(
         rival: bare: a plain PyTorch loop. hf: transformers.Trainer.
         settings: What our trainer is asked for.
         out: The JSON file to write.
+        kernels: Another one, for what the last step spends its time on. The step times are then disturbed.
     """
     settings = resolve(settings, CUDA)
     refuse(settings)
@@ -46,10 +53,34 @@ def main(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)
-    clock = Clock()
+    clock = Profiled(settings.steps) if kernels else Clock()
     losses = {"bare": bare, "hf": hf}[rival](settings, model, arrange(settings, data.train), clock)
     first_last = torch.stack([losses[0], losses[-1]]).tolist()
     out.write_text(json.dumps({"step_s": clock.step_s[settings.warmup_steps :], "losses_first_last": first_last}))
+    if kernels:
+        kernels.write_text(json.dumps(clock.kernels, indent=1) + "\n")
+
+
+class Profiled(Clock):
+    """A clock that also has PyTorch's profiler look at the last step: what took how long, the longest first."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.steps, self.kernels = steps, []
+
+    @contextlib.contextmanager
+    def window(self, barrier):
+        spans = schedule(wait=self.steps - 2, warmup=1, active=1, repeat=1)
+        with profile(schedule=spans, on_trace_ready=self._keep) as profiler, super().window(barrier) as tick:
+            yield lambda: (tick(), profiler.step())
+
+    def _keep(self, profiler) -> None:
+        own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without what it called
+        found = [(getattr(it, own) / 1e6, it.count, it.key) for it in profiler.key_averages()]
+        self.kernels = [
+            {"seconds": seconds, "calls": calls, "name": name[:100]}
+            for seconds, calls, name in sorted(found, reverse=True)[:LONGEST] if seconds
+        ]  # fmt: skip
 
 
 def refuse(settings: Settings) -> None:

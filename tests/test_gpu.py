@@ -132,6 +132,15 @@ def test_a_virtual_rank_holds_its_share(on_gpu):
     assert made["time"]["median_step_s"] > 0
 
 
+@pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3_cpu"])
+def test_virtual_ranks_run_in_every_kind_of_arm(arm, on_gpu):
+    """DDP gives its bucket back through a future, which must be told that a GPU's tensor may be in it."""
+    made = on_gpu(arm, *TINY, "--virtual-ranks", "8")
+    assert made["observed"]["ranks"] == 8
+    assert made["time"]["median_step_s"] > 0
+    assert sum(it["bytes"] for it in made["traffic"]["per_rank"][0].values()) > 0
+
+
 def test_compiled(on_gpu):
     made, plain = on_gpu("single", *TINY, "--compile"), on_gpu("single", *TINY)
     assert made["observed"]["compiled"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from study import offline, protocol, record
+from study import offline, parcel, protocol, record
 from study.offline import PROFILES
 from study.record import Stop
 
@@ -86,7 +86,7 @@ def test_every_profile_is_made_of_steps_there_are():
                 rules = [words[i + 1] for i, word in enumerate(words) if word == "--only"]
                 assert all(offline_chosen(cells, rule) for rule in rules), words
             else:
-                assert kind in ("bench", "tests")
+                assert kind in ("bench", "kernels", "tests")
     assert {"smoke", "tests", "guelph", "as_printed", "offload", "h100", "speed"} == PROFILES.keys()
 
 
@@ -237,13 +237,14 @@ def test_peaks_and_benches_are_made_once(tmp_path, pack, work, monkeypatch):
     (tmp_path / "reports" / "speed" / "gpt2-xl-1024.json").write_text("{}")
     offline.run(asked(tmp_path, "speed", minutes=60))
     assert called.count("study.peaks") == 0
-    assert called.count("study.bench") == len(PROFILES["speed"]) - 1
+    assert called.count("study.bench") == 2 * len(offline.SHAPES) - 1
+    assert called.count("bare") == len(offline.SHAPES), "and of each where its step goes"
 
 
 def test_no_bench_is_started_at_the_end_of_a_window(capsys, monkeypatch):
     monkeypatch.setattr(offline, "call", lambda *_: pytest.fail("there is no time for it"))
     assert offline.carry_out(PROFILES["speed"][0], "one_gpu", time.monotonic() + 60) is False
-    assert "bench gpt2-xl-1024: left" in capsys.readouterr().out
+    assert "gpt2-xl-1024: left" in capsys.readouterr().out
 
 
 def test_what_hangs_is_ended(capsys):
@@ -273,52 +274,51 @@ def test_a_compilation_that_was_cut_off_holds_up_no_other(work, monkeypatch):
 
 def test_what_was_brought_before_stays_behind(tmp_path, work):
     a_run(tmp_path / "reports" / "runs" / "p" / "old.1")
-    brought = offline.take_up(tmp_path / "reports")
+    brought = parcel.take_up(tmp_path / "reports", work / "results")
     assert (work / "results" / "runs" / "p" / "old.1" / "record.json").exists(), "so that it is not run again"
     a_run(work / "results" / "runs" / "p" / "new.1")
-    offline.pack_back(tmp_path / "out", brought)
+    parcel.pack_back(work / "results", tmp_path / "out", brought)
     assert brought_back(tmp_path / "out").keys() == {"runs/p/new.1/record.json"}
 
 
 def test_of_a_run_that_is_done_only_the_record_travels(tmp_path, work):
     a_run(work / "results" / "runs" / "p" / "fine.1")
     a_run(work / "results" / "runs" / "p" / "bad.1", "failed", lines=1000)
-    offline.pack_back(tmp_path / "out", set())
+    parcel.pack_back(work / "results", tmp_path / "out", set())
     found = brought_back(tmp_path / "out")
     assert found.keys() == {
         "runs/p/fine.1/record.json", "runs/p/bad.1/record.json", "runs/p/bad.1/log.txt", "runs/p/bad.1/output.txt",
     }  # fmt: skip
     assert found["runs/p/bad.1/output.txt"].decode().splitlines()[-1] == "line 999"
-    assert len(found["runs/p/bad.1/output.txt"].splitlines()) == offline.LAST_LINES
+    assert len(found["runs/p/bad.1/output.txt"].splitlines()) == parcel.LAST_LINES
 
 
 def test_parts_are_small_enough_and_whole_together(tmp_path, work, monkeypatch):
     """Twenty incompressible records of 50 kB in parts of about 200 kB, and back again."""
-    monkeypatch.setattr(offline, "PART_BYTES", 200_000)
+    monkeypatch.setattr(parcel, "PART_BYTES", 200_000)
     for i in range(20):
         a_run(work / "results" / "runs" / "p" / f"cell{i:02}.1")
         noise = os.urandom(37_500).hex()
         (work / "results" / "runs" / "p" / f"cell{i:02}.1" / "record.json").write_text(
             json.dumps({"status": "done", "n": noise})
         )
-    parts = offline.pack_back(tmp_path / "out", set())
+    parts = parcel.pack_back(work / "results", tmp_path / "out", set())
     assert len(parts) > 2
     assert all(part.stat().st_size < 300_000 for part in parts)
-    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
     for path in (work / "results").rglob("record.json"):
         assert (tmp_path / "reports" / path.relative_to(work / "results")).read_bytes() == path.read_bytes()
 
 
-def test_unpacking_keeps_what_is_there(tmp_path, work, capsys):
+def test_unpacking_keeps_what_is_there(tmp_path, work):
     a_run(work / "results" / "runs" / "p" / "a.1")
-    offline.pack_back(tmp_path / "out", set())
+    parcel.pack_back(work / "results", tmp_path / "out", set())
     (tmp_path / "reports" / "runs" / "p" / "a.1").mkdir(parents=True)
     (tmp_path / "reports" / "runs" / "p" / "a.1" / "record.json").write_text("mine")
-    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    assert parcel.unpack(tmp_path / "out", tmp_path / "reports") == 0, "none is new"
     assert (tmp_path / "reports" / "runs" / "p" / "a.1" / "record.json").read_text() == "mine"
-    assert "0 records are new" in capsys.readouterr().out
     with pytest.raises(Stop, match="nothing to unpack"):
-        offline.unpack(tmp_path / "none", tmp_path / "reports")
+        parcel.unpack(tmp_path / "none", tmp_path / "reports")
 
 
 def test_a_part_that_would_write_elsewhere_is_refused(tmp_path):
@@ -326,7 +326,7 @@ def test_a_part_that_would_write_elsewhere_is_refused(tmp_path):
     with tarfile.open(tmp_path / "out" / "records-1.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("../escaped.txt"), io.BytesIO())
     with pytest.raises(tarfile.FilterError):
-        offline.unpack(tmp_path / "out", tmp_path / "reports")
+        parcel.unpack(tmp_path / "out", tmp_path / "reports")
     assert not (tmp_path / "escaped.txt").exists()
 
 
@@ -342,10 +342,10 @@ def test_all_of_it_without_a_gpu(tmp_path, monkeypatch, cache):
     monkeypatch.setitem(PROFILES, "mini", [("sweep", "smoke", "--only", "arm=single")])
     window = asked(tmp_path, "mini", minutes=0.8 + offline.LAST_S / 60)
     offline.run(window)
-    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
     window.minutes = 30
     assert offline.run(window) == 0
-    offline.unpack(tmp_path / "out", tmp_path / "reports")
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
     made = [record.load(path.parent) for path in (tmp_path / "reports").rglob("record.json")]
     assert [one["status"] for one in made].count("done") == 2, [one["status"] for one in made]
     assert (tmp_path / "reports" / "peaks.json").exists()

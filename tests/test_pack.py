@@ -31,17 +31,13 @@ def index(monkeypatch) -> list[tuple[str, dict]]:
     """A pip that makes wheels from INDEX. Gives what it was called with."""
     calls = []
 
-    def pip(words: list[str], environment: dict | None = None) -> None:
-        calls.append((" ".join(words), environment))
-        place = Path(words[1 + max(words.index(it) for it in ("--dest", "--wheel-dir") if it in words)])
-        for need in map(Requirement, words[words.index(str(place)) + 1 :]) if words[0] == "wheel" else wanted(words):
+    def pip(words: list[str], wanted: list[str], environment: dict | None = None) -> None:
+        calls.append((" ".join(words + wanted), environment))
+        place = Path(words[words.index("--wheel-dir" if words[0] == "wheel" else "--dest") + 1])
+        for need in map(Requirement, wanted):
             metadata = "Metadata-Version: 2.1\n" + "".join(f"Requires-Dist: {it}\n" for it in INDEX.get(need.name, []))
             with zipfile.ZipFile(place / f"{need.name.replace('-', '_')}-1-py3-none-any.whl", "w") as wheel:
                 wheel.writestr(f"{need.name}-1.dist-info/METADATA", metadata)
-
-    def wanted(words: list[str]) -> list[Requirement]:
-        end = len(words) - next(i for i, word in enumerate(reversed(words)) if word.startswith(("manylinux", "--")))
-        return [Requirement(word) for word in words[end:]]
 
     monkeypatch.setattr(pack, "pip", pip)
     return calls
@@ -90,7 +86,7 @@ def test_what_is_there_is_not_packed_and_what_is_not_is(tmp_path, index, monkeyp
 
 
 def test_a_wheel_with_compiled_code_of_this_machine_is_refused(tmp_path, monkeypatch):
-    def compiled(words: list[str], environment=None) -> None:
+    def compiled(*_) -> None:
         (tmp_path / "deepspeed-1-cp311-cp311-linux_x86_64.whl").write_bytes(b"")
 
     monkeypatch.setattr(pack, "pip", compiled)
@@ -188,7 +184,7 @@ def test_what_apt_does_not_have_is_told_and_newer_names_are_tried_first(tmp_path
 
 def test_pip_failing_is_one_sentence():
     with pytest.raises(Stop, match="pip download failed") as caught:
-        pack.pip(["download", "--no-index", "--no-deps", "no-such-package-as-this==1"])
+        pack.pip(["download", "--no-index", "--no-deps"], ["no-such-package-as-this==1"])
     assert "--have" in caught.value.remedy
 
 

@@ -84,6 +84,18 @@ def test_peaks_are_measured_and_kept(tmp_path):
     assert found["disk_bytes_per_s"] is None or found["disk_bytes_per_s"]["written"] > 0
 
 
+def test_where_a_step_goes_is_kept(tmp_path, cache):
+    """The last of four steps, by what ran in it: matrix products are among the longest."""
+    words = ["bare", "--model", "bert-tiny", "--data", "embedded", "--init", "in_place", "--steps", "4",
+             "--warmup-steps", "1", "--train-rows", "32", "--sequence", "64", "--cache-dir", str(cache),
+             "--out", str(tmp_path / "out.json"), "--kernels", str(tmp_path / "kernels.json")]  # fmt: skip
+    subprocess.run([sys.executable, "study/rivals.py", *words], cwd=ROOT, check=True)
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    assert [one["seconds"] for one in found] == sorted((one["seconds"] for one in found), reverse=True)
+    assert any("addmm" in one["name"] or "mm" in one["name"] for one in found[:8]), found[:8]
+    assert all(one["calls"] > 0 for one in found)
+
+
 @pytest.mark.slow
 def test_the_bench_in_earnest(tmp_path):
     """All three trainers, twice each, compiled: the first losses agree."""
