@@ -9,6 +9,7 @@ study explain A B     why two runs differ in memory
 study sweep NAME      run a declared experiment; start it again to go on
 study runs DIR        the runs below a folder, as a table
 study compare DIR...  time and memory of equal cells, in one folder or in several
+study report          all of it as pages: verdicts, figures, every run
 """
 
 import dataclasses
@@ -284,6 +285,20 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJs
     found = comparing.compare(list(folders))
     text = json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(comparing.lines(found))
     sys.stdout.write(text + "\n")
+
+
+@app.command
+def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:
+    """Execute the notebooks over some runs, and write what they show as a site that opens from disk.
+
+    Args:
+        runs: Folders with runs in them, at any depth.
+        out: Where the site goes. A report that is there is replaced.
+        readme: A file whose part between the markers of the verdicts is made anew.
+    """
+    from study.report import command  # what draws is not loaded for every other command
+
+    sys.exit(command(runs, out, readme))
 
 
 @app.command

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from study import stats, style
-from study.evidence import by
+from study.collection import by
 from study.style import FAINT, INK, colour, figure, keys, legend, marker, note, panels, title
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis

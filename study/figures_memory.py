@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from study import style
-from study.evidence import by
+from study.collection import by
 from study.style import CARD, FAINT, INK, colour, counted, figure, keys, legend, note, panels, plain, point, title
 
 
@@ -13,13 +13,18 @@ from study.style import CARD, FAINT, INK, colour, counted, figure, keys, legend,
 def memory(rows: list[dict], per_parameter: bool = False) -> Figure:
     """What a rank holds at its peak by part, source under source: measured, predicted, published."""
     largest = max(sum(row["bytes"] for row in mine) for mine in by(rows, "line", "source").values())
-    scale, unit = (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
+    scale, unit = _unit(largest)
     drawn = [row | {"length": row["bytes"] / (row["parameters"] if per_parameter else scale)} for row in rows]
     made, ax = _stacked(drawn, "part", style.PARTS, solid="measured")
     ax.set_xlabel("bytes per parameter, at the peak of a rank" if per_parameter else f"{unit} per rank, at its peak")
     open_too = " Hatched: virtual ranks, or a smaller device emulated." * any(row["kind"] != "real" for row in rows)
-    note(made, f"Measured: the run that held most, {counted(rows)}.{open_too}")
+    seen = [row for row in rows if row["source"] == "measured"]
+    note(made, f"Measured: the run that held most, {counted(seen)}.{open_too}" if seen else "Nothing here is measured.")
     return made
+
+
+def _unit(largest: float) -> tuple[float, str]:
+    return (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
 
 
 @figure
@@ -45,8 +50,8 @@ def _stacked(rows: list[dict], of: str, colours: dict[str, str], solid: str) -> 
                 ax.barh(at, row["length"], 0.86, left, color=colours.get(row[of], FAINT), edgecolor=FAINT,
                         linewidth=0.6, alpha=1 if source == solid else 0.55, hatch=hatch)  # fmt: skip
                 left += row["length"]
-            ax.text(left, at, f" {left:.3g}", va="center", fontsize=8.5)
-            ticks.append((at, source if number else f"{line}  {source}"))
+            ax.annotate(f"{left:.3g}", (left, at), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+            ticks.append((at, source if number else f"{line}: {source}"))
             at += 1
         at += 0.55
     ax.set_yticks([place for place, _ in ticks], [name for _, name in ticks])
@@ -62,6 +67,7 @@ def _stacked(rows: list[dict], of: str, colours: dict[str, str], solid: str) -> 
 def peaks(rows: list[dict]) -> Figure:
     """Peak memory of a rank against the number of ranks: formulas as lines, what was seen as points."""
     made, (ax,) = panels([3.5])
+    scale, unit = _unit(max(row["bytes"] for row in rows))
     arms = style.ordered(row["arm"] for row in rows)
     for (arm,), mine in by([row for row in rows if row["source"] == "predicted"], "arm").items():
         dashes = (5 * arms.index(arm), (9, 6)) if arms.index(arm) else "-"
@@ -71,8 +77,8 @@ def peaks(rows: list[dict]) -> Figure:
     seen = [row for row in rows if row["source"] == "seen"]
     for row in seen:
         aside = 1 + 0.06 * (arms.index(row["arm"]) - len(arms) / 2)  # equal ones would hide each other
-        point(ax, row["ranks"] * aside, row | {"MB": row["bytes"] / 1e6}, "MB", zorder=3)
-    ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel="MB per rank, at its peak")
+        point(ax, row["ranks"] * aside, row | {"size": row["bytes"] / scale}, "size", zorder=3)
+    ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel=f"{unit} per rank, at its peak")
     ax.set_xticks([2**i for i in range(0, 11, 2)], [str(2**i) for i in range(0, 11, 2)])
     ax.xaxis.set_minor_formatter(NullFormatter())
     plain(ax.yaxis)

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from study import style
-from study.evidence import by
+from study.collection import by
 from study.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.style import CARD, FAINT, INK, colour, counted, figure, keys, legend, note, panels, plain, point, title
 

@@ -8,23 +8,23 @@ from collections.abc import Iterable
 
 from study import stats
 from study.arms import NAMES
-from study.evidence import Evidence, Run, by, groups, lines
+from study.collection import Collection, Run, by, groups, lines
 
 SCRIPTS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
 
 
-def runs(evidence: Evidence) -> list[dict]:
+def runs(found: Collection) -> list[dict]:
     """Every run as a row, whatever became of it."""
     rows = []
-    for run in evidence.runs:
+    for run in found.runs:
         final = run.evals[-1] if run.evals else {}
         rows.append({
             "run": run.name, "status": run.status, "kind": run.kind, "arm": run.arm, "task": run.task,
-            "model": run.model, "precision": run.precision, "rows/pass": run.micro_batch, "passes": run.accumulation,
-            "ranks": run.ranks, "seed": run.seed, "loss": run.losses[-1] if run.losses else None,
-            "eval loss": final.get("eval_loss"), "s/step": run.median_step_s,
-            "peak MB": run.peak_bytes and run.peak_bytes / 1e6, "peak of": run.peak_of,
+            "model": run.model, "precision": run.precision, "ranks": run.ranks,
+            "loss": run.losses[-1] if run.losses else None, "eval loss": final.get("eval_loss"),
+            "s/step": run.median_step_s, "peak MB": run.peak_bytes and run.peak_bytes / 1e6, "peak of": run.peak_of,
             "moved MB": sum(run.traffic.values()) / 1e6 if run.traffic else None,
+            "rows/pass": run.micro_batch, "passes": run.accumulation, "seed": run.seed,
         })  # fmt: skip
     return rows
 
@@ -32,13 +32,13 @@ def runs(evidence: Evidence) -> list[dict]:
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
-def losses(evidence: Evidence, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list[dict]:
+def losses(found: Collection, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list[dict]:
     """The loss of every step of every run, and how far it is from the baseline's of the same seed.
 
     Where a group has no run of the baseline, the plainest arm it has stands in, and `against` says which. Runs that
     take other rows in a step than the baseline are not held against it.
     """
-    chosen = [run for run in evidence.where() if run.losses and not run.virtual and not run.repair]
+    chosen = [run for run in found.done if run.losses and not run.virtual and not run.repair]
     chosen = [run for run in chosen if not tasks or run.task in tasks]
     rows = []
     for label, members in groups(chosen).items():
@@ -66,7 +66,7 @@ def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
     """The reference's run that has the same seed and rows in every step, with as many ranks where there is a choice."""
     alike = [one for one in members if one.arm == reference and one.seed == run.seed
              and one.rows_per_step == run.rows_per_step and len(one.losses) == len(run.losses)]  # fmt: skip
-    if run.arm == reference:
+    if run.arm == reference or run.init == "in_place":  # drawn where they live, weights are not the same
         return None
     return min(alike, key=lambda one: one.ranks != run.ranks, default=None)
 
@@ -94,10 +94,10 @@ def _losses_by_step(rows: list[dict]) -> dict[int, list[float]]:
     return {step: [row["loss"] for row in mine] for (step,), mine in by(rows, "step").items()}
 
 
-def script(evidence: Evidence) -> list[dict]:
+def script(found: Collection) -> list[dict]:
     """Document 002's own script: each training it makes, what it started from, and whether DeepSpeed was called."""
     rows = []
-    for run in evidence.where(arm="single"):
+    for run in found.select(arm="single").done:
         for number, training in enumerate(run.made["observed"].get("runs") or (), 1):
             every = run.made["observed"]["logging_steps"]
             for window, loss in enumerate(training["losses"], 1):
@@ -109,3 +109,15 @@ def script(evidence: Evidence) -> list[dict]:
                     "seconds": training["training_s"],
                 })  # fmt: skip
     return sorted(rows, key=lambda row: list(SCRIPTS.values()).index(row["script"]))
+
+
+def saved(found: Collection) -> list[dict]:
+    """What was on the disk after `--save`, and whether the model was built in parts: two settings of document 003."""
+    rows = []
+    for run in found.done:
+        if on_disk := run.made["observed"].get("saved"):
+            rows.append({"arm": run.arm, "precision": run.precision, "model": run.model, "parameters": run.parameters,
+                         "built in parts": run.made["observed"].get("built_in_parts"),
+                         "saved MB": on_disk["bytes"] / 1e6, "parameters saved": on_disk["parameters"],
+                         "as": ", ".join(on_disk["dtypes"])})  # fmt: skip
+    return rows

@@ -5,11 +5,21 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from study import theory
+from study import arms, theory
 from study.architecture import named, parameters
-from study.estimate import of_record
-from study.evidence import Evidence, Run, by, groups, lines
-from study.published import TRAFFIC_000
+from study.collection import Collection, Run, by, groups, lines
+from study.estimate import estimate, of_record
+from study.published import (
+    BATCH_000,
+    MEMORY_000,
+    MEMORY_003,
+    MODEL_000,
+    PARAMETERS_003,
+    RANKS_000,
+    RANKS_003,
+    SEQUENCE_000,
+    TRAFFIC_000,
+)  # fmt: skip
 from study.record import Stop
 
 # What decides memory, and so what must be alike for two peaks to be held side by side.
@@ -27,10 +37,10 @@ PREDICTORS = ("ours", "deepspeed", "accelerate")
 OUT_OF_MEMORY = ("oom", "host_oom")
 
 
-def memory(evidence: Evidence) -> list[dict]:
+def memory(found: Collection) -> list[dict]:
     """What a rank holds at its peak, by part: measured, predicted, and what the ZeRO paper's formula says of states."""
     rows = []
-    chosen = [run for run in evidence.where() if run.components]
+    chosen = [run for run in found.done if run.components]
     for label, members in on_ranks(groups(chosen, only=SETTINGS)).items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=lambda one: sum(one.components.values()))
@@ -68,14 +78,42 @@ def parts(components: dict[str, float]) -> dict[str, float]:
     return {part: found[part] for part in PARTS if part in found}
 
 
-def peaks(evidence: Evidence, ranks: Iterable[int] = tuple(2**i for i in range(11))) -> list[dict]:
+def memory_000() -> list[dict]:
+    """Document 000's setting by our formulas, with activations kept and recomputed, and what it printed."""
+    rows, model = [], named(MODEL_000)
+    for arm, printed in MEMORY_000.items():
+        common = {"group": f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast", "line": arm, "arm": arm,
+                  "ranks": RANKS_000, "kind": "real", "parameters": parameters(model), "n": 0}  # fmt: skip
+        found = {source: parts(estimate(
+            model, arms.read(arms.all_paths()[arm]).deepspeed, RANKS_000, "bf16_cast", 1, BATCH_000 // RANKS_000,
+            SEQUENCE_000, "eager", recompute, device="cuda")["memory"]["at_peak"])
+            for source, recompute in (("predicted", False), ("predicted, recomputing", True))}  # fmt: skip
+        rows += [common | {"source": source, "part": part, "bytes": size}
+                 for source, held in (found | {"document 000": {"all": printed}}).items()
+                 for part, size in held.items()]  # fmt: skip
+    return rows
+
+
+def memory_003(found: Collection) -> list[dict]:
+    """Bytes per parameter on four ranks, each stage's, and what document 003 says of them."""
+    ranked = [row for row in memory(found) if row["ranks"] == RANKS_003 and row["source"] != "predicted"]
+    rows = [row for row in ranked if row["arm"] in ("ddp", *MEMORY_003)]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        for arm, held in MEMORY_003.items():
+            rows += [{"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real", "n": 0,
+                      "parameters": PARAMETERS_003, "source": "document 003", "part": part, "bytes": size}
+                     for part, size in held.items()]  # fmt: skip
+    return rows
+
+
+def peaks(found: Collection, ranks: Iterable[int] = tuple(2**i for i in range(11))) -> list[dict]:
     """Peak memory of a rank against how many there are: points that were seen, and lines from the formulas."""
     rows = []
-    chosen = [run for run in evidence.where() if run.peak_of == "tracked" and run.kind != "capped" and run.ranks]
+    chosen = [run for run in found.done if run.tracked_bytes and run.kind != "capped"]
     for label, members in groups(chosen, only=SETTINGS).items():
         for line, repeats in by(members, "arm", "ranks", "kind").items():
             rows.append({"group": label, "arm": line[0], "ranks": line[1], "kind": line[2], "source": "seen",
-                         "bytes": max(run.peak_bytes for run in repeats), "n": len(repeats)})  # fmt: skip
+                         "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)})  # fmt: skip
         for (arm,), mine in by([run for run in members if run.ranks > 1], "arm").items():
             for count in ranks:
                 if count > 1 and (predicted := of_record(mine[0].made, ranks=count)):
@@ -84,10 +122,10 @@ def peaks(evidence: Evidence, ranks: Iterable[int] = tuple(2**i for i in range(1
     return rows
 
 
-def capacity(evidence: Evidence) -> list[dict]:
+def capacity(found: Collection) -> list[dict]:
     """How far each arm goes under a cap: the largest that survived, and the smallest that did not."""
     rows = []
-    capped = [run for run in evidence.runs if run.memory_cap_gib and run.status in ("done", *OUT_OF_MEMORY)]
+    capped = [run for run in found.runs if run.memory_cap_gib and run.status in ("done", *OUT_OF_MEMORY)]
     for what in ("model", "micro_batch"):
         settings = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for label, members in groups(capped, only=settings).items():
@@ -114,13 +152,13 @@ def _size(value: str | int) -> float:
 # --- bytes moved ---------------------------------------------------------------------------------------------------
 
 
-def traffic(evidence: Evidence) -> list[dict]:
+def traffic(found: Collection) -> list[dict]:
     """Bytes that a rank sends in a step, over those of one all-reduce of the gradients: counted, published, and said.
 
     Of collectives in rings, as the ZeRO paper counts: an all-reduce goes round twice, everything else once.
     """
     rows = []
-    for label, members in groups([run for run in evidence.where() if run.traffic and run.ranks > 1]).items():
+    for label, members in groups([run for run in found.done if run.traffic and run.ranks > 1]).items():
         for line, repeats in lines(members).items():
             run = repeats[0]
             unit = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
@@ -144,15 +182,16 @@ def traffic(evidence: Evidence) -> list[dict]:
     return rows
 
 
-def scores(evidence: Evidence) -> list[dict]:
+def scores(found: Collection) -> list[dict]:
     """Who predicts memory best: each predictor's error on each measured peak. Runs where DeepSpeed is installed."""
-    if not any(run.components for run in evidence.where()):
+    if not any(run.components for run in found.done):
         return []
-    words = [sys.executable, "-m", "study.scoreboard", "--json", *map(str, evidence.folders)]
+    words = [sys.executable, "-m", "study.scoreboard", "--json", *map(str, found.folders)]
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         last = (made.stderr.strip().splitlines() or ["no word"])[-1]
         raise Stop(f"the scoreboard could not be made ({last})", "install deepspeed, or do without")
-    return [{"cell": f"{row['arm']}, {row['model']}, {row['ranks']} ranks, {row['precision']}", "arm": row["arm"],
-             "predictor": name, "error": row[name], "held out": row["held out"]}
-            for row in json.loads(made.stdout) for name in PREDICTORS if row[name] is not None]  # fmt: skip
+    cells = json.loads(made.stdout.splitlines()[-1])  # importing DeepSpeed may print lines of its own
+    return [{"cell": f"{cell['arm']}, {cell['model']}, {cell['ranks']} ranks, {cell['precision']}", "arm": cell["arm"],
+             "predictor": name, "error": cell[name], "held out": cell["held out"]}
+            for cell in cells for name in PREDICTORS if cell[name] is not None]  # fmt: skip

@@ -9,10 +9,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from study import stats
+from study.collection import Collection, Run, by, groups, lines
 from study.compare import FEWEST_RUNS, compare
-from study.evidence import Evidence, Run, by, groups, lines
-from study.published import BATCHES_000
-from study.record import Stop
+from study.published import (
+    BATCH_000,
+    BATCHES_000,
+    OFFLOAD_001,
+    RANKS_000,
+    SEQUENCE_000,
+    STEPS_PER_HOUR_000,
+    TOKENS_PER_S_AND_GPU_000,
+)  # fmt: skip
 
 OF_THE_MODEL = ("lr", "attention")  # their defaults depend on it
 IN_STEPS = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
@@ -31,18 +38,18 @@ def ratio(above: list[float], below: list[float]) -> dict:
     return {"median": value, "low": low, "high": high, "n": n}
 
 
-def timed(evidence: Evidence) -> list[Run]:
-    return [run for run in evidence.where() if run.median_step_s and not run.virtual]
+def timed(found: Collection) -> list[Run]:
+    return [run for run in found.done if run.median_step_s and not run.virtual]
 
 
 def seconds(runs: Iterable[Run]) -> list[float]:
     return [run.median_step_s for run in runs]
 
 
-def ladder(evidence: Evidence, base: str = "single", other: str = "zero3_cpu") -> list[dict]:
+def ladder(found: Collection, base: str = "single", other: str = "zero3_cpu") -> list[dict]:
     """Seconds of a step as the model grows, and by how much the other arm is faster: document 002, figure 2."""
     rows = []
-    chosen = [run for run in timed(evidence) if run.arm in (base, other) and run.parameters and run.kind == "real"]
+    chosen = [run for run in timed(found) if run.arm in (base, other) and run.parameters and run.kind == "real"]
     for label, members in groups(chosen, without=("model", *OF_THE_MODEL)).items():
         sizes = {run.model: run.parameters for run in members}
         if len(sizes) < 2:
@@ -60,11 +67,11 @@ def ladder(evidence: Evidence, base: str = "single", other: str = "zero3_cpu") -
     return rows
 
 
-def batches(evidence: Evidence, baseline: str = "ddp") -> list[dict]:
+def batches(found: Collection, baseline: str = "ddp") -> list[dict]:
     """Speed over the baseline's as the batch grows, by rows per pass and by passes apart; and document 000's."""
     rows = []
     for setting, words in IN_STEPS.items():
-        for label, members in groups(timed(evidence), without=(setting,)).items():
+        for label, members in groups(timed(found), without=(setting,)).items():
             if len({getattr(run, setting) for run in members if run.arm == baseline}) < 2:
                 continue
             for (value, ranks), mine in by(members, setting, "ranks").items():
@@ -86,10 +93,10 @@ def published_batches() -> list[dict]:
             for band in BATCHES_000 for arm in ("zero2", "zero3")]  # fmt: skip
 
 
-def frontier(evidence: Evidence) -> list[dict]:
+def frontier(found: Collection) -> list[dict]:
     """Seconds of a step against memory at the peak, each arm a point: what offloading buys, and what it costs."""
     rows = []
-    chosen = [run for run in timed(evidence) if run.peak_bytes]
+    chosen = [run for run in timed(found) if run.peak_bytes]
     for label, members in groups(chosen).items():
         if len({run.arm for run in members}) < 2:
             continue
@@ -100,16 +107,12 @@ def frontier(evidence: Evidence) -> list[dict]:
     return rows
 
 
-def settings(evidence: Evidence, what: str, arms: Iterable[str] = ()) -> list[dict]:
+def settings(found: Collection, what: str, arms: Iterable[str] = ()) -> list[dict]:
     """One setting varied with all else alike: losses, seconds, memory and bytes of each of its values."""
     rows = []
-    chosen = [
-        run for run in evidence.where() if (not arms or run.arm in arms) and run.kind == "real" and not run.repair
-    ]
+    chosen = [run for run in found.done if (not arms or run.arm in arms) and run.kind == "real" and not run.repair]
     for label, members in groups(chosen, without=(what,)).items():
-        if what != "ranks" and len({getattr(run, what) for run in members}) < 2:
-            continue
-        if what == "ranks" and len({run.ranks for run in members}) < 2:
+        if len({getattr(run, what) for run in members if run.arm == members[-1].arm}) < 2:
             continue
         for (arm, value, ranks), runs in by(members, "arm", what, "ranks").items():
             times = [run.median_step_s for run in runs if run.median_step_s]
@@ -124,13 +127,46 @@ def settings(evidence: Evidence, what: str, arms: Iterable[str] = ()) -> list[di
     return rows
 
 
-def machines(evidence: Evidence) -> tuple[list[dict], dict[str, dict]]:
+def throughput_000(found: Collection) -> list[dict]:
+    """Document 000's table, and beside it the speed over DDP's in each group here that has all three arms."""
+    said = TOKENS_PER_S_AND_GPU_000
+    rows = [{"group": "document 000", "arm": arm, "tokens/s/rank": said[arm], "over DDP's": said[arm] / said["ddp"],
+             "steps/h": STEPS_PER_HOUR_000[arm], "steps/h by its tokens/s": 3600 * said[arm] * RANKS_000 / BATCH_000
+             / SEQUENCE_000} for arm in said]  # fmt: skip
+    for label, members in groups(timed(found)).items():
+        mine = {arm: [run for run in members if run.arm == arm] for arm in said}
+        if not all(mine.values()):
+            continue
+        for arm, runs in mine.items():
+            speed = ratio(seconds(mine["ddp"]), seconds(runs))
+            per_s = runs[0].rows_per_step * runs[0].sequence / stats.median(seconds(runs)) / runs[0].ranks
+            rows.append({"group": label, "arm": arm, "tokens/s/rank": per_s, "over DDP's": speed["median"],
+                         "from": speed["low"], "to": speed["high"], "n": speed["n"],
+                         "steps/h": 3600 / stats.median(seconds(runs))})  # fmt: skip
+    return rows if len(rows) > len(said) else []
+
+
+def offload_001(found: Collection) -> list[dict]:
+    """Document 001's table of 20 billion parameters, and what came of the same three here, outcome and all."""
+    rows = [{"group": "document 001, 20B on eight GPUs", "arm": row["arm"], "outcome": row["outcome"],
+             "peak MB": row["bytes"] / 1e6, "samples/s": row["samples_per_s"]} for row in OFFLOAD_001]  # fmt: skip
+    arms = ("single", "ddp", "zero3", "zero3_cpu", "zero3_nvme")
+    for label, members in groups([run for run in found.runs if run.arm in arms]).items():
+        if not any(run.arm == "zero3_nvme" for run in members):
+            continue
+        for line, runs in lines(members).items():
+            times = seconds(run for run in runs if run.median_step_s)
+            rows.append({"group": label, "arm": line, "ranks": runs[0].ranks,
+                         "outcome": ", ".join(sorted({run.status for run in runs})), "n": len(runs),
+                         "peak MB": runs[0].peak_bytes and runs[0].peak_bytes / 1e6,
+                         "samples/s": runs[0].rows_per_step / stats.median(times) if times else None})  # fmt: skip
+    return rows if len(rows) > len(OFFLOAD_001) else []
+
+
+def machines(found: Collection) -> tuple[list[dict], list[dict]]:
     """Equal cells in each environment, and the environments by their letters."""
-    folders = [folder for folder in evidence.folders if any(folder.glob("**/record.json"))]
+    folders = [folder for folder in found.folders if any(folder.glob("**/record.json"))]
     if not folders:
-        return [], {}
-    try:
-        found = compare(folders)
-    except Stop:
-        return [], {}
-    return found.rows, found.environments
+        return [], []
+    compared = compare(folders)
+    return compared.rows, [{"environment": letter} | place for letter, place in compared.environments.items()]

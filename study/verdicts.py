@@ -1,23 +1,24 @@
 """The verdicts of the ledger as rows. The one place where reports and notebooks meet it."""
 
-from study.evidence import Evidence
+import importlib.util
 
-DOCUMENTS = ("000", "001", "002", "003", "libraries")
+from study.collection import Collection
+from study.table import shown
 
 
-def judged(evidence: Evidence, document: str | None = None) -> list[dict]:
-    """Every claim with its verdict on this evidence, those of one document if it is named."""
-    try:
-        from study import ledger
-    except ImportError:
+def judged(found: Collection, document: str | None = None) -> list[dict]:
+    """Every claim with its verdict on these runs, those of one document if it is named."""
+    if importlib.util.find_spec("study.ledger") is None:  # until the ledger is merged
         return []
-    rows = [row(verdict) for verdict in ledger.judge([run.made for run in evidence.runs])]
-    return [one for one in rows if document in (None, one["document"])]
+    from study import claim, evidence, ledger
+
+    claims = [one for one in claim.read_all(ledger.KINDS) if document in (None, one.document)]
+    return [row(verdict) for verdict in ledger.ledger(claims, evidence.read(found.folders))]
 
 
 def row(verdict) -> dict:
     """A verdict, flat."""
-    claim = verdict.claim
+    claim, found = verdict.claim, verdict.found
     return {
         "claim": claim.id,
         "document": claim.document,
@@ -25,7 +26,7 @@ def row(verdict) -> dict:
         "says": claim.says,
         "verdict": verdict.verdict,
         "by": verdict.by,
-        "found": verdict.found,
+        "found": ", ".join(map(shown, found if isinstance(found, list) else [found])),
         "working": verdict.working,
         "evidence": ", ".join(verdict.evidence),
         "differs": "; ".join(verdict.differs),

@@ -1,7 +1,8 @@
 """What is seen, in sentences: rows in, Markdown out. Every number in them comes from the rows."""
 
 from study import stats
-from study.evidence import by
+from study.collection import by
+from study.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.table import shown
 
 
@@ -46,8 +47,10 @@ def memory(rows: list[dict]) -> str:
         least, most = min(held, key=held.get), max(held, key=held.get)
         parts = {row["part"]: row["bytes"] for row in mine if (row["line"], row["source"]) == (most, "measured")}
         largest = max(parts, key=parts.get)
-        told.append(f"In {group} **{least} holds least at its peak ({megabytes(held[least])}) and {most} most "
-                    f"({megabytes(held[most])})**, of which {parts[largest] / held[most]:.0%} are {largest}.")  # fmt: skip
+        told.append(
+            f"In {group} **{least} holds least at its peak ({megabytes(held[least])}) and {most} most "
+            f"({megabytes(held[most])})**; its largest part is {largest}, {parts[largest] / held[most]:.0%}."
+        )
     pairs = [(size, totals[group, line, "measured"])
              for (group, line, source), size in totals.items() if source == "predicted"]  # fmt: skip
     if pairs:
@@ -97,10 +100,12 @@ def ladder(rows: list[dict]) -> str:
     small, large = ups[0], ups[-1]
     crossing = [row for row in ups if row["median"] > 0]
     where = f"The smallest that is faster with it is {crossing[0]['model']}." if crossing else "None is faster with it."
-    return (f"With {small['arm']} the smallest model ({small['model']}, {small['weights GB']:.3g} GB of weights) is "
-            f"**{small['median']:+.0%}** faster, the largest here ({large['model']}, {large['weights GB']:.3g} GB) "
-            f"**{large['median']:+.0%}**. {where} The document has about -5 % for its smallest and a gain beyond "
-            "2 GB.")  # fmt: skip
+    said = f"The document has {SMALLEST_SPEEDUP_002:+.0%} for its smallest, and a gain beyond"
+    return (
+        f"The speed-up by {small['arm']} is **{small['median']:+.0%}** for the smallest model ({small['model']}, "
+        f"{small['weights GB']:.3g} GB of weights) and **{large['median']:+.0%}** for the largest here "
+        f"({large['model']}, {large['weights GB']:.3g} GB). {where} {said} {WORTHWHILE_FROM_BYTES_002 / 1e9:g} GB."
+    )
 
 
 def batches(rows: list[dict]) -> str:

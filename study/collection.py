@@ -6,7 +6,7 @@ inside a record comes to light here, where it is caught, and not in a figure.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from study import explain, record
@@ -20,7 +20,9 @@ ENDED = ("done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupte
 IN_WORDS = {"micro_batch": "rows/pass", "accumulation": "passes", "sequence": "tokens", "memory_cap_gib": "cap GiB",
             "train_rows": "training rows", "eval_rows": "evaluation rows"}  # fmt: skip
 ALWAYS_TOLD = ("task", "model", "precision")
-NEVER_TOLD = ("lr", "warmup_steps", "eval_every", "eval_rows", "train_rows", "sequence")  # unless nothing else differs
+NEVER_TOLD = (  # unless nothing else differs
+    "lr", "warmup_steps", "eval_every", "eval_rows", "train_rows", "sequence", "instruments", "init",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ class Run:
     step_s: tuple[float, ...]
     median_step_s: float | None
     components: dict[str, int]  # at the peak of the rank that held most
+    tracked_bytes: int | None  # what tensors held at that peak: what formulas predict
     peak_bytes: int | None
     peak_of: str | None  # allocated: what PyTorch gave out on a GPU. tracked: what tensors held on a CPU
     traffic: dict[str, int]  # bytes of a step by collective, the first rank's
@@ -66,23 +69,25 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Collection:
     """All runs below the folders, and a sentence for each that cannot be used."""
 
     runs: tuple[Run, ...]
     problems: tuple[str, ...]
     folders: tuple[Path, ...]
 
-    def where(self, **wanted) -> list[Run]:
-        """The finished runs that have all of these: `where(arm=["ddp", "zero2"], ranks=2)`."""
-        return [run for run in self.runs if run.done and all(_is(getattr(run, k), v) for k, v in wanted.items())]
+    @property
+    def done(self) -> list[Run]:
+        return [run for run in self.runs if run.done]
+
+    def select(self, **wanted) -> "Collection":
+        """Only the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list is any of."""
+        several = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in wanted.items()}
+        chosen = [run for run in self.runs if all(getattr(run, name) in of for name, of in several.items())]
+        return replace(self, runs=tuple(chosen))
 
 
-def _is(value, wanted) -> bool:
-    return value in wanted if isinstance(wanted, (list, tuple, set)) else value == wanted
-
-
-def load(folders: str | Path | Iterable[str | Path]) -> Evidence:
+def load(folders: str | Path | Iterable[str | Path]) -> Collection:
     """Every run below the folders, once: several are given as a list, or as one text with commas."""
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
@@ -103,7 +108,7 @@ def load(folders: str | Path | Iterable[str | Path]) -> Evidence:
             problems.append(f"{path} is half-written: it is running still, or was killed: run that cell again")
     order = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (order.get(run.arm, len(order)), run.arm, run.name))
-    return Evidence(tuple(runs), tuple(problems), tuple(folders))
+    return Collection(tuple(runs), tuple(problems), tuple(folders))
 
 
 def _run_folders(folder: Path) -> set[Path]:
@@ -139,6 +144,7 @@ def _run(folder: Path, made: dict) -> Run:
         losses=tuple(float(value) for value in loss.get("train") or ()), evals=tuple(loss.get("eval") or ()),
         step_s=tuple(float(value) for value in times.get("step_s") or ()), median_step_s=times.get("median_step_s"),
         components=dict(held.components) if held else {},
+        tracked_bytes=held and held.tracked_bytes,
         peak_bytes=max(allocated) if known else held and held.tracked_bytes,
         peak_of="allocated" if known else "tracked" if held else None,
         traffic={kind: int(moved["bytes"]) for kind, moved in counted.items()},
