@@ -84,6 +84,16 @@ def num_gpus() -> int:
         return 0
 
 
+def half_precision() -> str:
+    """bf16 where the GPU has units for it, from compute capability 8 on; fp32 on an older one and without."""
+    if not num_gpus():
+        return "fp32"
+    import pynvml
+
+    pynvml.nvmlInit()
+    return "bf16" if pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8 else "fp32"
+
+
 def sweep(turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, tell) -> list[dict]:
     """Run what has not been done, one turn after the other. `tell` hears of each start, step and end."""
     gpus = num_gpus()
