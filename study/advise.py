@@ -15,7 +15,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records; the peaks are dense ones, as in `study.hardware`."""
+    """A GPU. `name` is PyTorch's, as in records; the peaks are dense ones, as in `study.datasheet`."""
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
@@ -166,6 +166,16 @@ def _row(asked: Question, arm: Arm) -> Row:
         micro_batch, share // micro_batch, made["memory"]["peak_bytes"], headroom, made["memory"]["at_peak"],
         host, theory.wire_bytes(made["traffic"], asked.gpus), **told,
     )  # fmt: skip
+
+
+def step_interval(asked: Question, arm: Arm, micro_batch: int) -> tuple[float, float]:
+    """Seconds of a step of an arm, whether it fits or not: if everything overlaps, and if nothing does."""
+    check(asked)
+    share, made = asked.batch // asked.gpus, _estimate(asked, arm, micro_batch)
+    if share % micro_batch:
+        raise Stop(f"{micro_batch} rows do not divide a rank's {share}", "give a micro_batch that does")
+    fast, slow = (_work(asked, arm, made, share // micro_batch, best) for best in (1, 0))
+    return _seconds(fast)[0], _seconds(slow)[1]
 
 
 def _estimate(asked: Question, arm: Arm, micro_batch: int) -> dict:

@@ -9,6 +9,7 @@ study explain A B     why two runs differ in memory
 study sweep NAME      run a declared experiment; start it again to go on
 study runs DIR        the runs below a folder, as a table
 study compare DIR...  time and memory of equal cells, in one folder or in several
+study claims [ID]     what was published, and whether it holds
 study report          all of it as pages: verdicts, figures, every run
 """
 
@@ -33,6 +34,7 @@ from study import configure, protocol, record
 from study import doctor as examining
 from study import estimate as predict
 from study import explain as explaining
+from study import ledger as judging
 from study import sweep as sweeping
 from study.architecture import generic, named
 from study.arms import ROOT, all_paths, read
@@ -285,6 +287,27 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJs
     found = comparing.compare(list(folders))
     text = json.dumps(dataclasses.asdict(found), indent=1) if as_json else "\n".join(comparing.lines(found))
     sys.stdout.write(text + "\n")
+
+
+@app.command
+def claims(
+    claim: tyro.conf.Positional[str | None] = None, /, *, runs: tuple[Path, ...] = (), document: str | None = None,
+    verdict: str | None = None, by: str | None = None, kind: str | None = None, file: Path = judging.claim.FOLDER,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Say of every published claim whether it holds, and by what; or of one claim all there is to it.
+
+    Args:
+        claim: Its id, such as S000-13.
+        runs: Folders with runs in them, at any depth. Default: runs/, and the runs/ of every folder in reports/.
+        document: 000 to 003, or libraries.
+        verdict: supported, refuted, inconclusive, or "not tested here".
+        by: computed, measured, tried or cited.
+        kind: memory, bytes, time, capacity, convergence or configuration.
+        file: A claims file, or a folder of them.
+        as_json: Print all of it as JSON.
+    """
+    judging.tell(claim, list(runs), as_json, file, document=document, verdict=verdict, by=by, kind=kind)
 
 
 @app.command

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
-from study import hardware, meter, models, observe, tasks, traffic
+from study import datasheet, hardware, meter, models, observe, tasks, traffic
 from study.record import Stop
 from study.run import Run
 
@@ -76,7 +76,7 @@ def _times(run: Run, clock: meter.Clock) -> dict:
                 "flops_per_rank_and_step": flops, "peak_flops_per_s": None, "mfu": None}  # fmt: skip
     total_s = sum(step_s)
     rate = None if run.is_virtual else 1 / total_s  # nothing was sent, so nobody would be as fast
-    peak = hardware.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
+    peak = datasheet.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
     return {
         "step_s": step_s,
         "median_step_s": statistics.median(step_s),

@@ -1,32 +1,28 @@
-"""The verdicts of the ledger as rows. The one place where reports and notebooks meet it."""
+"""The verdicts of the ledger as rows. The one place where figures, notebooks and the report meet it."""
 
-import importlib.util
-
+from study import claim, evidence, ledger
 from study.collection import Collection
-from study.table import shown
+from study.finding import VERDICTS
 
 
 def judged(found: Collection, document: str | None = None) -> list[dict]:
     """Every claim with its verdict on these runs, those of one document if it is named."""
-    if importlib.util.find_spec("study.ledger") is None:  # until the ledger is merged
-        return []
-    from study import claim, evidence, ledger
-
     claims = [one for one in claim.read_all(ledger.KINDS) if document in (None, one.document)]
     return [row(verdict) for verdict in ledger.ledger(claims, evidence.read(found.folders))]
 
 
 def row(verdict) -> dict:
     """A verdict, flat."""
-    claim, found = verdict.claim, verdict.found
+    claim = verdict.claim
     return {
         "claim": claim.id,
         "document": claim.document,
+        "title": claim.title,
         "where": claim.where,
         "says": claim.says,
         "verdict": verdict.verdict,
         "by": verdict.by,
-        "found": ", ".join(map(shown, found if isinstance(found, list) else [found])),
+        "found": ledger.shown(verdict.found),
         "working": verdict.working,
         "evidence": ", ".join(verdict.evidence),
         "differs": "; ".join(verdict.differs),
@@ -36,9 +32,8 @@ def row(verdict) -> dict:
 
 def by_document(rows: list[dict]) -> list[dict]:
     """How many claims of each document came to what."""
-    verdicts = ("supported", "refuted", "inconclusive", "not tested here")
     found = []
     for document in dict.fromkeys(row["document"] for row in rows):
         mine = [row["verdict"] for row in rows if row["document"] == document]
-        found.append({"document": document, "claims": len(mine)} | {name: mine.count(name) for name in verdicts})
+        found.append({"document": document, "claims": len(mine)} | {name: mine.count(name) for name in VERDICTS})
     return found

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from study import arms, hardware, theory
+from study import arms, datasheet, theory
 from study.advise import (
     EFFICIENCY,
     FRAGMENTATION,
@@ -44,7 +44,7 @@ def rows(advice: Advice) -> dict[str, Row]:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_the_peaks_are_those_that_records_are_held_to(name):
-    gpu, peaks = GPUS[name], hardware.PEAK_FLOPS[GPUS[name].name]
+    gpu, peaks = GPUS[name], datasheet.PEAK_FLOPS[GPUS[name].name]
     assert gpu.has_bf16 == ("bf16" in peaks)
     assert gpu.half_flops_per_s == peaks["fp16"]
     assert gpu.single_flops_per_s == peaks.get("tf32", peaks["fp32"])

@@ -1,0 +1,213 @@
+"""The records that may decide a claim: read once, looked at for faults, chosen by what they are, and judged comparable.
+
+Comparability comes first. A claim has conditions, and its kind says in which of them evidence may differ and still
+count: bytes do not depend on the device, seconds do. What differs is told either way.
+"""
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from study import compare, instruments, record
+from study.claim import Claim
+from study.record import Stop
+from study.shapes import SHAPES
+
+# In which conditions evidence may differ and still count, by the claim's kind. Everything, where it is None.
+TRANSFERS = {
+    "bytes": {"model", "parameters", "task", "ranks", "nodes", "device", "device_memory", "link", "sequence",
+              "micro_batch", "batch", "data", "precision", "virtual", "software"},
+    "memory": {"device", "data", "task", "virtual", "link", "nodes", "software"},
+    "time": {"data", "software"},
+    "capacity": {"data", "software"},
+    "convergence": {"data", "software"},
+    "configuration": None,
+}  # fmt: skip
+# And besides, where what is found is no number of one model: a share, or whether two are equal.
+RELATIVE = {
+    "memory": {"model", "parameters", "sequence", "micro_batch", "batch"},
+    "convergence": {"model", "parameters", "task", "ranks", "nodes", "device", "device_memory", "link", "sequence",
+                    "micro_batch", "batch", "accumulation"},
+}  # fmt: skip
+SAME_PRECISION = {"bf16": ("bf16", "bf16_cast")}  # a document that says bf16 may mean either
+DONE = ("done",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record that may count, with what one may ask for by name, and what it is comparable in."""
+
+    id: str
+    status: str
+    record: dict = field(repr=False, hash=False, compare=False)
+    facts: dict = field(repr=False, hash=False, compare=False)
+
+    @functools.cached_property
+    def cell(self) -> dict:
+        """Everything that was asked for and may change a number, and the machine and software it ran on."""
+        asked, seen = self.record["requested"], self.record["observed"]
+        made = {name: value for name, value in asked.items() if name not in compare.NOT_ASKED}
+        return made | {"ranks": seen.get("ranks"), "environment": compare.environment(self.record)}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was read: runs that may count, and those set aside, each with the reason."""
+
+    runs: tuple[Run, ...] = ()
+    set_aside: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runs that count for a claim; if there are none, those that do not, and why."""
+
+    runs: tuple[Run, ...]
+    others: tuple[Run, ...]
+    differs: tuple[str, ...]  # of the runs that count, or else of the others
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(run.id for run in self.runs or self.others)
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def default_folders() -> list[Path]:
+    """Where runs are unless one says otherwise: runs/, and what is kept with the reports."""
+    return [path for path in (Path("runs"), *sorted(Path("reports").glob("*/runs"))) if path.is_dir()]
+
+
+def read(folders: Iterable[Path]) -> Evidence:
+    """Every record below the folders, once. What is no record, or has a fault, is set aside with the reason."""
+    runs, aside, met = [], [], set()
+    folders = list(folders)
+    paths = dict.fromkeys(path.resolve() for folder in folders for path in sorted(folder.glob("**/record.json")))
+    for path in paths:
+        try:
+            made = record.load(path.parent)
+            identity = tuple(str(made[name]) for name in ("run_id", "started_utc", "finished_utc"))
+            if identity in met:
+                continue  # the same run, copied
+            met.add(identity)
+            if wrong := instruments.faults(made):
+                aside.append(f"{made['run_id']}: {'; '.join(wrong)}")
+            elif made["status"] != "running":
+                runs.append(Run(made["run_id"], made["status"], made, facts(made)))
+        except Stop as stop:
+            aside.append(stop.what)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            aside.append(f"{path.parent.name}: well formed, and yet not what a run writes ({error!r})")
+    return Evidence(tuple(runs), tuple(aside), tuple(str(folder) for folder in folders))
+
+
+def facts(made: dict) -> dict:
+    """What one may choose runs by: everything requested, and what was observed where it says more."""
+    asked, seen, machine = made["requested"] or {}, made["observed"] or {}, made["hardware"] or {}
+    devices = machine.get("devices") or []
+    names = {key: seen.get(key) for key in ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer",
+                                            "offload_param", "zero_stage")}  # fmt: skip
+    return asked | {name: value for name, value in names.items() if value is not None} | {
+        "ranks": seen.get("ranks"),
+        "virtual": bool(seen.get("virtual_ranks") or asked.get("virtual_ranks")),
+        "device": devices[0]["name"] if devices else "CPU",
+        "device_memory": devices[0]["memory_bytes"] if devices else None,
+        "batch": seen.get("rows_per_step"),
+        "script": "as_printed" if "repair" in asked or seen.get("runs") else "train",
+        "offload": _offload(seen),
+        "run": made["run_id"],
+        "protocol_part": made["run_id"].split("-" + str(asked.get("arm")))[0],
+    }  # fmt: skip
+
+
+def _offload(seen: dict) -> str | None:
+    homes = (seen.get("offload_optimizer"), seen.get("offload_param"))
+    return next((home for home in ("nvme", "cpu", "none") if home in homes), None)
+
+
+# --- choosing ------------------------------------------------------------------------------------------------------
+
+
+def choose(
+    evidence: Evidence, claim: Claim, where: dict, relative: bool = False, statuses: tuple[str, ...] | None = DONE
+) -> Chosen:
+    """The runs that `where` asks for, divided by whether they count for a claim of such conditions.
+
+    Runs of virtual ranks count where the claim's kind lets them, and never for time or loss.
+    """
+    for name in where:
+        if evidence.runs and not any(name in run.facts for run in evidence.runs):
+            raise Stop(f"no record knows {name!r}", f"ask for one of {', '.join(sorted(evidence.runs[0].facts))}")
+    met = [run for run in evidence.runs if (statuses is None or run.status in statuses) and matches(run, where)]
+    may_differ = TRANSFERS[claim.kind]
+    if may_differ is not None and relative:
+        may_differ = may_differ | RELATIVE.get(claim.kind, set())
+    counting, others, told, barred = [], [], [], []
+    for run in met:
+        differs = differences(run, claim)
+        wrong = [words for name, words in differs if may_differ is not None and name not in may_differ]
+        (others if wrong else counting).append(run)
+        (barred if wrong else told).extend(wrong or [words for _, words in differs])
+    return Chosen(tuple(counting), tuple(others), _most_first(told if counting else barred) + _notes(counting))
+
+
+def matches(run: Run, where: dict) -> bool:
+    """Whether a run has what is asked for; a list means any of them."""
+    return all(run.facts.get(name) in wanted if isinstance(wanted, list) else run.facts.get(name) == wanted
+               for name, wanted in where.items())  # fmt: skip
+
+
+def differences(run: Run, claim: Claim) -> list[tuple[str, str]]:
+    """In which conditions a run is not as the claim says: their names, and a few words for each."""
+    found = []
+    wanted = {"virtual": False} | claim.conditions
+    for name, value in wanted.items():
+        several = value if isinstance(value, list) else [value]
+        has = run.facts.get(name)
+        if name == "model":
+            same = _model(has) in map(_model, several)
+        elif name == "precision":
+            same = has in itertools.chain(*(SAME_PRECISION.get(one, (one,)) for one in several))
+        elif name in ("parameters", "device_memory"):
+            same = has is not None and any(abs(has - one) <= 0.1 * one for one in several)
+        else:
+            same = has in several
+        if not same:
+            found.append((name, _in_words(name, has, several)))
+    return found
+
+
+def _in_words(name: str, has, wanted: list) -> str:
+    if name == "virtual":
+        return "virtual ranks: one real rank, and collectives that move nothing" if has else "real ranks"
+    asked = " or ".join(map(str, wanted))
+    if has is None:
+        return f"{name} {asked}: the records do not say"
+    return f"{name} {has} instead of {asked}"
+
+
+@functools.lru_cache
+def _model(name: str | None) -> str | None:
+    """One name for a model: of a built-in shape, or the last part of a hub name or folder."""
+    short = Path(name).name.lower() if name else None
+    return next((shape for shape, made in SHAPES.items() if short == Path(made["hub"] or shape).name.lower()), short)
+
+
+def _most_first(words: list[str]) -> tuple[str, ...]:
+    return tuple(word for word, _ in Counter(words).most_common())
+
+
+def _notes(runs: list[Run]) -> tuple[str, ...]:
+    """What one should know of the runs that count, whatever the claim."""
+    old = [run for run in runs if run.record["measure_version"] != record.MEASURE_VERSION]
+    changed = [run for run in runs if run.record["dirty"]]
+    return tuple(
+        f"{len(some)} of {len(runs)} runs are {what}"
+        for some, what in ((old, "measured by another version of the instruments"), (changed, "of a changed tree"))
+        if some
+    )

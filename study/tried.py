@@ -1,0 +1,195 @@
+"""Configurations tried for real. What needs DeepSpeed runs in another process, `study.trials`; answers are kept.
+
+An answer is kept under the trial, the versions of the libraries and the text of what tries it: another version of
+DeepSpeed is another answer. What went wrong by itself (a time limit, a crash) is not kept.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from study import arms, record
+from study.claim import Claim, Kind
+from study.finding import INCONCLUSIVE, NOT_TESTED, Finding
+from study.record import Stop
+from study.settings import Settings
+
+REPRODUCTIONS = Path(__file__).resolve().parent / "reproductions"
+LIMIT_S = 300
+NEEDED = ("deepspeed", "accelerate", "torch")
+
+
+# --- what claims name ----------------------------------------------------------------------------------------------
+
+
+def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1) -> Finding:
+    """What DeepSpeed makes of a config: "accepted" or "rejected", or a value by its dotted path."""
+    return finding({"what": "deepspeed_config", "config": config, "look": look, "ranks": ranks})
+
+
+def accelerate_yaml(*, base: str, change: dict, look: str = "accepted") -> Finding:
+    """What Accelerate makes of an arm's yaml (or "plain") with keys changed: see `study.trials.accelerate_yaml`."""
+    if base != "plain" and base not in arms.all_paths():
+        raise Stop(f"there is no arm {base}", f"give plain, or one of {', '.join(arms.all_paths())}")
+    return finding({"what": "accelerate_yaml", "base": base, "change": change, "look": look})
+
+
+def default(*, of: str, field: str) -> Finding:
+    """The default of a field of a config class, or of a function's argument."""
+    return finding({"what": "default", "of": of, "field": field})
+
+
+def member(*, of: str, name: str) -> Finding:
+    """Whether a class, enumeration or module has a member: yes or no."""
+    return finding({"what": "member", "of": of, "name": name})
+
+
+def reproduction(*, name: str) -> Finding:
+    """What a script of `study/reproductions/` finds."""
+    if not _script(name).exists():
+        there = ", ".join(sorted(path.stem for path in REPRODUCTIONS.glob("*.py")))
+        raise Stop(f"there is no reproduction {name}", f"write {name}.py there, or give one of {there}")
+    return finding({"what": "reproduction", "name": name})
+
+
+TRIALS = (deepspeed_config, accelerate_yaml, default, member, reproduction)
+KINDS = {"tried": Kind("tried", {trial.__name__: trial for trial in TRIALS}, "what")}
+
+
+def finding(trial: dict) -> Finding:
+    """An answer as a finding; what was not tried, or could not be, says so."""
+    if lacking := not_installed():
+        return Finding(None, f"{', '.join(lacking)} is not installed here", without=NOT_TESTED,
+                       missing="make setup, and study claims again")  # fmt: skip
+    made = answers([trial])[0]
+    by = tuple(f"{name} {_versions()[name]}" for name in ("deepspeed", "accelerate", "transformers"))
+    if "error" in made:
+        return Finding(None, f"the trial itself went wrong: {made['error']}", evidence=by, without=INCONCLUSIVE,
+                       missing="a trial that runs to its end")  # fmt: skip
+    script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == "reproduction" else ""
+    return Finding(made["found"], f"{script}{made['told']}", evidence=by)
+
+
+@functools.cache
+def not_installed() -> tuple[str, ...]:
+    return tuple(name for name in NEEDED if importlib.util.find_spec(name) is None)
+
+
+# --- answers, kept or made -----------------------------------------------------------------------------------------
+
+
+def prepare(claims: Iterable[Claim]) -> None:
+    """Answer all trials of these claims that have no answer yet, the configurations in one process together."""
+    checks = [check for claim in claims for check in (claim.check, *claim.also) if check.name in KINDS]
+    trials = [_whole(call) for check in checks for call in check.calls]
+    if not not_installed():
+        answers([trial for trial in trials if trial["what"] != "reproduction" or _script(trial["name"]).exists()])
+
+
+def _script(name: str) -> Path:
+    return REPRODUCTIONS / f"{name}.py"
+
+
+def _whole(call: dict) -> dict:
+    """A call as its function passes it on, with its defaults, so that both have one key."""
+    function = KINDS["tried"].functions[call["what"]]
+    return {"what": call["what"]} | (function.__kwdefaults__ or {}) | call
+
+
+def answers(trials: list[dict]) -> list[dict]:
+    """The answer to each trial: the one kept, or a new one."""
+    keys = [key(trial) for trial in trials]
+    found = {one: made for one in keys if (made := _kept(one)) is not None}
+    missing = {one: trial for one, trial in zip(keys, trials, strict=True) if one not in found}
+    configurations = {one: trial for one, trial in missing.items() if trial["what"] != "reproduction"}
+    scripts = {one: trial for one, trial in missing.items() if trial["what"] == "reproduction"}
+    if len(missing) > 1:
+        sys.stderr.write(f"trying {len(configurations)} configurations and {len(scripts)} scripts, once\n")
+    if configurations:
+        made = _try(list(configurations.values()))
+        found |= {one: _keep(one, it) for one, it in zip(configurations, made, strict=True)}
+    for one, trial in scripts.items():
+        found[one] = _keep(one, _run(trial["name"]))
+    return [found[one] for one in keys]
+
+
+def key(trial: dict) -> str:
+    """A trial, what tries it, and with which versions, as one word."""
+    if trial["what"] == "reproduction":
+        text = _script(trial["name"]).read_text()
+    else:
+        text = (Path(__file__).parent / "trials.py").read_text()
+    arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
+    whole = [trial, text, arm, _versions()]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _versions() -> dict:
+    return record.versions()
+
+
+def _folder() -> Path:
+    return Settings.cache_dir.expanduser() / "trials"
+
+
+def _kept(one: str) -> dict | None:
+    try:
+        return json.loads((_folder() / f"{one}.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(one: str, made: dict) -> dict:
+    if "error" not in made:
+        try:
+            _folder().mkdir(parents=True, exist_ok=True)
+            part = _folder() / f"{one}.part{os.getpid()}"
+            part.write_text(json.dumps(made))
+            part.replace(_folder() / f"{one}.json")
+        except OSError:
+            pass  # it is made anew each time, where nothing can be kept
+    return made
+
+
+def _try(trials: list[dict]) -> list[dict]:
+    done, told = _process([sys.executable, "-m", "study.trials"], json.dumps(trials), arms.ROOT)
+    if done is None:
+        return [{"error": told}] * len(trials)
+    return json.loads(done)
+
+
+def _run(name: str) -> dict:
+    """A reproduction in a process and a folder of its own. Its last line that is JSON is its answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        done, told = _process([sys.executable, str(_script(name))], "", Path(folder))
+    for line in reversed((done or "").splitlines()):
+        try:
+            made = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(made, dict) and "found" in made:
+            rest = ", ".join(f"{name} {value}" for name, value in made.items() if name != "found")
+            return {"found": made["found"], "told": f"found {made['found']}" + f" ({rest})" * bool(rest)}
+    return {"error": told or "it printed no answer"}
+
+
+def _process(words: list[str], given: str, folder: Path) -> tuple[str | None, str]:
+    """What a process printed, or None and why. It finds this study, wherever it runs."""
+    path = os.pathsep.join([str(arms.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": path}
+    try:
+        done = subprocess.run(words, input=given, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S,
+                              check=False)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"it took longer than {LIMIT_S} s"
+    if done.returncode != 0:
+        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return done.stdout, ""

@@ -1,0 +1,74 @@
+"""Each reproduction stands alone: it says what is claimed and where, runs anywhere, and prints one line of JSON."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from study.claim import FOLDER
+from study.tried import REPRODUCTIONS
+
+SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
+QUICK = ("zero2_estimator_and_its_page", "warmup_decay_is_not_linear")  # no process group, nothing compiled
+FREE_TO_IMPORT = {"accelerate", "deepspeed", "torch", "transformers"}
+LONGEST = 50  # lines
+
+
+def docstring(path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_says_what_is_claimed_where_and_what_happens(path):
+    said = docstring(path)
+    claimed, _, happens = said.partition("\n\n")
+    assert re.match(r"(Claimed|Advised): ", claimed)
+    assert re.search(r"\((DeepSpeed|Accelerate|Transformers|its docstring|`)", claimed), "the place of the claim"
+    assert re.match(r"What happens \((deepspeed|accelerate|transformers) \d+\.\d+\.\d+", happens)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_can_be_sent_to_the_maintainers(path):
+    """Short, without anything of this project, and with the places of no machine."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }  # fmt: skip
+    assert imported <= FREE_TO_IMPORT | set(sys.stdlib_module_names)
+    assert not re.search(r"/(home|root|tmp|mnt|work)\b", text)
+
+
+def test_every_reproduction_decides_something():
+    named = {name for path in FOLDER.glob("*.toml") for name in re.findall(r'name = "(\w+)"', path.read_text())}
+    assert {path.stem for path in SCRIPTS} <= named
+
+
+def run(path, folder) -> dict:
+    """What a script prints, started as a stranger would: in a folder of its own, with nothing of ours on its path."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, path], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{") and '"found"' in line]
+    assert len(answers) == 1, done.stdout
+    assert list(folder.iterdir()) == [], "it leaves nothing behind"
+    return json.loads(answers[0])
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem in QUICK], ids=lambda path: path.stem)
+def test_quick_ones_print_one_answer(path, tmp_path):
+    assert isinstance(run(path, tmp_path)["found"], float)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in QUICK], ids=lambda path: path.stem)
+def test_prints_one_answer(path, tmp_path):
+    assert isinstance(run(path, tmp_path)["found"], (bool, int, float, str))
