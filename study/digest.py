@@ -33,7 +33,7 @@ def part(folders: str) -> str:
     """The verdicts by document, how many runs they rest on, and the machine, as Markdown."""
     found = collection.load(folders)
     judged = verdicts.judged(found)
-    rows = verdicts.by_document(judged)
+    rows = [{name: value for name, value in row.items() if name != "title"} for row in verdicts.by_document(judged)]
     places = dict.fromkeys(machine(run.made) for run in found.done)
     told = [words.verdicts(judged), "", *_table(rows), "", f"From {len(found.runs)} runs below `{folders}`, on:", ""]
     return "\n".join([*told, *(f"- {place}" for place in places)]).strip() + "\n"

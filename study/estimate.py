@@ -88,7 +88,7 @@ def of_record(made: dict, ranks: int | None = None) -> dict | None:
     """The estimate of what a run asked for, or of the same on other ranks. None where its model is not known here."""
     asked, seen = made["requested"], made["observed"]
     try:
-        model = describe(shape_of(asked["model"]), VOCABULARY, asked["dropout"])
+        model = describe(shape_of(asked["model"]), VOCABULARY, asked.get("dropout"))
     except Stop:
         return None
     return estimate(
@@ -100,7 +100,7 @@ def of_record(made: dict, ranks: int | None = None) -> dict | None:
 
 def data_bytes(asked: dict) -> int:
     """What a rank holds of the embedded data: token ids, and for reviews a mask and a label."""
-    rows = (asked["train_rows"] or 1600) + asked["eval_rows"]
+    rows = (asked.get("train_rows") or 1600) + (asked.get("eval_rows") or 0)
     return rows * 8 * (2 * asked["sequence"] + 1 if asked["task"] == "imdb" else asked["sequence"])
 
 

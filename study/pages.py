@@ -1,5 +1,6 @@
 """Executed notebooks and rows as HTML: templates, styles and the one script are in `study/pages/`."""
 
+import csv
 import html
 import itertools
 import json
@@ -93,6 +94,17 @@ def _files(data: dict, out: Path, name: str) -> str:
             (out / "data" / f"{name}.{suffix}").write_text(data[kind])
             links.append(f"<a href='data/{name}.{suffix}'>{words}</a>")
     return " · ".join(links)
+
+
+def data(out: Path, notebook: str, name: str) -> list[dict]:
+    """The rows behind an output of an executed notebook; none where it came to nothing."""
+    path = out / "data" / f"{notebook}-{name}.csv"
+    return list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+
+
+def figure(out: Path, notebook: str, name: str) -> str:
+    path = out / "data" / f"{notebook}-{name}.svg"
+    return path.read_text() if path.exists() else ""
 
 
 def write(path: Path, template: str, **values) -> None:

@@ -33,6 +33,7 @@ def build(runs: list[Path], out: Path, say: Callable[[str], None]) -> list[str]:
         raise Stop(f"{out} is no report and is not empty", "give another --out")
     shutil.rmtree(out, ignore_errors=True)
     (out / "notebooks").mkdir(parents=True)
+    verdicts.prepare()
     say(f"{len(found.runs)} runs, {len(found.problems)} set aside; executing {len(NOTEBOOKS)} notebooks")
     failed = execute(runs, out / "notebooks", say)
     slugs = run_pages(found, out)
@@ -40,10 +41,11 @@ def build(runs: list[Path], out: Path, say: Callable[[str], None]) -> list[str]:
     titles = {name: part.title for name, part in parts.items()}
     for name, part in parts.items():
         pages.write(out / f"{name}.html", "notebook.html", page=part, titles=titles, here=name, failed=name in failed)
-    judged = verdicts.judged(found)
+    judged = pages.data(out, "claims", "claims")  # judged once, in the notebook
     pages.write(
         out / "index.html", "index.html", titles=titles, here="index", failed=failed, problems=found.problems,
         documents=verdicts.by_document(judged), claims=judged, made=now_utc(), folders=[str(path) for path in runs],
+        figure=pages.figure(out, "claims", "verdicts"),
         runs=[row | {"slug": slugs[run]} for row, run in zip(tables.runs(found), found.runs, strict=True)],
     )  # fmt: skip
     pages.assets(out)

@@ -81,10 +81,10 @@ def missing(what: str, make: str) -> None:
     say(f"> **Not here yet:** {what}." + (f" It is made by `{make}`." if make else ""))
 
 
-def attempt(table_of: Callable, found: Collection) -> list[dict]:
-    """A table that needs what a laptop may lack: without it a sentence, and no rows."""
+def attempt(table_of: Callable, *args) -> list[dict]:
+    """A table that needs what may be lacking: then a sentence says so, and there are no rows."""
     try:
-        return table_of(found)
+        return table_of(*args)
     except Stop as stop:
         say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
         return []
