@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from study import arms, theory
 from study.architecture import Architecture, parameters
 from study.arms import Arm
-from study.estimate import estimate
+from study.estimate import of_arm
 from study.record import Stop
 
 MIB = 2**20
@@ -180,10 +180,9 @@ def step_interval(asked: Question, arm: Arm, micro_batch: int) -> tuple[float, f
 
 def _estimate(asked: Question, arm: Arm, micro_batch: int) -> dict:
     fused = "eager" if asked.model.family in ("gptj", "gemma2") else "sdpa"  # transformers has none for these two
-    return estimate(
-        asked.model, arm.deepspeed, asked.gpus, asked.precision, micro_batch,
+    return of_arm(
+        asked.model, arm.name, asked.gpus, asked.precision, micro_batch,
         asked.batch // asked.gpus // micro_batch, asked.sequence, asked.attention or fused, asked.checkpointing,
-        device="cuda",
     )  # fmt: skip
 
 

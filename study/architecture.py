@@ -1,7 +1,8 @@
 """What a model is made of: its parameter tensors, in the order of its modules, and the operations of a row."""
 
+import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -58,10 +59,10 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     block: str
+    elements: int = field(init=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
+    def __post_init__(self):
+        object.__setattr__(self, "elements", prod(self.shape))
 
 
 def describe(model: str | dict, vocabulary: int | None = None, dropout: float | None = None) -> Architecture:
@@ -134,6 +135,11 @@ def generic(parameters: float, layers: int, hidden: int, heads: int | None = Non
 
 def tensors(model: Architecture) -> list[Tensor]:
     """Every parameter once, in the order of the model's modules, which is the order DeepSpeed flattens them in."""
+    return list(_tensors(model))
+
+
+@functools.cache
+def _tensors(model: Architecture) -> tuple[Tensor, ...]:
     prefix, ends, layer = {
         "bert": ("bert.encoder.layer", _bert_ends, _bert_layer),
         "gpt2": ("transformer.h", _gpt_ends, _gpt2_layer),
@@ -145,7 +151,7 @@ def tensors(model: Architecture) -> list[Tensor]:
     found = [Tensor(name, shape, "embeddings") for name, shape in first]
     for i in range(model.layers):
         found += [Tensor(f"{prefix}.{i}.{name}", shape, f"layer.{i}") for name, shape in layer(model)]
-    return found + [Tensor(name, shape, "head") for name, shape in last]
+    return (*found, *(Tensor(name, shape, "head") for name, shape in last))
 
 
 def parameters(model: Architecture) -> int:

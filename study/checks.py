@@ -7,7 +7,7 @@ import numpy as np
 
 from study import measured, pairs, stats
 from study.claim import Claim, Kind, is_number
-from study.evidence import Chosen, Evidence, choose
+from study.evidence import Chosen, Evidence, Run, choose
 from study.finding import NOT_TESTED, Finding
 from study.record import Stop
 
@@ -138,34 +138,39 @@ def counted(
         return nothing(chosen)
     kinds = None if collective == "all" else [collective] if isinstance(collective, str) else collective
     what = f"{unit} of {'all collectives' if kinds is None else ', '.join(kinds)}"
+    lacking = Finding(None, f"{what} is not in the records", evidence=chosen.ids, differs=chosen.differs,
+                      missing="runs with instruments")  # fmt: skip
     if over is None:
-        found = [(run, measured.moved(run.record, kinds, unit)) for run in chosen.runs]
-        if per == "parameters":
-            what += " over the bytes of all weights"
-            found = [(run, size / measured.weight_bytes(run.record)) for run, size in found
-                     if size is not None and measured.weight_bytes(run.record)]  # fmt: skip
-    else:
-        what += f" over that with {_words(over)}"
-        elsewhere = choose(evidence, claim, where | over)
-        if not elsewhere.runs:
-            return nothing(elsewhere, f"there is no run with {_words(over)} to compare with")
-        cells, refused = pairs.paired(chosen.runs, elsewhere.runs, set(over))
-        if not cells:
-            return _unlike(chosen, refused)
-        found = [(run, _over(measured.moved(run.record, kinds, unit), measured.moved(other.record, kinds, unit)))
-                 for cell in cells for run in cell.of for other in cell.to]  # fmt: skip
-    known = [(run, size) for run, size in found if size is not None]
-    if not known:
-        return Finding(None, f"{what} is not in the records", evidence=chosen.ids, differs=chosen.differs,
-                       missing="runs with instruments")  # fmt: skip
-    sizes = [size for _, size in known]
-    ids = tuple(dict.fromkeys(run.id for run, _ in known))
-    return Finding(stats.median(sizes), f"{what}, in {len(ids)} runs: {_span(min(sizes), max(sizes))}",
-                   (min(sizes), max(sizes)), ids, chosen.differs)  # fmt: skip
+        sizes = _moved(chosen.runs, kinds, unit, per)
+        if not sizes:
+            return lacking
+        what += " over the bytes of all weights" * (per == "parameters")
+        span = min(sizes), max(sizes)
+        return lacking.also(found=stats.median(sizes), interval=span, missing="",
+                            working=f"{what}, in {len(sizes)} runs: {_span(*span)}")  # fmt: skip
+    elsewhere = choose(evidence, claim, where | over)
+    if not elsewhere.runs:
+        return nothing(elsewhere, f"there is no run with {_words(over)} to compare with")
+    cells, refused = pairs.paired(chosen.runs, elsewhere.runs, set(over))
+    if not cells:
+        return _unlike(chosen, refused)
+    sides = [(cell, *(_moved(runs, kinds, unit) for runs in (cell.of, cell.to))) for cell in cells]
+    ratios = [pairs.of_sizes(a, b, cell.of + cell.to) for cell, a, b in sides if a and b and min(b) > 0]
+    if not ratios:
+        return lacking
+    made = pairs.united(ratios)
+    told = f"{what} over that with {_words(over)}: {_span(made.low, made.high, made.value)}"
+    return _told(evidence, claim, made, told).also(found=made.value, interval=(made.low, made.high))
 
 
-def _over(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+def _moved(runs: tuple[Run, ...], kinds: list[str] | None, unit: str, per: str = "step") -> list[float]:
+    """What each of the runs that know it moved."""
+    found = []
+    for run in runs:
+        size, weights = measured.moved(run.record, kinds, unit), measured.weight_bytes(run.record)
+        if size is not None and (per == "step" or weights):
+            found.append(size / weights if per == "parameters" else size)
+    return found
 
 
 # --- one side over another -----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """What a rank will hold, move and compute in a step, predicted from dimensions and a DeepSpeed config alone."""
 
+import functools
 from collections.abc import Iterator
 from math import ceil
 
-from study import replay, theory
+from study import arms, replay, theory
 from study.activations import activations
 from study.architecture import Architecture, Tensor, describe, flops_per_row, parameters, tensors
 from study.corpus import VOCABULARY
@@ -67,6 +68,27 @@ def estimate(
         ),
         "flops_per_rank_and_step": operations,
     }
+
+
+@functools.cache
+def of_arm(
+    model: Architecture, arm: str, ranks: int, precision: str, micro_batch: int, accumulation: int, sequence: int,
+    attention: str, checkpointing: bool, device: str = "cuda",
+) -> dict:  # fmt: skip
+    """The same of an arm, by its name; on one rank, if it is alone. It is kept: who reads it does not change it."""
+    found = arms.read(arms.all_paths()[arm])
+    return estimate(
+        model, found.deepspeed, 1 if found.distributed_type == "NO" else ranks, precision, micro_batch, accumulation,
+        sequence, attention, checkpointing, device=device,
+    )  # fmt: skip
+
+
+def traffic_of_arm(model: Architecture, arm: str, ranks: int, precision: str, accumulation: int) -> dict[str, int]:
+    """Bytes by collective of a step, which neither rows nor tokens change."""
+    found = arms.read(arms.all_paths()[arm])
+    ranks = 1 if found.distributed_type == "NO" else ranks
+    engine = read_engine(found.deepspeed, ranks, precision, accumulation, "cuda")
+    return traffic(engine, tensors(model), found.deepspeed)
 
 
 def _host_roles(engine: Engine) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from study import advise, theory
 from study.architecture import named
-from study.estimate import estimate
+from study.estimate import traffic_of_arm
 from study.finding import Finding
 from study.quantities import arm_of, gb, model_of, short, size_of
 from study.record import Stop
@@ -41,8 +41,7 @@ def traffic_ratio(
         return Finding(mine / other, f"ZeRO paper, section 7: {mine:.0f} Psi / {other:.0f} Psi")
     if arm is None or model is None or not isinstance(over, str):
         raise Stop("DeepSpeed's traffic is an arm's, of a model, over another arm's", "give arm, over and model")
-    moved = [estimate(named(model), arm_of(one).deepspeed, ranks, precision, 1, accumulation, device="cuda")["traffic"]
-             for one in (arm, over)]  # fmt: skip
+    moved = [traffic_of_arm(named(model), arm_of(one).name, ranks, precision, accumulation) for one in (arm, over)]
     mine, other = (volume(one, unit) for one in moved)
     told = "; ".join(f"{name}: " + ", ".join(f"{kind} {gb(size)}" for kind, size in one.items())
                      for name, one in zip((arm, over), moved, strict=True))  # fmt: skip
@@ -54,7 +53,7 @@ def traffic_bytes(
     collective: str = "all", unit: Unit = "volume",
 ) -> Finding:  # fmt: skip
     """Bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
-    moved = estimate(named(model), arm_of(arm).deepspeed, ranks, precision, 1, accumulation, device="cuda")["traffic"]
+    moved = traffic_of_arm(named(model), arm_of(arm).name, ranks, precision, accumulation)
     chosen = moved if collective == "all" else {collective: moved.get(collective, 0)}
     told = ", ".join(f"{kind} {gb(size)}" for kind, size in moved.items())
     return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {told or 'nothing'}")

@@ -102,7 +102,7 @@ def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) ->
     if 0 in b:
         return f"{quantity} is 0 on the side that it is compared with"
     if not measured.sort_of(quantity):
-        return Ratio(stats.median(a) / stats.median(b), min(a) / max(b), max(a) / min(b), runs)
+        return of_sizes(a, b, runs)
     fewest = min(len(_seeds(some) if measured.sort_of(quantity) == "convergence" else some)
                  for some in (pair.of, pair.to))  # fmt: skip
     if fewest < FEWEST_RUNS:
@@ -111,6 +111,11 @@ def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) ->
     if pair.of == pair.to and len(a) == len(b):  # two trainings of the same runs
         return Ratio(*stats.paired_ratio(a, b, np.random.default_rng(0)), pair.of)
     return Ratio(*stats.ratio_of_medians(a, b, np.random.default_rng(0)), runs)
+
+
+def of_sizes(a: list[float], b: list[float], runs: tuple[Run, ...]) -> Ratio:
+    """Of what repeats from run to run: the interval is all that was seen."""
+    return Ratio(stats.median(a) / stats.median(b), min(a) / max(b), max(a) / min(b), runs)
 
 
 def _seeds(runs: tuple[Run, ...]) -> set:

@@ -5,7 +5,7 @@ import sys
 
 from study import advise, movement, quantities, theory
 from study.claim import FOLDER, SOURCES, Kind
-from study.estimate import estimate
+from study.estimate import of_arm
 from study.finding import INCONCLUSIVE, Finding
 from study.quantities import arm_of, device_bytes, gb, gpu_of, model_of, short, size_of
 from study.record import Stop
@@ -82,9 +82,9 @@ def fits(
     else:
         if arm is None:
             raise Stop("what is not states is an arm's", "give arm, or states_only = true")
-        whole = estimate(
-            model_of(model, parameters, layers, hidden), arm_of(arm).deepspeed,
-            ranks, precision, micro_batch, accumulation, sequence, attention, checkpointing, device="cuda",
+        whole = of_arm(
+            model_of(model, parameters, layers, hidden), arm_of(arm).name, ranks, precision, micro_batch, accumulation,
+            sequence, attention, checkpointing,
         )  # fmt: skip
         needed, what = whole["memory"]["peak_bytes"] + rest_bytes, f"the peak of {arm} on {ranks} ranks"
         has -= advise.reserve_bytes(gpu_of(gpu)) if gpu else 0

@@ -3,6 +3,7 @@
 P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840). P3: ZeRO-Infinity (2104.07857). No measurement is here.
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -10,7 +11,7 @@ from study import advise, arms, theory
 from study.activations import activations
 from study.architecture import Architecture, generic, named
 from study.architecture import parameters as count
-from study.estimate import estimate
+from study.estimate import of_arm
 from study.finding import Finding
 from study.record import Stop
 
@@ -22,6 +23,7 @@ FORMATS = {"fp32": (8, 23), "fp16": (5, 10), "bf16": (8, 7)}
 # --- what claims name ----------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def arm_of(name: str) -> arms.Arm:
     if name not in arms.all_paths():
         raise Stop(f"there is no arm {name}", f"give one of {', '.join(arms.all_paths())}")
@@ -178,14 +180,6 @@ def offloaded_states_bytes(
 # --- everything a rank holds: study.estimate -----------------------------------------------------------------------
 
 
-def _estimate(made: Architecture, arm: str, ranks: int, precision, micro_batch, accumulation, sequence, attention,
-              checkpointing, device) -> dict:  # fmt: skip
-    found = arm_of(arm)
-    ranks = 1 if found.distributed_type == "NO" else ranks
-    return estimate(made, found.deepspeed, ranks, precision, micro_batch, accumulation, sequence, attention,
-                    checkpointing, device=device)  # fmt: skip
-
-
 def peak_bytes(
     *, arm: str, ranks: int, model: str | None = None, parameters: float | None = None, layers: int | None = None,
     hidden: int | None = None, precision: str = "bf16_cast", micro_batch: int = 1, accumulation: int = 1,
@@ -194,8 +188,8 @@ def peak_bytes(
 ) -> Finding:  # fmt: skip
     """The predicted peak of a rank, buffers, activations and temporaries included, or one component of it."""
     made = model_of(model, parameters, layers, hidden)
-    memory = _estimate(made, arm, ranks, precision, micro_batch, accumulation, sequence, attention, checkpointing,
-                       device)["memory"]  # fmt: skip
+    memory = of_arm(made, arm_of(arm).name, ranks, precision, micro_batch, accumulation, sequence, attention,
+                    checkpointing, device)["memory"]  # fmt: skip
     told = ", ".join(f"{name} {gb(size)}" for name, size in memory["at_peak"].items())
     found = memory["at_peak"].get(part, 0) if part else memory["peak_bytes"]
     return Finding(found, f"{arm} on {ranks} ranks, at the peak {gb(memory['peak_bytes'])}: {told}")
@@ -210,8 +204,8 @@ def peak_saving(
     """The share of another arm's predicted peak that an arm saves."""
     made = model_of(model, parameters, layers, hidden)
     less, more = (
-        _estimate(made, one, ranks, precision, micro_batch, accumulation, sequence, attention, checkpointing,
-                  device)["memory"]["peak_bytes"] for one in (arm, over)
+        of_arm(made, arm_of(one).name, ranks, precision, micro_batch, accumulation, sequence, attention,
+               checkpointing, device)["memory"]["peak_bytes"] for one in (arm, over)
     )  # fmt: skip
     return Finding(1 - less / more, f"1 - {gb(less)} of {arm} / {gb(more)} of {over} = {short(1 - less / more)}")
 

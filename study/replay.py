@@ -98,14 +98,16 @@ def stays_gathered(engine: Engine, tensors: list[Tensor]) -> int:
     return sum(tensor.elements for tensor in persistent(engine, tensors)) * engine.weight_bytes * engine.gathers
 
 
-def is_cut(engine: Engine, tensors: list[Tensor], names: set[str]) -> bool:
-    """Whether a bucket holds gradients of more than one rank: DeepSpeed then flattens it anew before it reduces it."""
-    size, start, owners = part(engine, tensors), 0, set()
+def owners(engine: Engine, tensors: list[Tensor]) -> dict[str, set[int]]:
+    """The ranks in whose parts a tensor's first and last elements are.
+
+    A bucket with gradients of more than one rank is cut: DeepSpeed flattens it anew before it reduces it.
+    """
+    size, start, found = part(engine, tensors), 0, {}
     for tensor in tensors:
-        if tensor.name in names:
-            owners |= {start // size, (start + tensor.elements - 1) // size}
+        found[tensor.name] = {start // size, (start + tensor.elements - 1) // size}
         start += tensor.elements
-    return len(owners) > 1
+    return found
 
 
 # --- the backward pass ---------------------------------------------------------------------------------------------
@@ -151,7 +153,8 @@ def _at_start(engine: Engine, tensors: list[Tensor]) -> dict:
     elif engine.stage < 2 and engine.accumulation > 1:
         start["gradients"] = everything * w  # not the first microbatch of its step
     elif engine.stage == 2 and engine.accumulation > 1 and not engine.offloads:
-        start["gradients"] = sum(t.elements for t in tensors if t.name in first_part(engine, tensors)) * w
+        owned = first_part(engine, tensors)
+        start["gradients"] = sum(t.elements for t in tensors if t.name in owned) * w
     elif engine.stage == 3:
         start["gathered_weights"] = gathered(engine, tensors)
     return start
@@ -174,7 +177,7 @@ def _keep(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int) -
 def _bucket(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int) -> Iterator[dict]:
     """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
     w, limit = engine.weight_bytes, engine.bucket_elements
-    owned = first_part(engine, tensors)
+    owned, of_ranks = first_part(engine, tensors), owners(engine, tensors)
     mine = sum(tensor.elements for tensor in tensors if tensor.name in owned)  # whole tensors, not the part
     accumulated = _at_start(engine, tensors).get("gradients", 0)
     waits = accumulated if engine.stage == 1 else 0  # stage 1 collects whole gradients until the last microbatch
@@ -191,7 +194,7 @@ def _bucket(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int)
     waiting = tied
     for tensor, activations, in_use in [*activations_below(tensors, kept), (None, 0, 0)]:
         if bucket and (tensor is None or filled + tensor.elements > limit):
-            cut = is_cut(engine, tensors, {t.name for t in bucket})
+            cut = len(set().union(*(of_ranks[t.name] for t in bucket))) > 1
             yield moment(activations, in_use, (filled if cut else 0) + (tensor.elements if tensor else 0))
             if any(t.name in owned for t in bucket):
                 if engine.offloads:
@@ -218,7 +221,7 @@ def _scatter(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
     w, limit = engine.weight_bytes, engine.bucket_elements
     alive, waiting = gathered(engine, tensors), tied
-    stay = {tensor.name for tensor in persistent(engine, tensors)}
+    stay, stay_bytes = {tensor.name for tensor in persistent(engine, tensors)}, stays_gathered(engine, tensors)
     bucket, filled, large = [], 0, 0
     for block, flat in last_fetches(engine, tensors):
         layers = int(block.partition(".")[2] or kept.layers - 1) + 1
@@ -238,7 +241,7 @@ def _scatter(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int
         if tensor is None:
             break
         if tensor.name not in stay:  # let go after the forward pass, it has been fetched again
-            alive = max(alive, stays_gathered(engine, tensors) + tensor.elements * w * engine.gathers)
+            alive = max(alive, stay_bytes + tensor.elements * w * engine.gathers)
         if tied and tensor.elements == tied:
             waiting = 0
             yield {"activations": activations, "gathered_weights": alive, "gradients": large * w,
@@ -248,7 +251,7 @@ def _scatter(engine: Engine, tensors: list[Tensor], kept: Activations, tied: int
         bucket, filled = [*bucket, tensor], filled + tensor.elements
         large += tensor.elements if tensor.elements > limit else 0
         if tensor.name not in stay and tensor.block != "embeddings":  # whose backward hook comes after the last reduce
-            alive = max(alive - tensor.elements * w, stays_gathered(engine, tensors))
+            alive = max(alive - tensor.elements * w, stay_bytes)
 
 
 # --- stage 3's gathered weights ------------------------------------------------------------------------------------

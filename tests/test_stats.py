@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from study.stats import median, paired_ratio, ratio_of_medians
+from study.stats import (
+    Equivalence,
+    equivalence,
+    median,
+    paired_ratio,
+    ratio_of_medians,
+    t_above,
+    t_quantile,
+)
 
 SLOW = [2.0, 2.2, 1.9, 2.1, 2.4, 2.0, 2.3]
 FAST = [1.0, 1.1, 0.9, 1.2, 1.0, 1.05, 0.95]
@@ -84,3 +92,60 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
     draws = rng(3).lognormal(sigma=0.3, size=(200, 2, 40))  # the true ratio of the medians is 1
     intervals = [ratio_of_medians(a, b, rng(i), resamples=300)[1:] for i, (a, b) in enumerate(draws)]
     assert 0.90 <= np.mean([low <= 1 <= high for low, high in intervals]) <= 0.99
+
+
+# --- equivalence ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 6.313752), (2, 2.919986), (4, 2.131847), (9, 1.833113), (30, 1.697261), (2.5, 2.558219)],
+)
+def test_students_t_is_the_one_in_the_tables(freedom, expected):
+    assert t_quantile(0.95, freedom) == pytest.approx(expected, abs=1e-5)
+    assert t_above(expected, freedom) == pytest.approx(0.05, abs=1e-6)
+    assert t_above(0, freedom) == pytest.approx(0.5)
+    assert t_above(-expected, freedom) == pytest.approx(0.95, abs=1e-6)
+
+
+def test_equivalence_by_hand():
+    """Differences 1, 2, 3: mean 2, error 1 / sqrt(3), two degrees of freedom."""
+    made = equivalence([2, 4, 6], [1, 2, 3], margin=5, paired=True)
+    assert made.difference == 2
+    assert (made.low, made.high) == (pytest.approx(2 - 2.919986 / 3**0.5, abs=1e-4), pytest.approx(3.68585, abs=1e-4))
+    assert made.p == pytest.approx(t_above(3 * 3**0.5, 2))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_p_is_below_five_percent_where_the_interval_is_within_the_margin(paired):
+    """The two ways to say it are one."""
+    a, b = rng(1).normal(0, 1, 12), rng(2).normal(0.1, 1, 12)
+    for margin in np.linspace(0.05, 3, 40):
+        made = equivalence(a, b, margin, paired)
+        assert (made.p < 0.05) == (-margin < made.low and made.high < margin)
+
+
+def test_unlike_by_less_than_the_margin_is_shown_five_times_in_a_hundred():
+    """At a difference as large as the margin the test errs as often as it says."""
+    draws = rng(3).normal(1.0, 1, (2000, 8)), rng(4).normal(0.0, 1, (2000, 8))
+    wrong = sum(equivalence(a, b, 1.0, paired=False).p < 0.05 for a, b in zip(*draws, strict=True))
+    assert 0.02 < wrong / 2000 < 0.07
+
+
+def test_what_seeds_share_makes_pairs_sharper():
+    shared, apart = rng(5).normal(0, 1, 6), rng(6).normal(0, 0.01, 6)
+    assert equivalence(shared + apart, shared, 0.05, paired=True).p < 0.05
+    assert equivalence(shared + apart, shared, 0.05, paired=False).p > 0.3
+
+
+def test_the_same_difference_every_time_leaves_no_doubt():
+    assert equivalence([1, 2, 3], [1, 2, 3], 0.1, paired=True) == Equivalence(0, 0, 0, 0)
+    assert equivalence([2, 3, 4], [1, 2, 3], 0.1, paired=True).p == 1
+    assert equivalence([1, 1, 1], [1, 1, 1], 0.1, paired=False).p == 0
+
+
+def test_one_of_each_is_no_test():
+    with pytest.raises(ValueError, match="needs two of each"):
+        equivalence([1], [1, 2], 1, paired=False)
+    with pytest.raises(ValueError, match="of pairs as many"):
+        equivalence([1, 2, 3], [1, 2], 1, paired=True)

@@ -1,0 +1,276 @@
+"""What is decided without a run: arithmetic, what is not said, theory, bounds, what fits, cited sources."""
+
+import math
+
+import pytest
+
+from study import movement, predictions, quantities
+from study.claim import Kind, calls_of
+from study.predictions import KINDS, arithmetic, bound, cited, fits, stated
+from study.record import Stop
+
+THEORY = KINDS["theory"].functions
+
+
+def theory(quantity: str, **given):
+    (call,) = calls_of(THEORY[quantity], given, "theory")
+    return THEORY[quantity](**call)
+
+
+# --- arithmetic, stated, bound -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"times": [2847, 8, 3600], "over": [144, 2048]}, 278.0),
+        ({"times": [3], "plus": [4]}, 7),
+        ({"plus": [4, 4, 1]}, 9),
+        ({"over": [4]}, 0.25),
+        ({"times": [45], "over": [76], "saved": True}, 1 - 45 / 76),
+    ],
+)
+def test_arithmetic(given, expected):
+    found = arithmetic(**given)
+    assert found.found == pytest.approx(expected, rel=1e-3)
+    assert f"= {found.found:.4g}" in found.working
+
+
+def test_arithmetic_shows_what_it_did():
+    assert arithmetic(times=[2847, 8], over=[144], plus=[1]).working == "2847 x 8 / 144 + 1 = 159.2"
+    assert arithmetic(times=[45], over=[76], saved=True).working == "1 - 45 / 76 = 0.4079"
+    with pytest.raises(Stop, match="divides by 0"):
+        arithmetic(times=[1], over=[0])
+
+
+def test_stated_counts_and_names_what_is_not_said():
+    found = stated(needed=["seed", "batch", "learning rate"], given=["batch"])
+    assert (found.found, found.working) == (2, "1 of 3 are given; not given: seed, learning rate")
+    assert stated(needed=["seed"], given=["seed", "more"]).found == 0
+
+
+def test_a_bound_is_a_share_of_the_peak():
+    """20 billion parameters at 1200 samples of 1024 tokens a second: 6 N tokens, on eight A100 of 312 TFLOP/s."""
+    speed = {"samples_per_s": 1200, "tokens_per_sample": 1024}
+    found = bound(parameters=20e9, gpus=8, gpu="A100-80GB", **speed)
+    assert found.found == pytest.approx(6 * 20e9 * 1200 * 1024 / (8 * 312e12))
+    assert found.found > 50
+    assert bound(parameters=20e9, gpus=8, gpu="A100-80GB", tokens_per_s=1200 * 1024).found == found.found
+    with pytest.raises(Stop, match="a bound has no speed"):
+        bound(parameters=1, gpus=1, gpu="L4", samples_per_s=1)
+    with pytest.raises(Stop, match="there is no GPU A1"):
+        bound(parameters=1, gpus=1, gpu="A1", tokens_per_s=1)
+
+
+# --- fits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"parameters": 1.4e9, "stage": 0, "gpu": "V100-32GB"}, "fits"),  # ZeRO paper: 16 bytes each
+        ({"parameters": 7e9, "stage": 0, "gpu": "H100-80GB"}, "does not fit"),
+        ({"parameters": 13e9, "stage": 2, "ranks": 8, "gpu": "H100-80GB"}, "fits"),
+        ({"parameters": 13e9, "stage": 2, "ranks": 8, "gpu": "H100-80GB", "rest_bytes": 40e9}, "does not fit"),
+        ({"parameters": 7e9, "stage": 0, "gpu": "H100-80GB", "recipe": "bf16-adam"}, "fits"),
+        ({"parameters": 1e9, "stage": 0, "memory_bytes": 16e9}, "fits"),
+        ({"parameters": 1e9, "stage": 0, "memory_bytes": 15.9e9}, "does not fit"),
+        ({"model": "gemma2-9b", "arm": "zero3", "ranks": 8, "gpu": "H100-80GB"}, "fits"),
+    ],
+)
+def test_states_fit_or_not(given, expected):
+    found = fits(**given, states_only=True)
+    assert found.found == expected
+    assert "GB" in found.working
+
+
+def test_all_of_it_fits_or_not():
+    given = {"model": "gemma2-9b", "ranks": 8, "gpu": "H100-80GB", "sequence": 2048, "attention": "eager"}
+    assert fits(arm="ddp", **given).found == "does not fit"
+    assert fits(arm="zero3", checkpointing=True, **given).found == "fits"
+    assert fits(arm="zero3", micro_batch=64, **given).found == "does not fit"
+    lean = fits(arm="zero3_cpu", checkpointing=True, host_memory_bytes=1e9, **given)
+    assert (lean.found, "on the host" in lean.working) == ("does not fit", True)
+    made_up = {"parameters": 20e9, "layers": 44, "hidden": 6144}
+    assert fits(arm="zero3_cpu", ranks=8, gpu="A100-80GB", checkpointing=True, **made_up).found == "fits"
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"parameters": 1e9, "stage": 0}, "neither or both of gpu and memory_bytes"),
+        ({"parameters": 1e9, "gpu": "L4", "states_only": True}, "how the training is distributed"),
+        ({"model": "gpt2", "gpu": "L4"}, "what is not states is an arm's"),
+        ({"parameters": 1e9, "gpu": "L4", "arm": "ddp"}, "there is no model"),
+        ({"model": "gpt2", "gpu": "L4", "arm": "zero9"}, "there is no arm zero9"),
+    ],
+)
+def test_what_cannot_be_said_is_a_sentence(given, what):
+    with pytest.raises(Stop, match=what):
+        fits(**given)
+
+
+# --- theory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quantity", "given", "expected"),
+    [
+        ("parameters", {"model": "bert-large"}, 335_143_938),
+        ("states_bytes", {"stage": 0, "ranks": 8, "parameters": 1e9}, 16e9),
+        ("states_bytes", {"stage": 1, "ranks": 4, "parameters": 1e9, "recipe": "fp32-adam", "part": "optimizer"}, 2e9),
+        ("states_bytes_per_parameter", {"stage": 3, "ranks": 64}, 0.25),
+        ("states_saving", {"stage": 2, "ranks": 8}, 1 - 3.75 / 16),
+        ("states_saving", {"stage": 3, "over": 2, "ranks": 8}, 1 - 2 / 3.75),
+        ("states_ratio", {"stage": 1, "ranks": "limit"}, 4),
+        ("states_ratio", {"stage": 2, "ranks": "limit"}, 8),
+        ("states_ratio", {"stage": 3, "ranks": "limit"}, math.inf),
+        ("states_ratio", {"stage": 3, "ranks": 64}, 64),
+        ("states_ratio", {"stage": 1, "ranks": 8, "part": "optimizer"}, 8),
+        ("largest_parameters", {"stage": 0, "ranks": 1, "memory_bytes": 32e9}, 2e9),
+        ("largest_parameters", {"stage": 3, "ranks": 8, "memory_bytes": 32e9, "rest_bytes": 16e9}, 8e9),
+        ("fewest_ranks", {"stage": 3, "parameters": 1.5e12, "memory_bytes": 32e9}, 750),
+        ("fewest_ranks", {"stage": 2, "parameters": 1.5e12, "memory_bytes": 32e9}, math.inf),
+        ("fewest_ranks", {"stage": 0, "parameters": 1e9, "memory_bytes": 16e9}, 1),
+        ("rest_bytes", {"memory_bytes": 45e9, "stage": 2, "ranks": 8, "parameters": 1e10}, 7.5e9),
+        ("offloaded_states_bytes", {"stage": 2, "ranks": 1, "home": "device", "parameters": 1e9}, 2e9),
+        ("offloaded_states_bytes",
+         {"stage": 3, "ranks": 1, "home": "device", "parameters": 1e9, "weights_too": True}, 0),
+        ("published_activation_bytes", {"rows": 32, "sequence": 1024, "hidden": 1600, "layers": 48}, 60.4e9),
+        ("traffic_ratio", {"stage": 2}, 1),
+        ("traffic_ratio", {"stage": 3}, 1.5),
+        ("offload_traffic_bytes", {"parameters": 1e9}, 4e9),
+        ("link_bytes_per_s", {"link": "nvswitch", "directions": 2}, 900e9),
+        ("host_update_s", {"parameters": 10e9}, 2.6),
+        ("gpu_memory_bytes", {"gpu": "T4"}, 15360 * 2**20),
+        ("gpu_flops_per_s", {"gpu": "V100-32GB", "gpus": 400}, 50e15),
+        ("float_format", {"dtype": "bf16", "bits": "exponent"}, 8),
+        ("float_format", {"dtype": "fp16", "bits": "all"}, 16),
+    ],
+)  # fmt: skip
+def test_theory_says_what_the_papers_say(quantity, given, expected):
+    found = theory(quantity, **given)
+    assert found.found == (expected if math.isinf(expected) else pytest.approx(expected, rel=0.01))
+    assert found.working
+
+
+def test_one_recipe_is_found_from_three_memory_figures():
+    """Made from a recipe of 16 bytes, the figures give it back; those of document 000 give another one."""
+    of_16 = [theory("states_bytes", stage=stage, ranks=8, parameters=9e9).found + 5e9 for stage in (0, 2, 3)]
+    given = {"memory_bytes": of_16, "stages": [0, 2, 3], "ranks": 8, "parameters": 9e9}
+    assert theory("fitted_bytes_per_parameter", **given).found == pytest.approx(16)
+    assert theory("fitted_bytes_per_parameter", **given, part="weights").found == pytest.approx(2)
+    assert "5 GB are no states" in theory("fitted_bytes_per_parameter", **given).working
+    printed = given | {"memory_bytes": [76e9, 45e9, 28e9], "parameters": 9.24e9}
+    assert theory("fitted_bytes_per_parameter", **printed).found == pytest.approx(5.94, rel=0.01)
+    with pytest.raises(Stop, match="stages 0, 2 and 3"):
+        theory("fitted_bytes_per_parameter", **given | {"stages": [0, 1, 2]})
+
+
+def test_what_deepspeed_moves_is_not_what_the_paper_says():
+    given = {"says": "deepspeed", "over": "ddp", "model": "gpt2"}
+    assert theory("traffic_ratio", arm="zero2", **given).found == pytest.approx(1.5, rel=1e-3)
+    assert theory("traffic_ratio", arm="zero2", unit="tensors", **given).found == pytest.approx(2, rel=1e-3)
+    assert theory("traffic_ratio", arm="zero2", accumulation=4, **given).found == pytest.approx(4.5, rel=1e-3)
+    assert theory("traffic_bytes", arm="ddp", model="gpt2", ranks=8).found == pytest.approx(4 * 124_439_808)
+    with pytest.raises(Stop, match="without accumulation"):
+        theory("traffic_ratio", stage=2, accumulation=4)
+    with pytest.raises(Stop, match="an arm's, of a model"):
+        theory("traffic_ratio", stage=2, says="deepspeed")
+
+
+def test_peaks_have_their_components():
+    given = {"model": "gpt2", "ranks": 8, "micro_batch": 4}
+    whole = theory("peak_bytes", arm="zero3", **given).found
+    assert 0 < theory("component_bytes", arm="zero3", part="moments", **given).found < whole
+    saved = theory("peak_saving", arm="zero3", over="ddp", **given).found
+    assert saved == pytest.approx(1 - whole / theory("peak_bytes", arm="ddp", **given).found)
+    assert theory("activation_bytes", model="gpt2", micro_batch=8, sequence=512).found > 1e9
+
+
+def test_time_is_an_interval_and_speed_its_inverse():
+    given = {"arm": "zero3", "over": "ddp", "model": "gemma2-9b", "gpus": 8, "gpu": "H100-80GB", "link": "nvswitch",
+             "sequence": 2048, "batch": 144, "micro_batch": 2}  # fmt: skip
+    step = theory("step_ratio", **given)
+    assert step.interval[0] < step.found < step.interval[1]
+    speed = theory("step_ratio", **given, speed=True)
+    assert speed.interval == pytest.approx((1 / step.interval[1], 1 / step.interval[0]))
+    slow = theory("step_ratio", **given | {"link": "pcie3"})
+    assert slow.interval[1] > step.interval[1], "a slower link, a slower stage 3"
+    with pytest.raises(Stop, match="5 rows do not divide a rank's 18"):
+        theory("step_ratio", **given | {"micro_batch": 5})
+
+
+def test_offloading_is_paid_for_in_efficiency():
+    """ZeRO-Infinity, section 4: at 1 K tokens and 70 TFLOP/s, parameters need about 70 GB/s to lose half."""
+    given = {"micro_batch": 1, "sequence": 1024, "peak_flops_per_s": 70e12, "moved": "weights_gradients"}
+    assert theory("offload_efficiency", bytes_per_s=70e9, **given).found == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [*quantities.QUANTITIES, *movement.QUANTITIES])
+def test_every_quantity_says_what_it_is(name):
+    """And takes its arguments by name only, so that a claims file can be checked against them."""
+    function = THEORY[name]
+    assert function.__doc__ or name in ("gpu_memory_bytes", "float_format")
+    assert function.__code__.co_posonlyargcount == function.__code__.co_argcount == 0
+
+
+# --- cited ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(tmp_path, monkeypatch):
+    """Two sources, each read in its own way."""
+    entry = '[[source]]\nid = "{}"\ntitle = "A paper"\naddress = "https://arxiv.org/abs/1910.02054"\nread = "{}"\n'
+    (tmp_path / "sources.toml").write_text(entry.format("P1", "original") + entry.format("P2", "translation"))
+    monkeypatch.setattr(predictions, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_source_gives_a_value_or_agrees_or_is_silent(known):
+    value = cited(source="P2", where="table 4", value=0.26)
+    assert (value.found, value.evidence) == (0.26, ("P2",))
+    assert "P2 (translation), table 4" in value.working, "how it was read is told"
+    agrees = cited(source=["P1", "P2"], where="section 7", says="stage 3 moves 1.5 times", agrees=False)
+    assert (agrees.found, agrees.instead_of, agrees.evidence) == (False, True, ("P1", "P2"))
+    silent = cited(source="P1", where="all of it", silent=True, looked_in=["P1", "P2"])
+    assert (silent.found, silent.without) == (None, "inconclusive")
+    assert "read: P1 (original), P2 (translation)" in silent.working
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"source": "P9", "value": 1}, "there is no source 'P9'"),
+        ({"source": "P1"}, "neither or both of value and agrees"),
+        ({"source": "P1", "value": 1, "agrees": True, "says": "so"}, "neither or both of value and agrees"),
+        ({"source": "P1", "agrees": True}, "and not what the source says"),
+        ({"source": "P1", "silent": True}, "looked_in does not say"),
+    ],
+)
+def test_a_citation_is_whole(known, given, what):
+    with pytest.raises(Stop, match=what):
+        cited(where="section 1", **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[[source]]\nid = "P1"\ntitle = "A"\nread = "original"\n', "address is missing"),
+        ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "hearsay"\n', "read = 'hearsay'"),
+        ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "original"\n' * 2, "has the source P1 twice"),
+        ("[[source", "sources.toml is not valid TOML"),
+    ],
+)
+def test_the_list_of_sources_is_checked(known, text, what):
+    (known / "sources.toml").write_text(text)
+    with pytest.raises(Stop, match=what):
+        predictions.sources()
+
+
+def test_by_what_each_decides():
+    assert {name: kind.by for name, kind in KINDS.items()} == {
+        "arithmetic": "computed", "stated": "computed", "theory": "computed", "bound": "computed", "fits": "computed",
+        "cited": "cited",
+    }  # fmt: skip
+    assert all(isinstance(kind, Kind) for kind in KINDS.values())
