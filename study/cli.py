@@ -10,6 +10,7 @@ study sweep NAME      run a declared experiment; start it again to go on
 study runs DIR        the runs below a folder, as a table
 study compare DIR...  time and memory of equal cells, in one folder or in several
 study claims [ID]     what was published, and whether it holds
+study report          all of it as pages: verdicts, figures, every run
 """
 
 import dataclasses
@@ -245,6 +246,20 @@ def claims(
         as_json: Print all of it as JSON.
     """
     judging.tell(claim, list(runs), as_json, file, document=document, verdict=verdict, by=by, kind=kind)
+
+
+@app.command
+def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:
+    """Execute the notebooks over some runs, and write what they show as a site that opens from disk.
+
+    Args:
+        runs: Folders with runs in them, at any depth.
+        out: Where the site goes. A report that is there is replaced.
+        readme: A file whose part between the markers of the verdicts is made anew.
+    """
+    from study.report import command  # what draws is not loaded for every other command
+
+    sys.exit(command(runs, out, readme))
 
 
 @app.command

@@ -9,6 +9,7 @@ import numpy as np
 
 from study import record, stats
 from study.record import Stop
+from study.table import shown
 
 NOT_ASKED = ("seed", "run_dir", "nvme_dir", "cache_dir", "config_file", "log_every")  # the last changes no number
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that say where, not what
@@ -99,14 +100,14 @@ def measured(made: dict) -> dict:
 
 def lines(compared: Comparison) -> list[str]:
     """The rows as a table, what its letters stand for, and what is not in it. What is not known is a dash."""
-    table = [list(row) for row in compared.rows[:1]] + [[_shown(v) for v in row.values()] for row in compared.rows]
+    table = [list(row) for row in compared.rows[:1]] + [[shown(v) for v in row.values()] for row in compared.rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
     places = list(compared.environments.values())
     told = _differing(places) or [*places[0]] if places else []
     told += ["commit"] if "commit" not in told and any("changed" in place.get("commit", "") for place in places) else []
     for letter, place in compared.environments.items():
-        text.append(f"{letter}: " + ", ".join(f"{name} {_shown(place.get(name))}" for name in told))
+        text.append(f"{letter}: " + ", ".join(f"{name} {shown(place.get(name))}" for name in told))
     text += [NOTE] if places else []
     text += [f"left out: {count} {why}" for why, count in compared.left_out.items()]
     return text + [f"unreadable: {sentence}" for sentence in compared.unreadable]
@@ -163,7 +164,3 @@ def _differing(several: list[dict]) -> list[str]:
     """The names under which not all of them have the same."""
     names = dict.fromkeys(name for one in several for name in one)
     return [name for name in names if len({json.dumps(one.get(name)) for one in several}) > 1]
-
-
-def _shown(value) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

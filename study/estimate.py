@@ -7,8 +7,10 @@ from math import ceil
 from study import arms, replay, theory
 from study.activations import activations
 from study.architecture import Architecture, Tensor, describe, flops_per_row, parameters, tensors
+from study.corpus import VOCABULARY
 from study.record import Stop
 from study.replay import NORM_BYTES, Engine, read_engine
+from study.shapes import shape_of
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
@@ -103,6 +105,26 @@ def _summed(fixed: dict, now: dict) -> dict[str, int]:
             name = role.removeprefix("host_")
             out[name] = out.get(name, 0) + int(size)
     return {role: size for role, size in out.items() if size}
+
+
+def of_record(made: dict, ranks: int | None = None) -> dict | None:
+    """The estimate of what a run asked for, or of the same on other ranks. None where its model is not known here."""
+    asked, seen = made["requested"], made["observed"]
+    try:
+        model = describe(shape_of(asked["model"]), VOCABULARY, asked.get("dropout"))
+    except Stop:
+        return None
+    return estimate(
+        model, seen["deepspeed"] if seen["stage"] is not None else None, ranks or seen["ranks"], asked["precision"],
+        asked["micro_batch"], asked["accumulation"], asked["sequence"], asked["attention"], asked["checkpointing"],
+        device=seen["device"], data_bytes=data_bytes(asked),
+    )  # fmt: skip
+
+
+def data_bytes(asked: dict) -> int:
+    """What a rank holds of the embedded data: token ids, and for reviews a mask and a label."""
+    rows = (asked.get("train_rows") or 1600) + (asked.get("eval_rows") or 0)
+    return rows * 8 * (2 * asked["sequence"] + 1 if asked["task"] == "imdb" else asked["sequence"])
 
 
 # --- memory --------------------------------------------------------------------------------------------------------

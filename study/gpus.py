@@ -106,3 +106,13 @@ def num_gpus() -> int:
         return len(gpus_here())
     except Stop:
         return 0
+
+
+def half_precision() -> str:
+    """bf16 where the GPU has units for it, from compute capability 8 on; fp32 on an older one and without."""
+    if not num_gpus():
+        return "fp32"
+    import pynvml
+
+    pynvml.nvmlInit()
+    return "bf16" if pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8 else "fp32"

@@ -3,6 +3,7 @@
 python -m study.scoreboard runs/scoreboard runs/smoke
 """
 
+import json
 import statistics
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from study import record
 from study.architecture import Architecture, describe, tensors
 from study.corpus import VOCABULARY
-from study.estimate import estimate
+from study.estimate import of_record
 from study.record import Stop
+from study.shapes import shape_of
 from study.table import show
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
@@ -24,10 +26,14 @@ STATES = ("weights", "master", "moments", "gradients", "buckets")  # all that De
 
 
 def main() -> None:
-    """Print every cell with each predictor's error, and then each predictor's median and worst."""
-    if len(sys.argv) < 2:
+    """Print every cell with each predictor's error, and each predictor's median and worst; with --json, the cells."""
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    if not words:
         sys.exit("name folders with runs in them, as in: python -m study.scoreboard runs/scoreboard")
-    rows = scored([path.parent for folder in sys.argv[1:] for path in sorted(Path(folder).glob("**/record.json"))])
+    rows = scored([path.parent for folder in words for path in sorted(Path(folder).glob("**/record.json"))])
+    if "--json" in sys.argv:
+        sys.stdout.write(json.dumps(rows) + "\n")
+        return
     show([row | {name: percent(row[name]) for name in (*PREDICTORS, "deepspeed, states")} for row in rows])
     for part, chosen in (("all", rows), ("held out", [row for row in rows if row["held out"]])):
         for name in (*PREDICTORS, "deepspeed, states"):
@@ -49,7 +55,7 @@ def scored(folders: list[Path]) -> list[dict]:
             made = record.load(folder)
         except Stop:
             continue
-        if made["status"] == "done" and (made["memory"] or {}).get("components"):
+        if made["status"] == "done" and (made["memory"] or {}).get("components") and of_record(made):
             rows.append(score(made))
     if not rows:
         raise Stop("there is no finished run with components of memory there", "run study sweep scoreboard first")
@@ -60,13 +66,8 @@ def score(made: dict) -> dict:
     """One run's peak, and the relative error of each prediction of it; None where a predictor says nothing."""
     asked, seen = made["requested"], made["observed"]
     held = made["memory"]["components"]["per_rank"][0]
-    model = describe(asked["model"], vocabulary=VOCABULARY, dropout=asked["dropout"])
-    engine = seen["deepspeed"] if seen["stage"] is not None else None
-    ours = estimate(
-        model, engine, seen["ranks"], asked["precision"], asked["micro_batch"], asked["accumulation"],
-        asked["sequence"], asked["attention"], asked["checkpointing"], device=seen["device"],
-        data_bytes=data_bytes(asked),
-    )  # fmt: skip
+    model = describe(shape_of(asked["model"]), VOCABULARY, asked["dropout"])
+    ours = of_record(made)
     measured = held["tracked_peak_bytes"]
     found = {"ours": ours["memory"]["peak_bytes"]} | others(model, made)
     parts = held["at_peak"].keys() | ours["memory"]["at_peak"].keys()
@@ -105,12 +106,6 @@ def others(model: Architecture, made: dict) -> dict[str, float | None]:
         deepspeed = device + (host / seen["ranks"] if home["cpu_offload"] else 0)
     usage = estimate_training_usage(4 * parameters, "float32" if asked["precision"] == "fp32" else "bfloat16")
     return {"deepspeed": deepspeed, "accelerate": max(usage.values())}  # the largest is what it prints
-
-
-def data_bytes(asked: dict) -> int:
-    """What a rank holds of the embedded data: token ids, and for reviews a mask and a label."""
-    rows = (asked["train_rows"] or 1600) + asked["eval_rows"]
-    return rows * 8 * (2 * asked["sequence"] + 1 if asked["task"] == "imdb" else asked["sequence"])
 
 
 if __name__ == "__main__":

@@ -75,6 +75,9 @@ class Settings:
     """Let fp32 matrix products use TF32 where the device has it. No effect on a CPU."""
     instruments: bool = True
     """After training, take a few untimed steps to count collectives and split memory by component."""
+    log_with: Literal["tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "aim", "clearml"] | None = None
+    """Send losses, rates and step times to one of Accelerate's trackers as well, between windows of timed steps. Its
+    package must be installed. What threads of its own it keeps runs beside the training. Default: none."""
     save: bool = False
     """After training, write the weights to the run folder, as a model that transformers can load."""
     threads: int | None = None

@@ -35,3 +35,9 @@ SHAPES = {
                      "intermediate_size": 24576, "max_position_embeddings": 2048, "rotary_pct": 0.25,
                      "use_parallel_residual": True},
 }  # fmt: skip
+
+
+def shape_of(model: str) -> str:
+    """The built-in shape that a hub name means; the name itself where there is none."""
+    last = model.rpartition("/")[2]
+    return next((name for name, shape in SHAPES.items() if last == (shape["hub"] or "").rpartition("/")[2]), model)

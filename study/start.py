@@ -1,9 +1,11 @@
 """Before the first step: the run folder with its record, the disk folder, and the first words to the user."""
 
 import datetime
+import importlib
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 from study import corpus, hardware, models, nvme, record
 from study.arms import Arm
@@ -72,3 +74,14 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
             "This is the source document's run. "
             "The small one, which needs no network: --model bert-tiny --data embedded",
         )
+
+
+def import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon, which no arm uses and every stage asks for, without PyTorch's compiler, which it brings.
+
+    Importing the compiler took an eighth of all that a short run of two ranks costs.
+    """
+    from deepspeed.runtime import compiler
+
+    with mock.patch.object(compiler, "compile", return_value=compiler.dummy_decorator):
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")

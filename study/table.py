@@ -66,7 +66,8 @@ def _mega(value: float | None) -> float | None:
     return None if value is None else value / 1e6
 
 
-def _cell(value) -> str:
+def shown(value) -> str:
+    """A value as a table shows it: what is not known is a dash."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -87,7 +88,7 @@ def show(rows: list[dict]) -> None:
     columns = {}
     for row in rows:
         columns |= dict.fromkeys(row)
-    lines = [list(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    lines = [list(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
     sys.stdout.write(text + "\n")

@@ -7,14 +7,12 @@ accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py --h
 import contextlib
 import datetime
 import functools
-import importlib
 import math
 import os
 import statistics
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # the launcher puts study/ there, not the repository
 
@@ -24,7 +22,21 @@ import tyro
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
 
-from study import alone, arms, meter, models, nvme, observe, process, record, results, start, tasks, virtual
+from study import (
+    alone,
+    arms,
+    meter,
+    models,
+    nvme,
+    observe,
+    process,
+    record,
+    results,
+    start,
+    tasks,
+    trackers,
+    virtual,
+)  # fmt: skip
 from study.arms import Arm
 from study.data import Rows, load_data
 from study.master import MasterAdamW
@@ -112,6 +124,7 @@ def evaluate(run: Run, step: int) -> dict:
     result |= tasks.metric(run.settings, row_losses, predictions.astype(int), rows)
     if accelerator.is_main_process:
         record.append_step(run.folder, result)
+        trackers.log(run, step, result)
         values = [f"{name} {value:.4f}" for name, value in result.items() if name != "step" and value is not None]
         say(run.folder, f"  step {step:>5}  {'  '.join(values)}")
     return result
@@ -157,9 +170,11 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
         for step, loss in zip(window, values or [None] * len(window), strict=True):
             finite = loss if loss is not None and math.isfinite(loss) else None
             record.append_step(run.folder, {"step": step + 1, "loss": finite, "lr": rates[step]})
+            trackers.log(run, step + 1, {"loss": finite, "lr": rates[step]})
         speed = f"{statistics.median(clock.step_s[-len(window) :]):.3f} s/step" if clock.step_s else "warm-up"
         speed = speed if run.has_values else "no values"
         loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
+        trackers.log(run, window[-1] + 1, {"s/step": statistics.median(clock.step_s) if clock.step_s else None})
         say(run.folder, f"  step {window[-1] + 1:>5} of {run.steps}  {loss}  {speed}")
     if values and not all(math.isfinite(value) for value in values):
         raise Stop(f"the loss is no number any more by step {window[-1] + 1}", "give a lower --lr", "diverged", "train")
@@ -168,7 +183,7 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
 # --- before it: prepare --------------------------------------------------------------------------------------------
 
 
-def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
+def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
     """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
     if settings.virtual_ranks:
@@ -184,13 +199,13 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
                 gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB
             ),
         ],
-    }
+    } | trackers.options(settings, folder)
     if arm.deepspeed is None:
         # On a machine without a GPU, cpu=False would give two trainings that never hear of each other.
         return Accelerator(cpu=not CUDA, mixed_precision="bf16" if settings.precision == "bf16" else "no", **common)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
-    import_muon_uncompiled()
+    start.import_muon_uncompiled()
     plugin = DeepSpeedPlugin()
     config = plugin.deepspeed_config
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch
@@ -204,17 +219,6 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Acceler
         if section.get("device") == "nvme":
             section["nvme_path"] = str(disk)
     return Accelerator(deepspeed_plugin=plugin, **common)
-
-
-def import_muon_uncompiled() -> None:
-    """Import DeepSpeed's Muon, which no arm uses and every stage asks for, without PyTorch's compiler, which it brings.
-
-    Importing the compiler took an eighth of all that a short run of two ranks costs.
-    """
-    from deepspeed.runtime import compiler
-
-    with mock.patch.object(compiler, "compile", return_value=compiler.dummy_decorator):
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
 
 
 def prepare(run: Run) -> None:
@@ -252,6 +256,7 @@ def prepare(run: Run) -> None:
         "data_source": run.data.source,
         "tf32": torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
     }
+    trackers.start(run)
     run.keep()
     if wrong := observe.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         raise Stop(
@@ -305,7 +310,7 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     started = time.perf_counter()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     with process.quiet():
-        accelerator = open_accelerator(settings, arm, disk)
+        accelerator = open_accelerator(settings, arm, disk, folder)
     if accelerator.is_main_process:
         start.announce(settings, arm, accelerator.num_processes, folder)
     with accelerator.main_process_first():  # the first to come prepares the rows, the others find them prepared
@@ -330,6 +335,7 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
     run.keep()
     if accelerator.is_main_process:
         say(folder, results.summary(run))
+    trackers.end(run)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,3 +78,56 @@ def trained(tmp_path_factory, cache):
         return runs[key]
 
     return train
+
+
+# --- what the report and the notebooks are tested with -------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def real_runs(trained, tmp_path_factory) -> Path:
+    """Four real runs, the same that `test_train` looks at, and beside them what else a folder may hold."""
+    folder = tmp_path_factory.mktemp("report") / "runs"
+    for arm in ("single", "ddp", "zero2", "zero3_cpu"):
+        shutil.copytree(trained(arm, "--steps", "60", "--epochs", "2").folder, folder / f"real-{arm}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
+    from study import claim, ledger, tried
+
+    cache = tmp_path_factory.mktemp("home")
+    (cache / "zero-study" / "trials").mkdir(parents=True)
+    for one in claim.read_all(ledger.KINDS):
+        for check in (one.check, *one.also):
+            if check.name in tried.KINDS:
+                values = check.value if len(check.calls) > 1 else [check.value]
+                for call, value in zip(check.calls, values, strict=True):
+                    answer = {"found": value, "told": "what the claim says, for the test"}
+                    path = cache / "zero-study" / "trials" / f"{tried.key(tried._whole(call))}.json"
+                    path.write_text(json.dumps(answer))
+    compiled = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch_extensions"
+    (cache / "torch_extensions").symlink_to(compiled)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def site(real_runs, home, tmp_path_factory):
+    """The report over the real runs, a run that ended badly, a virtual one, and three folders that are broken."""
+    from shaped import failed, made, put
+
+    from study import record, report
+
+    put(real_runs, made("shaped-virtual", "zero2", 64, virtual=True), failed("shaped-oom", arm="zero3"))
+    put(real_runs, made("broken-schema", schema=99), made("broken-half", status="running"))
+    (real_runs / "broken-json").mkdir()
+    (real_runs / "broken-json" / "record.json").write_text(json.dumps(record.new("broken-json", []))[:200])
+    (real_runs / "broken-none").mkdir()
+    (real_runs / "broken-none" / "log.txt").write_text("it began\n")
+    out = tmp_path_factory.mktemp("site") / "build"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        told: list[str] = []
+        assert report.build([real_runs], out, told.append) == [], told
+    return out

@@ -108,6 +108,7 @@ def test_what_stays_blank_is_decided_later(task):
         "run_dir",
         "nvme_dir",
         "virtual_ranks",
+        "log_with",
     }
     assert {name for name, value in told.items() if value is None} == blank | (
         {"train_rows"} if task == "wikitext" else set()

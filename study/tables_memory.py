@@ -1,0 +1,197 @@
+"""Tables of memory and of bytes moved: what a rank holds, how far an arm goes, what a step sends."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from study import arms, theory
+from study.architecture import named, parameters
+from study.collection import Collection, Run, by, groups, lines
+from study.estimate import estimate, of_record
+from study.published import (
+    BATCH_000,
+    MEMORY_000,
+    MEMORY_003,
+    MODEL_000,
+    PARAMETERS_003,
+    RANKS_000,
+    RANKS_003,
+    SEQUENCE_000,
+    TRAFFIC_000,
+)  # fmt: skip
+from study.record import Stop
+
+# What decides memory, and so what must be alike for two peaks to be held side by side.
+SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
+PARTS = {
+    "weights": ("weights",),
+    "gradients": ("gradients",),
+    "optimizer": ("master", "moments", "swap"),
+    "buckets": ("buckets", "staging"),
+    "gathered weights": ("gathered_weights",),
+    "activations": ("activations",),
+    "other": ("temporaries", "constants", "other"),
+}
+PREDICTORS = ("ours", "deepspeed", "accelerate")
+OUT_OF_MEMORY = ("oom", "host_oom")
+
+
+def memory(found: Collection) -> list[dict]:
+    """What a rank holds at its peak, by part: measured, predicted, and what the ZeRO paper's formula says of states."""
+    rows = []
+    chosen = [run for run in found.done if run.components]
+    for label, members in on_ranks(groups(chosen, only=SETTINGS)).items():
+        for line, repeats in lines(members).items():
+            run = max(repeats, key=lambda one: sum(one.components.values()))
+            common = {"group": label, "line": line, "arm": run.arm, "ranks": run.ranks, "kind": run.kind,
+                      "buckets": "default" if run.arm.endswith("_default") else "right-sized",
+                      "parameters": run.parameters, "n": len(repeats)}  # fmt: skip
+            predicted = of_record(run.made)
+            recipe = theory.OF_PRECISION.get(run.precision)
+            paper = recipe and run.parameters and theory.states_bytes(run.parameters, run.stage or 0, run.ranks, recipe)
+            sources = {"measured": parts(run.components),
+                       "predicted": parts(predicted["memory"]["at_peak"]) if predicted else {},
+                       "ZeRO paper, states": paper or {}}  # fmt: skip
+            rows += [common | {"source": source, "part": part, "bytes": size}
+                     for source, held in sources.items() for part, size in held.items()]  # fmt: skip
+    return rows
+
+
+def on_ranks(found: dict[str, list[Run]]) -> dict[str, list[Run]]:
+    """The groups taken apart by ranks; a lone process stands beside each, because a rank of DDP should hold as much."""
+    apart = {}
+    for label, members in found.items():
+        alone = [run for run in members if run.arm == "single"]
+        shared = by([run for run in members if run.arm != "single"], "ranks")
+        for (ranks,), mine in (shared or {(1,): []}).items():
+            apart[f"{label}, {ranks} rank{'s' * (ranks != 1)}"] = alone + mine
+    return apart
+
+
+def parts(components: dict[str, float]) -> dict[str, float]:
+    """Components under the few names that a figure has room for."""
+    of = {role: part for part, roles in PARTS.items() for role in roles}
+    found: dict[str, float] = {}
+    for role, size in components.items():
+        found[of.get(role, "other")] = found.get(of.get(role, "other"), 0) + size
+    return {part: found[part] for part in PARTS if part in found}
+
+
+def memory_000() -> list[dict]:
+    """Document 000's setting by our formulas, with activations kept and recomputed, and what it printed."""
+    rows, model = [], named(MODEL_000)
+    for arm, printed in MEMORY_000.items():
+        common = {"group": f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast", "line": arm, "arm": arm,
+                  "ranks": RANKS_000, "kind": "real", "parameters": parameters(model), "n": 0}  # fmt: skip
+        found = {source: parts(estimate(
+            model, arms.read(arms.all_paths()[arm]).deepspeed, RANKS_000, "bf16_cast", 1, BATCH_000 // RANKS_000,
+            SEQUENCE_000, "eager", recompute, device="cuda")["memory"]["at_peak"])
+            for source, recompute in (("predicted", False), ("predicted, recomputing", True))}  # fmt: skip
+        rows += [common | {"source": source, "part": part, "bytes": size}
+                 for source, held in (found | {"document 000": {"all": printed}}).items()
+                 for part, size in held.items()]  # fmt: skip
+    return rows
+
+
+def memory_003(found: Collection) -> list[dict]:
+    """Bytes per parameter on four ranks, each stage's, and what document 003 says of them."""
+    ranked = [row for row in memory(found) if row["ranks"] == RANKS_003 and row["source"] != "predicted"]
+    rows = [row for row in ranked if row["arm"] in ("ddp", *MEMORY_003)]
+    for group in dict.fromkeys(row["group"] for row in rows):
+        for arm, held in MEMORY_003.items():
+            rows += [{"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real", "n": 0,
+                      "parameters": PARAMETERS_003, "source": "document 003", "part": part, "bytes": size}
+                     for part, size in held.items()]  # fmt: skip
+    return rows
+
+
+def peaks(found: Collection, ranks: Iterable[int] = tuple(2**i for i in range(11))) -> list[dict]:
+    """Peak memory of a rank against how many there are: points that were seen, and lines from the formulas."""
+    rows = []
+    chosen = [run for run in found.done if run.tracked_bytes and run.kind != "capped"]
+    for label, members in groups(chosen, only=SETTINGS).items():
+        for line, repeats in by(members, "arm", "ranks", "kind").items():
+            rows.append({"group": label, "arm": line[0], "ranks": line[1], "kind": line[2], "source": "seen",
+                         "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)})  # fmt: skip
+        for (arm,), mine in by([run for run in members if run.ranks > 1], "arm").items():
+            for count in ranks:
+                if count > 1 and (predicted := of_record(mine[0].made, ranks=count)):
+                    rows.append({"group": label, "arm": arm, "ranks": count, "kind": "predicted", "source": "predicted",
+                                 "bytes": predicted["memory"]["peak_bytes"], "n": 0})  # fmt: skip
+    return rows
+
+
+def capacity(found: Collection) -> list[dict]:
+    """How far each arm goes under a cap: the largest that survived, and the smallest that did not."""
+    rows = []
+    capped = [run for run in found.runs if run.memory_cap_gib and run.status in ("done", *OUT_OF_MEMORY)]
+    for what in ("model", "micro_batch"):
+        settings = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
+        for label, members in groups(capped, only=settings).items():
+            size = {getattr(run, what): _size(getattr(run, what)) for run in members}
+            if len(size) < 2:
+                continue
+            for line, mine in lines(members).items():
+                alive = [getattr(run, what) for run in mine if run.done]
+                dead = [getattr(run, what) for run in mine if not run.done]
+                rows.append({
+                    "group": label, "line": line, "arm": mine[0].arm, "what": what, "cap GiB": mine[0].memory_cap_gib,
+                    "largest": (largest := max(alive, key=size.get, default=None)), "size": size.get(largest),
+                    "failed": (failed := min(dead, key=size.get, default=None)), "failed size": size.get(failed),
+                    "n": len(mine),
+                })  # fmt: skip
+    return rows
+
+
+def _size(value: str | int) -> float:
+    """Models are ordered by their parameters, numbers by themselves."""
+    return float(value) if isinstance(value, int) else float(parameters(named(value)))
+
+
+# --- bytes moved ---------------------------------------------------------------------------------------------------
+
+
+def traffic(found: Collection) -> list[dict]:
+    """Bytes that a rank sends in a step, over those of one all-reduce of the gradients: counted, published, and said.
+
+    Of collectives in rings, as the ZeRO paper counts: an all-reduce goes round twice, everything else once.
+    """
+    rows = []
+    for label, members in groups([run for run in found.done if run.traffic and run.ranks > 1]).items():
+        for line, repeats in lines(members).items():
+            run = repeats[0]
+            unit = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
+            common = {"group": label, "line": line, "arm": run.arm, "ranks": run.ranks, "kind": run.kind}
+            for kind, size in run.traffic.items():
+                sent = theory.wire_bytes({kind: size}, run.ranks) / unit
+                if sent > 1e-4:  # a loss that is summed over ranks is no traffic
+                    rows.append(common | {"source": "counted", "collective": kind.replace("_", "-"), "times": sent,
+                                          "n": len(repeats)})  # fmt: skip
+            paper = (
+                {"all-reduce": 1.0}
+                if not run.stage
+                else {"reduce-scatter": 0.5, "all-gather": 0.5 * (1 + (run.stage == 3))}
+            )
+            rows += [common | {"source": "ZeRO paper", "collective": kind, "times": times, "n": 0}
+                     for kind, times in paper.items()]  # fmt: skip
+            if run.arm in TRAFFIC_000:
+                rows.append(
+                    common | {"source": "document 000", "collective": "any", "times": TRAFFIC_000[run.arm], "n": 0}
+                )
+    return rows
+
+
+def scores(found: Collection) -> list[dict]:
+    """Who predicts memory best: each predictor's error on each measured peak. Runs where DeepSpeed is installed."""
+    if not any(run.components for run in found.done):
+        return []
+    words = [sys.executable, "-m", "study.scoreboard", "--json", *map(str, found.folders)]
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        last = (made.stderr.strip().splitlines() or ["no word"])[-1]
+        raise Stop(f"the scoreboard could not be made ({last})", "install deepspeed, or do without")
+    cells = json.loads(made.stdout.splitlines()[-1])  # importing DeepSpeed may print lines of its own
+    return [{"cell": f"{cell['arm']}, {cell['model']}, {cell['ranks']} ranks, {cell['precision']}", "arm": cell["arm"],
+             "predictor": name, "error": cell[name], "held out": cell["held out"]}
+            for cell in cells for name in PREDICTORS if cell[name] is not None]  # fmt: skip

@@ -1,0 +1,120 @@
+"""What a notebook shows: a figure with the data behind it, a table, a sentence, and what is missing.
+
+Each output carries its data as CSV beside it, under a type that Jupyter does not show: the report writes it to a file.
+"""
+
+import csv
+import html
+import io
+from collections import Counter
+from collections.abc import Callable
+
+from IPython.display import Markdown, display
+
+from study.collection import Collection, by
+from study.record import Stop
+from study.style import svg
+from study.table import shown
+
+CSV, NAME = "text/csv", "study_name"
+WRAP = 60  # characters from which a cell of a table may wrap
+PARITY = ["group", "line", "against", "largest difference", "seeds differ by", "final loss", "steps", "n"]
+
+
+def inventory(found: Collection) -> None:
+    """What was read: how many runs, on what, and what could not be read."""
+    counts = Counter(run.status for run in found.runs)
+    where = ", ".join(f"`{folder}`" for folder in found.folders)
+    told = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
+    say(f"**{len(found.runs)} runs** below {where}: {told}.")
+    if found.problems:
+        say("Set aside:\n\n" + "\n".join(f"- {problem}" for problem in found.problems))
+
+
+def figure(draw: Callable, rows: list[dict], name: str, make: str = "", **options) -> None:
+    """Draw a table of rows, or say which command makes what it needs."""
+    if not rows:
+        missing(f"the figure “{name}”", make)
+        return
+    made = svg(draw(rows, **options), name)
+    bundle = {"image/svg+xml": made, CSV: as_csv(rows), "text/plain": f"figure {name}"}
+    display(bundle, raw=True, metadata={NAME: name})
+
+
+def figures(draw: Callable, rows: list[dict], name: str, make: str = "", most: int = 4, **options) -> None:
+    """One figure for each group, those with most rows first; which groups were left out is said."""
+    chosen = sorted(by(rows, "group").values(), key=len, reverse=True)
+    for number, mine in enumerate(chosen[:most], 1):
+        figure(draw, mine, f"{name}-{number}" if len(chosen) > 1 else name, **options)
+    if not rows:
+        missing(f"the figure “{name}”", make)
+    if left := chosen[most:]:
+        say(f"Not drawn: {len(left)} more group{'s' * (len(left) > 1)} with fewer rows. The tables have all of them.")
+
+
+def table(rows: list[dict], name: str, make: str = "", columns: list[str] | None = None, most: int = 60) -> None:
+    """Rows as a table, or what makes them."""
+    if not rows:
+        missing(f"the table “{name}”", make)
+        return
+    columns = columns or list(dict.fromkeys(key for row in rows for key in row))
+    bundle = {"text/html": as_html(rows[:most], columns), CSV: as_csv(rows), "text/plain": f"table {name}"}
+    display(bundle, raw=True, metadata={NAME: name})
+    if len(rows) > most:
+        say(f"The first {most} of {len(rows)} rows; the data has all of them.")
+
+
+def verdicts(rows: list[dict], name: str = "claims") -> None:
+    """The claims with their verdicts, as many columns as a reader needs."""
+    table(rows, name, columns=["claim", "where", "says", "verdict", "by", "working"], most=len(rows))
+
+
+def say(text: str | list[str]) -> None:
+    """Sentences, as Markdown. Nothing where there is nothing to say."""
+    text = text if isinstance(text, str) else " ".join(text)
+    if text:
+        display(Markdown(text))
+
+
+def missing(what: str, make: str) -> None:
+    """Name what is not there, and the command that makes it."""
+    say(f"> **Not here yet:** {what}." + (f" It is made by `{make}`." if make else ""))
+
+
+def attempt(table_of: Callable, *args) -> list[dict]:
+    """A table that needs what may be lacking: then a sentence says so, and there are no rows."""
+    try:
+        return table_of(*args)
+    except Stop as stop:
+        say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
+        return []
+
+
+def as_html(rows: list[dict], columns: list[str]) -> str:
+    """A table of rows. Numbers stand at the right and keep their exact value, for sorting; long texts may wrap."""
+    numeric = {name for name in columns if any(is_number(row.get(name)) for row in rows)}
+    head = "".join(f"<th scope='col'{_class(name in numeric)}>{html.escape(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(_td(row.get(name), name in numeric) for name in columns) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _class(numeric: bool) -> str:
+    return " class='number'" if numeric else ""
+
+
+def _td(value, numeric: bool) -> str:
+    text = shown(value)
+    exact = f" data-value='{value!r}'" if is_number(value) else ""
+    return f"<td{_class(numeric) or (' class=text' if len(text) > WRAP else '')}{exact}>{html.escape(text)}</td>"
+
+
+def as_csv(rows: list[dict]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,147 @@
+"""What is seen, in sentences: rows in, Markdown out. Every number in them comes from the rows."""
+
+from study import stats
+from study.collection import by
+from study.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
+from study.table import shown
+
+
+def losses(rows: list[dict]) -> str:
+    """From `tables.parity`: how far the arms are apart, and how far seeds are."""
+    compared = [row for row in rows if row["largest difference"] is not None]
+    if not compared:
+        return "No two arms here took the same rows in every step, so no losses are held against each other." * bool(
+            rows
+        )
+    worst = max(compared, key=lambda row: row["largest difference"])
+    told = (f"**At no step is an arm further from {worst['against']} than {worst['largest difference']:.2g} nats** "
+            f"({worst['line']} in {worst['group']}; {len(compared)} comparisons).")  # fmt: skip
+    fp32 = [row["largest difference"] for row in compared if "fp32" in row["group"]]
+    if fp32 and len(fp32) < len(compared):
+        told += f" In fp32 it is {max(fp32):.2g}."
+    if seeds := [row["seeds differ by"] for row in compared if row["seeds differ by"]]:
+        told += f" Another seed alone moves the loss by {stats.median(seeds):.2g}, in the median over steps."
+    return told
+
+
+def script(rows: list[dict]) -> str:
+    """From `tables.script`: what document 002's script did."""
+    told = []
+    for (kind,), mine in by(rows, "script").items():
+        first = {number: [row["loss"] for row in mine if row["training"] == number and row["step"] == mine[0]["step"]]
+                 for number in (1, 2)}  # fmt: skip
+        calls = {row["deepspeed.initialize calls"] for row in mine if row["training"] == 2}
+        if all(first.values()) and calls:
+            times = "never" if not max(calls) else "" if min(calls) else "not always"
+            told.append(f"- **{kind}**: the “ZeRO” training {times} calls DeepSpeed; its first mean loss is "
+                        f"{stats.median(first[2]):.3f}, and {stats.median(first[1]):.3f} without ZeRO.")  # fmt: skip
+    return "\n".join(told).replace("  ", " ")
+
+
+def memory(rows: list[dict]) -> str:
+    """From `tables_memory.memory`: who holds least, what it is, and how good the formulas are."""
+    totals = {key: sum(row["bytes"] for row in mine) for key, mine in by(rows, "group", "line", "source").items()}
+    told = []
+    for (group,), mine in list(by(rows, "group").items())[:2]:
+        held = {line: totals[group, line, "measured"] for (line,) in by(mine, "line")}
+        least, most = min(held, key=held.get), max(held, key=held.get)
+        parts = {row["part"]: row["bytes"] for row in mine if (row["line"], row["source"]) == (most, "measured")}
+        largest = max(parts, key=parts.get)
+        told.append(
+            f"In {group} **{least} holds least at its peak ({megabytes(held[least])}) and {most} most "
+            f"({megabytes(held[most])})**; its largest part is {largest}, {parts[largest] / held[most]:.0%}."
+        )
+    pairs = [(size, totals[group, line, "measured"])
+             for (group, line, source), size in totals.items() if source == "predicted"]  # fmt: skip
+    if pairs:
+        off = [abs(predicted / measured - 1) for predicted, measured in pairs]
+        told.append(f"The formulas are off by {stats.median(off):.2%} in the median over {len(off)} peaks, and by "
+                    f"{max(off):.2%} at worst.")  # fmt: skip
+    return " ".join(told)
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e9:.4g} GB" if size >= 1e9 else f"{size / 1e6:.4g} MB"
+
+
+def traffic(rows: list[dict]) -> str:
+    """From `tables_memory.traffic`: multiples of an all-reduce, as counted and as said."""
+    told = []
+    for (arm,), mine in by(rows, "arm").items():
+        times = {source: [sum(row["times"] for row in bar) for bar in by(same, "group", "line").values()]
+                 for (source,), same in by(mine, "source").items()}  # fmt: skip
+        counted = times.pop("counted", None)
+        if counted:
+            ends = f"{min(counted):.3g}" + f" to {max(counted):.3g}" * (max(counted) > 1.005 * min(counted))
+            told.append(f"- {arm}: counted **{ends}** ({', '.join(f'{said} {x[0]:.3g}' for said, x in times.items())})")
+    head = "Bytes sent in a step over those of one all-reduce of the gradients, over all groups:\n\n"
+    return head + "\n".join(told) if told else ""
+
+
+def frontier(rows: list[dict]) -> str:
+    """From `tables_time.frontier`: the fastest, the smallest, and what the way between them costs."""
+    told = []
+    for (group,), mine in list(by(rows, "group").items())[:3]:
+        fast, small = min(mine, key=lambda row: row["median"]), min(mine, key=lambda row: row["peak bytes"])
+        lead = f"In {group} {fast['line']} is the fastest ({fast['median']:.3g} s a step)"
+        if fast is small:
+            told.append(f"{lead} and the smallest ({megabytes(fast['peak bytes'])}).")
+        else:
+            told.append(f"{lead}; {small['line']} holds {1 - small['peak bytes'] / fast['peak bytes']:.0%} less and "
+                        f"takes {small['median'] / fast['median']:.2g} times as long.")  # fmt: skip
+    return " ".join(told)
+
+
+def ladder(rows: list[dict]) -> str:
+    """From `tables_time.ladder`: the speed-up of the smallest and of the largest model."""
+    ups = sorted((row for row in rows if row["what"] == "speed-up"), key=lambda row: row["parameters"])
+    if not ups:
+        return ""
+    small, large = ups[0], ups[-1]
+    crossing = [row for row in ups if row["median"] > 0]
+    where = f"The smallest that is faster with it is {crossing[0]['model']}." if crossing else "None is faster with it."
+    said = f"The document has {SMALLEST_SPEEDUP_002:+.0%} for its smallest, and a gain beyond"
+    return (
+        f"The speed-up by {small['arm']} is **{small['median']:+.0%}** for the smallest model ({small['model']}, "
+        f"{small['weights GB']:.3g} GB of weights) and **{large['median']:+.0%}** for the largest here "
+        f"({large['model']}, {large['weights GB']:.3g} GB). {where} {said} {WORTHWHILE_FROM_BYTES_002 / 1e9:g} GB."
+    )
+
+
+def batches(rows: list[dict]) -> str:
+    """From `tables_time.batches`: whether a larger batch favours an arm."""
+    told = []
+    for (varied, arm), mine in by([row for row in rows if row["source"] == "measured"], "varied", "arm").items():
+        mine = sorted(mine, key=lambda row: row["batch"])
+        if len(mine) > 1:
+            told.append(f"- {varied}, {arm}: {mine[0]['median']:.0%} of DDP's speed at {mine[0]['batch']} rows a step, "
+                        f"{mine[-1]['median']:.0%} at {mine[-1]['batch']}")  # fmt: skip
+    return "\n".join(told)
+
+
+def capacity(rows: list[dict]) -> str:
+    """From `tables_memory.capacity`: the largest that survived, arm by arm."""
+    told = [f"- {row['group']}, {row['arm']}: {shown(row['largest'])} survives, {shown(row['failed'])} does not"
+            for row in rows]  # fmt: skip
+    return "\n".join(told)
+
+
+def scores(rows: list[dict]) -> str:
+    """From `tables_memory.scores`: each predictor's median error and its worst."""
+    told = []
+    for (name,), mine in by(rows, "predictor").items():
+        errors = [abs(row["error"]) for row in mine]
+        told.append(
+            f"{name} {stats.median(errors):.2%} in the median, {max(errors):.0%} at worst ({len(errors)} cells)"
+        )
+    return f"Off by: {'; '.join(told)}." if told else ""
+
+
+def verdicts(rows: list[dict]) -> str:
+    """How many claims came to what."""
+    counts = {verdict: len(mine) for (verdict,), mine in by(rows, "verdict").items()}
+    return (
+        f"Of {len(rows)} claims: " + ", ".join(f"**{count} {name}**" for name, count in counts.items()) + "."
+        if rows
+        else ""
+    )
