@@ -6,7 +6,7 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study test check bench parity virtual scoreboard gpu
+.PHONY: help setup study report test check bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -23,6 +23,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 study: setup  ## every arm on both tasks on the embedded corpus, compared; again: what is done is not done again
 	study sweep smoke --runs $(RUNS); status=$$?; study runs $(RUNS); exit $$status
+
+report: setup  ## what `make study` found, as pages to open in a browser: reports/build/index.html
+	study report --runs $(RUNS) --out reports/build
 
 test: setup  ## every test that needs no GPU, the slow ones left out
 	pytest -m "not slow and not gpu"

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import io
 import itertools
 import json
 import re
@@ -99,7 +100,7 @@ def _files(data: dict, out: Path, name: str) -> str:
 def data(out: Path, notebook: str, name: str) -> list[dict]:
     """The rows behind an output of an executed notebook; none where it came to nothing."""
     path = out / "data" / f"{notebook}-{name}.csv"
-    return list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    return list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
 
 
 def figure(out: Path, notebook: str, name: str) -> str:

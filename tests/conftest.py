@@ -112,6 +112,12 @@ def home(tmp_path_factory):
     return cache
 
 
+def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have this process, and those it starts, keep what they keep in that home."""
+    patch.setenv("XDG_CACHE_HOME", str(home))
+    patch.setattr("study.tried._folder", lambda: home / "zero-study" / "trials")
+
+
 @pytest.fixture(scope="session")
 def site(real_runs, home, tmp_path_factory):
     """The report over the real runs, a run that ended badly, a virtual one, and three folders that are broken."""
@@ -127,7 +133,7 @@ def site(real_runs, home, tmp_path_factory):
     (real_runs / "broken-none" / "log.txt").write_text("it began\n")
     out = tmp_path_factory.mktemp("site") / "build"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(home))
+        at_home(home, patch)
         told: list[str] = []
         assert report.build([real_runs], out, told.append) == [], told
     return out

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, at_home
 
 from study import report
 
@@ -75,9 +75,8 @@ def test_there_are_parameters_and_runs_is_one(path):
 def test_they_define_nothing_and_draw_nothing_themselves(path):
     tree = ast.parse(code(path))
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
-    plain = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    modules = {name.partition(".")[0] for name in plain}
-    modules |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
     assert modules <= {"study", "study.gpus", "importlib", "sys"}
 
 
@@ -97,7 +96,7 @@ def over_nothing(home, tmp_path_factory):
     """Every notebook over a folder with nothing in it."""
     out, empty = tmp_path_factory.mktemp("nothing"), tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(home))
+        at_home(home, patch)
         assert report.execute([empty], out, lambda text: None) == []
     return out
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from conftest import at_home
 from shaped import made, put
 
 from study import digest, report
@@ -38,6 +39,10 @@ class Links(HTMLParser):
             self.leads.append(attrs["href"])
         elif tag in ("script", "link", "img"):
             self.loads.append(attrs.get("src") or attrs.get("href"))
+
+
+def table(path: Path) -> list[dict]:
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_every_link_leads_somewhere(site):
@@ -70,7 +75,7 @@ def test_what_is_broken_is_named_with_what_is_wrong(name, site):
 def test_the_index_has_the_verdicts_first_and_then_every_run(site, real_runs):
     text = (site / "index.html").read_text()
     assert text.index('id="verdicts"') < text.index('id="runs"')
-    rows = list(csv.DictReader((site / "data" / "claims-claims.csv").open()))
+    rows = table(site / "data" / "claims-claims.csv")
     assert all(f'<tr id="{row["claim"]}">' in text for row in rows)
     assert len(rows) > 200
     for name in ("real-single", "real-zero2", "shaped-oom", "shaped-virtual", "broken-half"):
@@ -98,9 +103,9 @@ def test_every_figure_has_its_data_beside_it(site):
     figures = list((site / "data").glob("*.svg"))
     assert len(figures) > 8
     for path in figures:
-        rows = list(csv.DictReader(path.with_suffix(".csv").open()))
+        rows = table(path.with_suffix(".csv"))
         assert rows, path.name
-    losses = list(csv.DictReader((site / "data" / "compare-losses.csv").open()))
+    losses = table(site / "data" / "compare-losses.csv")
     assert {row["line"] for row in losses} == {"single", "ddp", "zero2", "zero3_cpu"}
 
 
@@ -124,7 +129,7 @@ def test_a_notebook_that_fails_is_told_and_does_not_end_the_report(site, home, r
     (bad / "machines.ipynb").write_text(text)
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("machines",))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    at_home(home, monkeypatch)
     told: list[str] = []
     assert report.build([real_runs], tmp_path / "out", told.append) == ["machines"]
     assert "ZeroDivisionError" in "".join(told)
@@ -140,7 +145,7 @@ def test_three_hundred_runs_take_under_three_minutes(home, tmp_path, monkeypatch
         for rows in range(1, 13)
         for seed in range(5)
     ]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    at_home(home, monkeypatch)
     started = time.monotonic()
     assert report.build([put(tmp_path / "runs", *records)], tmp_path / "site", print) == []
     assert len(records) == 300
@@ -151,7 +156,7 @@ def test_three_hundred_runs_take_under_three_minutes(home, tmp_path, monkeypatch
 
 
 def test_the_marked_part_is_made_from_the_records(real_runs, home, tmp_path, monkeypatch):
-    monkeypatch.setattr("study.tried._folder", lambda: home / "zero-study" / "trials")
+    at_home(home, monkeypatch)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n<!-- verdicts:start {real_runs} -->\nold\n<!-- verdicts:end -->\nafter\n")
     digest.renew(readme)

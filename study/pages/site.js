@@ -3,28 +3,30 @@
 
 function key(row, column) {
   const cell = row.cells[column];
-  return cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
+  if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
+  const text = cell.textContent.trim();
+  return text === "-" ? null : text;
 }
 
-function compare(a, b) {
-  if (typeof a === "number" && typeof b === "number") return a - b;
-  if (typeof a === typeof b) return a.localeCompare(b, "en", { numeric: true });
-  return typeof a === "number" ? -1 : 1; // what is not known comes last
+// What is not known comes last, whichever way the rest is sorted.
+function compare(a, b, way) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  if (typeof a === "number" && typeof b === "number") return way * (a - b);
+  return way * String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
 function sortBy(table, head) {
-  const descending = head.getAttribute("aria-sort") === "ascending";
+  const way = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
   for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+  head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
   const rows = [...table.tBodies[0].rows].map((row) => [key(row, head.cellIndex), row]);
-  rows.sort((a, b) => compare(a[0], b[0]) * (descending ? -1 : 1));
+  rows.sort((a, b) => compare(a[0], b[0], way));
   table.tBodies[0].append(...rows.map((pair) => pair[1]));
 }
 
 for (const table of document.querySelectorAll("table")) {
   if (!table.tHead) continue;
   for (const head of table.tHead.rows[0].cells) {
-    if (head.classList.contains("nosort")) continue;
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);

@@ -1,0 +1,134 @@
+"""The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
+
+import base64
+import shutil
+from pathlib import Path
+
+import pytest
+
+from study import report
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="needs a browser and its driver: apt-get install chromium chromium-driver"
+)
+AUDIT = (Path(__file__).parent / "audit.js").read_text()
+WIDTHS = (390, 1280, 1920)
+PAGES = ("index", *report.NOTEBOOKS, "runs/shaped-virtual")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    made = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def show(driver, site):
+    """A function that opens a page of the site at a width, light or dark."""
+
+    def opened(page: str, width: int = 1280, scheme: str = "light"):
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600})  # fmt: skip
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+            "media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]})  # fmt: skip
+        driver.get((site / f"{page}.html").as_uri())
+        return driver
+
+    return opened
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_whole_and_readable(page, width, show):
+    opened = show(page, width, "dark" if width == 1920 else "light")
+    assert opened.get_log("browser") == []
+    assert opened.title
+    for fold in opened.find_elements("css selector", "details:not([open])"):
+        opened.execute_script("arguments[0].open = true", fold)
+    assert opened.execute_script(AUDIT) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        ("document.body.firstElementChild.style.width = '3000px'", "wider than the window"),
+        ("document.querySelector('main p').style.color = '#aaa'", "contrast"),
+        ("const t = document.querySelectorAll('figure svg text'); t[1].replaceWith(t[0].cloneNode(true))", "lies on"),
+        ("document.querySelector('figure svg text').setAttribute('transform', 'translate(-500 0)')", "is cut off"),
+        ("document.querySelector('figure svg').style.width = '120px'", "px high"),
+    ],
+)
+def test_the_audit_can_fail(spoil, complaint, show):
+    opened = show("compare")
+    opened.execute_script(spoil)
+    assert any(complaint in problem for problem in opened.execute_script(AUDIT))
+
+
+def column(opened, table: str, name: str) -> list[str]:
+    script = """const [table, name] = [document.querySelector(arguments[0]), arguments[1]];
+        const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent === name);
+        return [...table.tBodies[0].rows].map((row) => row.cells[at].textContent.trim());"""
+    return opened.execute_script(script, table, name)
+
+
+def test_tables_sort_both_ways_and_by_value(show):
+    opened = show("index")
+    (head,) = [cell for cell in opened.find_elements("css selector", "#run-table th button") if cell.text == "peak MB"]
+    before = column(opened, "#run-table", "peak MB")
+    opened.execute_script("arguments[0].scrollIntoView({block: 'center', inline: 'center'})", head)
+    head.click()
+    up = column(opened, "#run-table", "peak MB")
+    head.click()
+    down = column(opened, "#run-table", "peak MB")
+    numbers = [float(value) for value in up if value != "-"]
+    assert len(set(numbers)) > 2
+    assert numbers == sorted(numbers)
+    assert [float(value) for value in down if value != "-"] == numbers[::-1]
+    assert up[-1] == down[-1] == "-", "what is not known is last, whichever way"
+    assert sorted(before) == sorted(up)
+
+
+def test_rows_are_filtered(show):
+    opened = show("index")
+    field = opened.find_element("css selector", "input[type=search]")
+    field.send_keys("zero2 virtual")
+    rows = [row for row in opened.find_elements("css selector", "#run-table tbody tr") if row.is_displayed()]
+    assert len(rows) == 1
+    assert "shaped-virtual" in rows[0].text
+
+
+def test_links_lead_where_they_say(show):
+    opened = show("index")
+    opened.find_element("link text", "Compare").click()
+    assert opened.title.startswith("Compare")
+    opened.find_element("link text", "Memory at the peak").click()
+    assert opened.execute_script("return document.querySelector(':target').textContent") == "Memory at the peak"
+    opened.find_element("link text", "data as CSV")
+    opened.find_element("link text", "Verdicts and runs").click()
+    opened.find_element("link text", "log").click()
+    assert opened.execute_script("return document.querySelector(':target').id") == "log"
+    opened.back()
+    opened.find_element("link text", "record").click()
+    assert '"run_id"' in opened.page_source
+
+
+def test_on_paper_the_code_stays_folded_and_the_rest_is_open(show):
+    opened = show("index")
+    paper = base64.b64decode(opened.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    assert paper.startswith(b"%PDF")
+    folds = "return [...document.querySelectorAll('details:not(.code)')].map((fold) => fold.open)"
+    assert set(opened.execute_script(folds)) == {True}
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": []})
+    shown = "return getComputedStyle(document.querySelector(arguments[0])).display"
+    assert opened.execute_script(shown, "header") == "none"
+    assert opened.execute_script(shown, "#run-table") == "table"
