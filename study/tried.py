@@ -1,9 +1,11 @@
 """Configurations tried for real. What needs DeepSpeed runs in another process, `study.trials`; answers are kept.
 
 An answer is kept under the trial, the versions of the libraries and the text of what tries it: another version of
-DeepSpeed is another answer. What went wrong by itself (a time limit, a crash) is not kept.
+DeepSpeed is another answer. What went wrong by itself (a time limit, a crash) is not kept. All of it takes ten minutes,
+so the answers for the pinned versions come with the reports, one folder a machine; where versions differ it is tried.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -22,6 +24,7 @@ from study.record import Stop
 from study.settings import Settings
 
 REPRODUCTIONS = Path(__file__).resolve().parent / "reproductions"
+REPORTS = arms.ROOT / "reports"
 LIMIT_S = 300
 NEEDED = ("deepspeed", "accelerate", "torch")
 
@@ -115,7 +118,9 @@ def answers(trials: list[dict]) -> list[dict]:
     if configurations:
         made = _try(list(configurations.values()))
         found |= {one: _keep(one, it) for one, it in zip(configurations, made, strict=True)}
-    for one, trial in scripts.items():
+    for number, (one, trial) in enumerate(scripts.items(), start=1):
+        if len(missing) > 1:
+            sys.stderr.write(f"  script {number} of {len(scripts)}: {trial['name']}\n")
         found[one] = _keep(one, _run(trial["name"]))
     return [found[one] for one in keys]
 
@@ -141,10 +146,12 @@ def _folder() -> Path:
 
 
 def _kept(one: str) -> dict | None:
-    try:
-        return json.loads((_folder() / f"{one}.json").read_text())
-    except (OSError, ValueError):
-        return None
+    for folder in (_folder(), *sorted(REPORTS.glob("*/trials"))):
+        with contextlib.suppress(OSError, ValueError):
+            made = json.loads((folder / f"{one}.json").read_text())
+            by = f" (tried on {folder.parent.name}, with these versions)" if folder.parent.parent == REPORTS else ""
+            return made | {"told": made["told"] + by}
+    return None
 
 
 def _keep(one: str, made: dict) -> dict:

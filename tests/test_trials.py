@@ -65,6 +65,7 @@ TRIALS = [
 def cache(tmp_path, monkeypatch):
     """Answers are kept here, and nowhere else."""
     monkeypatch.setattr(tried, "_folder", lambda: tmp_path / "trials")
+    monkeypatch.setattr(tried, "REPORTS", tmp_path / "reports")
     return tmp_path / "trials"
 
 
@@ -109,6 +110,14 @@ def test_an_answer_is_made_once(cache, monkeypatch):
     assert [answer["found"] for answer in tried.answers(trials)] == [7, 7, 7]
     assert [answer["found"] for answer in tried.answers(trials)] == [7, 7, 7]
     assert [len(several) for several in made] == [2], "both in one process, and never again"
+
+
+def test_what_comes_with_the_reports_is_not_tried_again_and_says_where_it_was(cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(tried, "_try", lambda _: pytest.fail("it was tried"))
+    folder = tmp_path / "reports" / "some-box" / "trials"
+    folder.mkdir(parents=True)
+    (folder / f"{tried.key(of())}.json").write_text('{"found": 7, "told": "seven"}')
+    assert tried.answers([of()]) == [{"found": 7, "told": "seven (tried on some-box, with these versions)"}]
 
 
 def test_another_version_or_another_text_is_another_answer(cache, monkeypatch, tmp_path):
