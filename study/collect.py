@@ -1,4 +1,4 @@
-"""Puts the records of runs where they are kept, one folder a machine: small, and without this machine's paths.
+"""Puts what a machine has found where it is kept, one folder a machine: small, and without that machine's paths.
 
 python -m study.collect runs/smoke runs/stages --into reports/cpu-2core
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from study import record
+from study import claim, ledger, record, tried
 from study.compare import run_folders
 from study.record import Stop
 
@@ -47,7 +47,7 @@ def without_paths(value):
 
 
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:
-    """Keep the records of runs.
+    """Keep the records of runs, and the answers to trials.
 
     Args:
         runs: Folders that hold run folders.
@@ -60,6 +60,8 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     sys.stdout.write("".join(f"left out: {sentence}\n" for sentence in unreadable))
     size = sum(path.stat().st_size for path in into.glob("**/record.json"))
     sys.stdout.write(f"{count} records kept in {into}, which holds {size / 1e6:.2f} MB of them\n")
+    answers = tried.keep_in(into, claim.read_all(ledger.KINDS))
+    sys.stdout.write(f"{answers} answers to what claims want tried, as study claims made them here\n")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,18 @@ def prepare(claims: Iterable[Claim]) -> None:
         answers([trial for trial in trials if trial["what"] != "reproduction" or _script(trial["name"]).exists()])
 
 
+def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
+    """Put the answers that this machine has made to these claims' trials beside its records. How many there are."""
+    calls = [call for claim in claims for check in (claim.check, *claim.also) if check.name in KINDS
+             for call in check.calls]  # fmt: skip
+    found = [path for path in {_folder() / f"{key(_whole(call))}.json" for call in calls} if path.exists()]
+    for path in found:
+        made = json.loads(path.read_text())
+        (reports / "trials").mkdir(parents=True, exist_ok=True)
+        (reports / "trials" / path.name).write_text(json.dumps(made) + "\n")
+    return len(found)
+
+
 def _script(name: str) -> Path:
     return REPRODUCTIONS / f"{name}.py"
 

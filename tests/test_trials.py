@@ -120,6 +120,18 @@ def test_what_comes_with_the_reports_is_not_tried_again_and_says_where_it_was(ca
     assert tried.answers([of()]) == [{"found": 7, "told": "seven (tried on some-box, with these versions)"}]
 
 
+def test_answers_are_kept_beside_the_records(cache, tmp_path):
+    wanted = claim.read_all(ledger.KINDS)
+    call = next(call for one in wanted if one.check.name == "tried" for call in one.check.calls)
+    cache.mkdir()
+    (cache / f"{tried.key(tried._whole(call))}.json").write_text('{"found": 7, "told": "seven"}')
+    (cache / "of-another-version.json").write_text("{}")
+    reports = tmp_path / "reports" / "some-box"
+    assert tried.keep_in(reports, wanted) == 1
+    (cache / f"{tried.key(tried._whole(call))}.json").unlink()
+    assert tried.answers([tried._whole(call)])[0]["found"] == 7
+
+
 def test_another_version_or_another_text_is_another_answer(cache, monkeypatch, tmp_path):
     before = tried.key(of())
     assert tried.key(of()) == before != tried.key(of(look="gradient_clipping"))
