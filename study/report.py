@@ -1,12 +1,13 @@
 """Runs in, a small static site out: every notebook executed, every run a page, the verdicts first. No network."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from study import collection, digest, pages, tables, verdicts
@@ -55,9 +56,11 @@ def build(runs: list[Path], out: Path, say: Callable[[str], None]) -> list[str]:
 
 def execute(runs: list[Path], into: Path, say: Callable[[str], None]) -> list[str]:
     """Run every notebook in a kernel of its own. What a failed one came to is kept, with its error."""
-    failed = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        started = {pool.submit(_execute, name, runs, into): name for name in NOTEBOOKS}
+    failed, folders = [], ",".join(str(path) for path in runs)
+    # Processes, because each thread that executes a notebook would leave an event loop behind.
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        paths = {name: (str(ROOT / "notebooks" / f"{name}.ipynb"), str(into / f"{name}.ipynb")) for name in NOTEBOOKS}
+        started = {pool.submit(_execute, *pair, folders): name for name, pair in paths.items()}
         for number, done in enumerate(as_completed(started), 1):
             seconds, problem = done.result()
             name = started[done]
@@ -66,14 +69,13 @@ def execute(runs: list[Path], into: Path, say: Callable[[str], None]) -> list[st
     return failed
 
 
-def _execute(name: str, runs: list[Path], into: Path) -> tuple[float, str | None]:
-    import papermill  # takes two seconds, which no other command should
+def _execute(notebook: str, into: str, runs: str) -> tuple[float, str | None]:
+    import papermill  # takes two seconds, which nobody else should wait
 
     started, problem = time.monotonic(), None
     try:
         papermill.execute_notebook(
-            str(ROOT / "notebooks" / f"{name}.ipynb"), str(into / f"{name}.ipynb"),
-            {"runs": ",".join(str(path) for path in runs)}, progress_bar=False, kernel_name="python3",
+            notebook, into, {"runs": runs}, progress_bar=False, kernel_name="python3",
             extra_arguments=["--IPKernelApp.log_level=50"],  # that a kernel listens is no news
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:

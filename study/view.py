@@ -66,7 +66,7 @@ def table(rows: list[dict], name: str, make: str = "", columns: list[str] | None
 
 def verdicts(rows: list[dict], name: str = "claims") -> None:
     """The claims with their verdicts, as many columns as a reader needs."""
-    table(rows, name, columns=["claim", "where", "says", "verdict", "by", "working"], most=len(rows))
+    table(rows, name, columns=["claim", "verdict", "by", "says", "working", "missing", "where"], most=len(rows))
 
 
 def say(text: str | list[str]) -> None:
@@ -93,8 +93,12 @@ def attempt(table_of: Callable, *args) -> list[dict]:
 def as_html(rows: list[dict], columns: list[str]) -> str:
     """A table of rows. Numbers stand at the right and keep their exact value, for sorting; long texts may wrap."""
     numeric = {name for name in columns if any(is_number(row.get(name)) for row in rows)}
-    head = "".join(f"<th scope='col'{_class(name in numeric)}>{html.escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(_td(row.get(name), name in numeric) for name in columns) + "</tr>" for row in rows)
+    head = "".join(
+        f"<th scope='col' class='{'number' * (name in numeric)}'>{html.escape(name)}</th>" for name in columns
+    )
+    body = "".join(
+        "<tr>" + "".join(_td(name, row.get(name), name in numeric) for name in columns) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -102,14 +106,17 @@ def is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _class(numeric: bool) -> str:
-    return " class='number'" if numeric else ""
-
-
-def _td(value, numeric: bool) -> str:
+def _td(name: str, value, numeric: bool) -> str:
     text = shown(value)
+    look = (
+        "number"
+        if numeric
+        else f"verdict {text.partition(' ')[0]}"
+        if name == "verdict"
+        else "text" * (len(text) > WRAP)
+    )
     exact = f" data-value='{value!r}'" if is_number(value) else ""
-    return f"<td{_class(numeric) or (' class=text' if len(text) > WRAP else '')}{exact}>{html.escape(text)}</td>"
+    return f"<td class='{look}'{exact}>{html.escape(text)}</td>"
 
 
 def as_csv(rows: list[dict]) -> str:

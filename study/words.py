@@ -1,7 +1,10 @@
 """What is seen, in sentences: rows in, Markdown out. Every number in them comes from the rows."""
 
+from collections import Counter
+
 from study import stats
 from study.collection import by
+from study.finding import VERDICTS
 from study.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.table import shown
 
@@ -139,9 +142,6 @@ def scores(rows: list[dict]) -> str:
 
 def verdicts(rows: list[dict]) -> str:
     """How many claims came to what."""
-    counts = {verdict: len(mine) for (verdict,), mine in by(rows, "verdict").items()}
-    return (
-        f"Of {len(rows)} claims: " + ", ".join(f"**{count} {name}**" for name, count in counts.items()) + "."
-        if rows
-        else ""
-    )
+    counts = Counter(row["verdict"] for row in rows)
+    told = ", ".join(f"**{counts[name]} {name}**" for name in VERDICTS if counts[name])
+    return f"Of {len(rows)} claims: {told}." if rows else ""

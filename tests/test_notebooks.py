@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    assert modules <= {"study", "study.gpus", "importlib", "sys"}
+    assert modules <= {"study", "study.gpus", "importlib.util", "sys"}
 
 
 # --- executed ------------------------------------------------------------------------------------------------------
@@ -123,8 +124,6 @@ def test_as_typed_with_its_parameters(real_runs, tmp_path):
 
 def test_colab_on_a_cpu(home, tmp_path):
     """The same notebook, with a small model: compiled what is needed, three launches, figures, verdicts."""
-    import os
-
     out = tmp_path / "out.ipynb"
     env = os.environ | {"XDG_CACHE_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
     execute("colab", out, "-p", "scale", "tiny", "-p", "runs", tmp_path / "runs", env=env)

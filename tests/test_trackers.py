@@ -1,0 +1,48 @@
+"""Trackers: off unless asked for, one that is not installed is told, and two that are get what the record has."""
+
+import json
+import sqlite3
+
+import pytest
+
+from study import trackers
+from study.record import Stop
+from study.settings import Settings
+
+FLAGS = ("--steps", "12", "--no-instruments", "--eval-rows", "16")
+
+
+def test_without_one_nothing_is_told_to_accelerate(tmp_path, trained):
+    assert trackers.options(Settings(), tmp_path) == {}
+    made = trained("single").record
+    assert made["requested"]["log_with"] is None
+    assert "trackers" not in made["observed"]
+
+
+def test_one_that_is_not_installed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Stop, match="--log-with comet_ml needs comet-ml, which is not installed") as caught:
+        trackers.options(Settings(log_with="comet_ml"), tmp_path)
+    assert caught.value.remedy == "pip install comet-ml"
+
+
+def test_tensorboard_gets_what_the_record_has(trained):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trained("single", *FLAGS, "--log-with", "tensorboard")
+    assert run.record["observed"]["trackers"] == ["tensorboard"]
+    events = EventAccumulator(str(run.folder / "zero-study")).Reload()
+    assert {"loss", "lr", "eval_loss", "s/step"} <= set(events.Tags()["scalars"])
+    seen = events.Scalars("loss")
+    assert [event.step for event in seen] == list(range(1, 13))
+    assert [event.value for event in seen] == pytest.approx(run.record["loss"]["train"], rel=1e-6)
+
+
+def test_trackio_gets_what_the_record_has(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    run = trained("single", *FLAGS, "--log-with", "trackio")
+    assert run.record["observed"]["trackers"] == ["trackio"]
+    with sqlite3.connect(tmp_path / "zero-study.db") as base:
+        rows = base.execute("select step, metrics from metrics").fetchall()
+    losses = {step: json.loads(values)["loss"] for step, values in rows if "loss" in json.loads(values)}
+    assert [losses[step] for step in range(1, 13)] == pytest.approx(run.record["loss"]["train"])
