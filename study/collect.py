@@ -3,7 +3,6 @@
 python -m study.collect runs/smoke runs/stages --into reports/cpu-2core
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import tyro
 from study import claim, ledger, record, tried
 from study.compare import run_folders
 from study.record import Stop
-
-# An absolute path, of which its last part is kept. Not the // of an address, and not a lone slash.
-PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/'\"]+/)+([^\s/'\":,;)]+)")
 
 
 def collect(folders: list[Path], into: Path) -> tuple[int, list[str]]:
@@ -32,18 +28,9 @@ def collect(folders: list[Path], into: Path) -> tuple[int, list[str]]:
                 continue
             target = into / "runs" / top.resolve().name / folder.name
             target.mkdir(parents=True, exist_ok=True)
-            record.write(target, without_paths(made))
+            record.write(target, record.without_paths(made))
             count += 1
     return count, unreadable
-
-
-def without_paths(value):
-    """The same with every path in it cut down to its last part: where it was is nobody's affair."""
-    if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    return PATH.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,9 @@ FIELDS = (
 
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+
+# An absolute path, of which its last part is kept. Not the // of an address, and not a lone slash.
+PATH = re.compile(r"(?<![\w:/.])/(?:[^\s/'\"]+/)+([^\s/'\":,;)]+)")
 
 
 class Stop(Exception):
@@ -121,6 +125,15 @@ def _only_one_at_a_time(folder: Path):
         yield
     finally:
         os.close(file)
+
+
+def without_paths(value):
+    """The same with every path in it cut down to its last part: where it was is nobody's affair."""
+    if isinstance(value, dict):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return PATH.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def load(folder: Path) -> dict:

@@ -102,7 +102,7 @@ def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
              for call in check.calls]  # fmt: skip
     found = [path for path in {_folder() / f"{key(_whole(call))}.json" for call in calls} if path.exists()]
     for path in found:
-        made = json.loads(path.read_text())
+        made = record.without_paths(json.loads(path.read_text()))
         (reports / "trials").mkdir(parents=True, exist_ok=True)
         (reports / "trials" / path.name).write_text(json.dumps(made) + "\n")
     return len(found)
@@ -150,7 +150,8 @@ def key(trial: dict) -> str:
 
 @functools.cache
 def _versions() -> dict:
-    return record.versions()
+    """Of the libraries, without how they were built: what is tried is their Python."""
+    return {name: version.split("+")[0] for name, version in record.versions().items() if version and name != "python"}
 
 
 def _folder() -> Path:

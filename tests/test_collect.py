@@ -44,7 +44,7 @@ def test_numbers_stay_and_paths_go(tmp_path):
     ],
 )
 def test_a_path_is_cut_to_its_last_part(text, kept):
-    assert collect.without_paths(text) == kept
+    assert record.without_paths(text) == kept
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
