@@ -1,6 +1,6 @@
 """Puts what a machine has found where it is kept, one folder a machine: small, and without that machine's paths.
 
-python -m study.collect runs/smoke runs/stages --into reports/cpu-2core
+python -m study.keep runs/smoke runs/stages --into reports/cpu-2core
 """
 
 import sys
@@ -13,7 +13,7 @@ from study.compare import run_folders
 from study.record import Stop
 
 
-def collect(folders: list[Path], into: Path) -> tuple[int, list[str]]:
+def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
     """Copy the record of every run below the folders. How many, and in a sentence each what could not be read.
 
     A run keeps its folder's name, below the name of the folder that it was found in. What has been kept is replaced.
@@ -41,7 +41,7 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
         into: The machine's folder, as in reports/cpu-2core.
     """
     try:
-        count, unreadable = collect(list(runs), into)
+        count, unreadable = keep(list(runs), into)
     except Stop as stop:
         sys.exit(f"{stop.what}. What to do: {stop.remedy}.")
     sys.stdout.write("".join(f"left out: {sentence}\n" for sentence in unreadable))

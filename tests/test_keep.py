@@ -5,7 +5,7 @@ import json
 import pytest
 from test_record import finished
 
-from study import collect, record
+from study import keep, record
 from study.record import Stop
 
 
@@ -22,7 +22,7 @@ def test_numbers_stay_and_paths_go(tmp_path):
         tmp_path / "smoke", "a", argv=["/home/someone/study/train.py", "--run-dir", "/home/someone/runs/a", "--lr"],
         requested=asked, software={"torch": "2.13.0+cpu", "address": "https://example.org/a/b"},
     )  # fmt: skip
-    count, unreadable = collect.collect([tmp_path / "smoke"], tmp_path / "kept")
+    count, unreadable = keep.keep([tmp_path / "smoke"], tmp_path / "kept")
     assert (count, unreadable) == (1, [])
     kept = record.load(tmp_path / "kept" / "runs" / "smoke" / "a")
     assert kept["requested"] == asked | {"run_dir": "a"}
@@ -51,9 +51,9 @@ def test_what_cannot_be_read_is_told(tmp_path):
     a_run(tmp_path / "runs", "good")
     (tmp_path / "runs" / "bad").mkdir()
     (tmp_path / "runs" / "bad" / "record.json").write_text("{")
-    count, unreadable = collect.collect([tmp_path / "runs"], tmp_path / "kept")
+    count, unreadable = keep.keep([tmp_path / "runs"], tmp_path / "kept")
     assert count == 1
     assert len(unreadable) == 1
     assert "bad" in unreadable[0]
     with pytest.raises(Stop, match="no run below"):
-        collect.collect([tmp_path / "nothing"], tmp_path / "kept")
+        keep.keep([tmp_path / "nothing"], tmp_path / "kept")
