@@ -33,7 +33,7 @@ class Window:
         needed, left = needed_s(cell, runs), self.left_s
         if left > needed:
             return None
-        return f"it needs some {needed:.0f} s, and {max(0, left):.0f} are left"
+        return f"it needs some {needed:.0f} s, and {left:.0f} are left" if left > 0 else "the window is over"
 
 
 def needed_s(cell: Cell, runs: Path) -> float:
