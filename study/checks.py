@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from study import measured, pairs, stats
 from study.claim import Claim, Kind, is_number
 from study.evidence import Chosen, Evidence, Run, choose
@@ -15,7 +13,6 @@ Table = dict
 TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 ANSWERS = ("done", "oom", "host_oom", "diverged")  # a run that failed otherwise says nothing of the claim
 OUT_OF_MEMORY = ("oom", "host_oom")
-FEW = "few"
 
 
 def nothing(chosen: Chosen, what: str = "no run was made for it") -> Finding:
@@ -101,7 +98,7 @@ def _largest(evidence, claim: Claim, chosen: Chosen, where: Table, axis: str, ov
     if not elsewhere.runs:
         return nothing(elsewhere)
     low_there, high_there, told_there = _frontier(elsewhere, axis)
-    made = made.also(working=f"{told}; with {_words(over)}: {told_there}", evidence=chosen.ids + elsewhere.ids)
+    made = made.also(working=f"{told}; with {in_words(over)}: {told_there}", evidence=chosen.ids + elsewhere.ids)
     if low_there is None or high_there is None:
         return made
     span = low / max(low_there, high_there - 1), max(low, high - 1) / low_there
@@ -150,17 +147,17 @@ def counted(
                             working=f"{what}, in {len(sizes)} runs: {_span(*span)}")  # fmt: skip
     elsewhere = choose(evidence, claim, where | over)
     if not elsewhere.runs:
-        return nothing(elsewhere, f"there is no run with {_words(over)} to compare with")
+        return nothing(elsewhere, f"there is no run with {in_words(over)} to compare with")
     cells, refused = pairs.paired(chosen.runs, elsewhere.runs, set(over))
     if not cells:
-        return _unlike(chosen, refused)
+        return unlike_cells(chosen, refused)
     sides = [(cell, *(_moved(runs, kinds, unit) for runs in (cell.of, cell.to))) for cell in cells]
     ratios = [pairs.of_sizes(a, b, cell.of + cell.to) for cell, a, b in sides if a and b and min(b) > 0]
     if not ratios:
         return lacking
     made = pairs.united(ratios)
-    told = f"{what} over that with {_words(over)}: {_span(made.low, made.high, made.value)}"
-    return _told(evidence, claim, made, told).also(found=made.value, interval=(made.low, made.high))
+    told = f"{what} over that with {in_words(over)}: {_span(made.low, made.high, made.value)}"
+    return resting_on(evidence, claim, made, told).also(found=made.value, interval=(made.low, made.high))
 
 
 def _moved(runs: tuple[Run, ...], kinds: list[str] | None, unit: str, per: str = "step") -> list[float]:
@@ -176,7 +173,7 @@ def _moved(runs: tuple[Run, ...], kinds: list[str] | None, unit: str, per: str =
 # --- one side over another -----------------------------------------------------------------------------------------
 
 
-def _sides(of: Table, to: Table, where: Table | None) -> tuple[list[Table], set[str], tuple[int | None, int | None]]:
+def two_sides(of: Table, to: Table, where: Table | None) -> tuple[list[Table], set[str], tuple[int | None, int | None]]:
     """What each side asks for, in what they differ on purpose, and which training of the script each means."""
     training = of.get(TRAINING), to.get(TRAINING)
     sides = [(where or {}) | {name: value for name, value in side.items() if name != TRAINING} for side in (of, to)]
@@ -188,21 +185,21 @@ def _compared(
 ) -> pairs.Ratio | Finding:
     """The ratio of a quantity on two sides, over all cells that both have run; or why there is none."""
     fit_for(claim, quantity)
-    sides, named, training = _sides(of, to, where)
+    sides, named, training = two_sides(of, to, where)
     relative = quantity.startswith(measured.COMPONENT) or quantity == "states_bytes"
     chosen = [choose(evidence, claim, side, relative) for side in sides]
     for one, side in zip(chosen, (of, to), strict=True):
         if not one.runs:
-            return nothing(one, f"there is no run with {_words(side)}")
+            return nothing(one, f"there is no run with {in_words(side)}")
     cells, refused = pairs.paired(chosen[0].runs, chosen[1].runs, named)
     made = [pairs.ratio(cell, quantity, training) for cell in cells]
     ratios = [one for one in made if isinstance(one, pairs.Ratio)]
     if not ratios:
-        return _unlike(chosen[0], [*refused, *(one for one in made if isinstance(one, str))])
+        return unlike_cells(chosen[0], [*refused, *(one for one in made if isinstance(one, str))])
     return pairs.united(ratios)
 
 
-def _unlike(chosen: Chosen, reasons: list[str]) -> Finding:
+def unlike_cells(chosen: Chosen, reasons: list[str]) -> Finding:
     told = "; ".join(dict.fromkeys(reasons)) or "no cell was run on both sides"
     return Finding(None, told, evidence=chosen.ids, differs=chosen.differs,
                    missing=f"runs that are alike but for what is compared ({told})")  # fmt: skip
@@ -219,11 +216,13 @@ def ratio(
     value, low, high = made.value, made.low, made.high
     if saved:
         value, low, high = 1 - value, 1 - high, 1 - low
-    what = f"{'saved of ' * saved}{quantity} with {_words(of)} over that with {_words(to)}"
-    return _told(evidence, claim, made, f"{what}: {_span(low, high, value)}").also(found=value, interval=(low, high))
+    what = f"{'saved of ' * saved}{quantity} with {in_words(of)} over that with {in_words(to)}"
+    return resting_on(evidence, claim, made, f"{what}: {_span(low, high, value)}").also(
+        found=value, interval=(low, high)
+    )
 
 
-def _told(evidence: Evidence, claim: Claim, made: pairs.Ratio, words: str) -> Finding:
+def resting_on(evidence: Evidence, claim: Claim, made: pairs.Ratio, words: str) -> Finding:
     """A finding with the runs it rests on, and in what they differ from the claim's conditions."""
     ids = tuple(run.id for run in made.runs)
     there = Evidence(made.runs)
@@ -257,85 +256,13 @@ def order(
         raise Stop("an order of fewer than two arms is none", "give arms = [best, ..., worst]")
     whole = pairs.Ratio(1, 1, 1, tuple(dict.fromkeys(runs)))
     missing = "" if found is not None else "more runs: an interval reaches both sides"
-    return _told(evidence, claim, whole, f"{quantity}, {'; '.join(told)}").also(found=found, missing=missing)
-
-
-# --- losses --------------------------------------------------------------------------------------------------------
-
-
-def same_loss(
-    evidence: Evidence, claim: Claim, *, margin: float, arms: list[str] | None = None, of: Table | None = None,
-    to: Table | None = None, where: Table | None = None, curve: Literal["train", "eval"] = "eval",
-) -> Finding:  # fmt: skip
-    """Whether losses are equivalent: two one-sided tests over seeds at 5 %, against a margin relative to the loss.
-
-    Of the training curve, its last quarter on average. With `arms`, each is held against the first.
-    """
-    if (arms is None) == (of is None or to is None):
-        raise Stop("a comparison of losses has neither or both of arms, and of and to", "give one of the two")
-    if claim.kind != "convergence":
-        raise Stop(f"losses are of kind convergence, and the claim of kind {claim.kind}", 'say kind = "convergence"')
-    asked = [(of, to)] if arms is None else [({"arm": arm}, {"arm": arms[0]}) for arm in arms[1:]]
-    told, answers, runs = [], [], []
-    for one, other in asked:
-        sides, named, training = _sides(one, other, where)
-        chosen = [choose(evidence, claim, side, relative=True) for side in sides]
-        for side, words in zip(chosen, (one, other), strict=True):
-            if not side.runs:
-                return nothing(side, f"there is no run with {_words(words)}")
-        cells, refused = pairs.paired(chosen[0].runs, chosen[1].runs, named)
-        if not cells:
-            return _unlike(chosen[0], refused)
-        made = [(cell, *_same(cell, margin, curve, training)) for cell in cells]
-        enough = [it for it in made if it[1] is not FEW] or made  # too few seeds matter only where no cell has enough
-        for cell, answer, words in enough:
-            answers.append(None if answer is FEW else answer)
-            told.append(f"{_words(one)} against {_words(other)}: {words}")
-            runs += cell.of + cell.to
-    found = False if False in answers else None if None in answers else True
-    whole = pairs.Ratio(1, 1, 1, tuple(dict.fromkeys(runs)))
-    missing = "" if found is not None else "more seeds: see the working"
-    return _told(evidence, claim, whole, "; ".join(told)).also(found=found, missing=missing)
-
-
-def _same(cell: pairs.Pair, margin: float, curve: str, training: tuple) -> tuple[bool | str | None, str]:
-    """One cell: equivalent, not equivalent, not decided, or FEW seeds; in words with the seed-to-seed noise."""
-    sides = []
-    for runs, one in zip((cell.of, cell.to), training, strict=True):
-        by_seed: dict = {}
-        for run in runs:
-            if (loss := _loss(run.record, curve, one)) is not None:
-                by_seed.setdefault(run.facts.get("seed"), []).append(loss)
-        sides.append({seed: float(np.mean(losses)) for seed, losses in by_seed.items()})
-    a, b = sides
-    both = sorted(a.keys() & b.keys(), key=str)
-    if is_paired := len(both) >= pairs.FEWEST_RUNS:
-        a, b = {seed: a[seed] for seed in both}, {seed: b[seed] for seed in both}
-    if min(len(a), len(b)) < pairs.FEWEST_RUNS:
-        return FEW, f"{min(len(a), len(b))} seeds, and {pairs.FEWEST_RUNS} are needed"
-    ours, theirs = list(a.values()), list(b.values())
-    scale = float(np.mean(theirs))
-    made = stats.equivalence(ours, theirs, margin * abs(scale), is_paired)
-    noise = float(np.std(theirs, ddof=1)) / abs(scale)
-    low, high = made.low / scale, made.high / scale
-    words = (f"{curve} loss {made.difference / scale:+.3%} apart, 90 % of it {low:+.3%} to {high:+.3%}, p {made.p:.2g} "
-             f"for a margin of {margin:.3%}; seed to seed {noise:.3%}, {len(ours)} seeds")  # fmt: skip
-    if made.p < 0.05:
-        return True, words
-    return (False if low > margin or high < -margin else None), words
-
-
-def _loss(made: dict, curve: str, training: int | None) -> float | None:
-    if curve == "eval":
-        return measured.value(made, "eval_loss", training)
-    losses = measured.curve(made, training)
-    return float(np.mean(losses[-max(1, len(losses) // 4) :])) if losses else None
+    return resting_on(evidence, claim, whole, f"{quantity}, {'; '.join(told)}").also(found=found, missing=missing)
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-def _words(table: Table) -> str:
+def in_words(table: Table) -> str:
     return " ".join(f"{name} {' or '.join(map(str, it)) if isinstance(it, list) else it}" for name, it in table.items())
 
 
@@ -346,4 +273,4 @@ def _span(low: float, high: float, middle: float | None = None) -> str:
     return between if middle is None else f"{middle:.4g} ({between})"
 
 
-KINDS = {each.__name__: Kind("measured", {"": each}) for each in (ran, counted, ratio, order, same_loss, observed)}
+KINDS = {each.__name__: Kind("measured", {"": each}) for each in (ran, counted, ratio, order, observed)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from study import compare, instruments, record
+from study.arms import ROOT
 from study.claim import Claim
 from study.record import Stop
 from study.settings import Settings
@@ -86,7 +87,7 @@ class Chosen:
 
 def default_folders() -> list[Path]:
     """Where runs are unless one says otherwise: runs/, and what is kept with the reports."""
-    return [path for path in (Path("runs"), *sorted(Path("reports").glob("*/runs"))) if path.is_dir()]
+    return [path for path in (Path("runs"), *sorted((ROOT / "reports").glob("*/runs"))) if path.is_dir()]
 
 
 def read(folders: Iterable[Path]) -> Evidence:

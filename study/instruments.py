@@ -24,6 +24,7 @@ ROUNDING = 1e-6  # of numbers that are the same but for the order of adding
 PADDING = 0.05  # of what collectives move: parts are filled up to equal sizes, and small tensors come on top
 SMALL_ELEMENTS = 100_000
 KERNEL = 0.02  # of what the kernel counts: frames and log lines on top
+WITHIN = (("peak_allocated", "peak_reserved"), ("peak_reserved", "device's own"), ("device_used", "device's own"))
 PROFILERS = ("wall_clock_breakdown", "flops_profiler", "comms_logger", "memory_breakdown")
 
 
@@ -198,26 +199,27 @@ def _when(text: str) -> datetime.datetime:
 
 
 def _memory(record: dict) -> Iterator[str]:
-    """Components are within the peak, what is allocated within what is reserved, and that within the device."""
+    """Components are within the peak, what is allocated within what is reserved, and that within the device.
+
+    What is used is read at the end, when some of a reserved peak may have been given back: those two are not compared.
+    """
     memory, devices = record["memory"], record["hardware"].get("devices") or []
     for number, rank in enumerate(memory.get("per_rank") or []):
         sizes = {name: rank.get(f"{name}_bytes") for name in ("peak_allocated", "peak_reserved", "device_used")}
         sizes["device's own"] = devices[number % len(devices)]["memory_bytes"] if devices else None
-        known = [(name, size) for name, size in sizes.items() if size is not None]
-        for name, size in known:
-            if size <= 0:
+        for name, size in sizes.items():
+            if size is not None and size <= 0:
                 yield f"rank {number}: {name} is {size}, and what is not known is None"
-        for (less, small), (more, large) in zip(known, known[1:], strict=False):
-            at_the_end = (less, more) == ("peak_reserved", "device_used")  # when a peak may have been given back
-            if small > large and not at_the_end:
-                yield f"rank {number}: {less} is {small}, more than {more}, {large}"
+        for less, more in WITHIN:
+            if None not in (sizes[less], sizes[more]) and sizes[less] > sizes[more]:
+                yield f"rank {number}: {less} is {sizes[less]}, more than {more}, {sizes[more]}"
     parts = (memory.get("components") or {}).get("per_rank") or []
     for number, (part, rank) in enumerate(zip(parts, memory.get("per_rank") or [], strict=False)):
         tracked, allocated = part["tracked_peak_bytes"], rank.get("peak_allocated_bytes")
         for when in ("at_peak", "after_step"):
             if sum((part[when] or {}).values()) > tracked:
                 yield f"rank {number}: components {when} are {sum(part[when].values())}, above the peak of {tracked}"
-        if allocated and tracked > 1.01 * allocated:
+        if allocated and tracked > (1 + PADDING) * allocated:
             yield f"rank {number}: what was tracked is {tracked}, above the allocator's peak of {allocated}"
 
 

@@ -1,19 +1,20 @@
 """The ledger: claims, predictions and records in, verdicts out. No verdict is typed: each is what a check computed."""
 
 import json
+import math
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from study import checks, claim, evidence, finding, predictions, tried
+from study import checks, claim, evidence, finding, losses, predictions, tried
 from study.claim import Check, Claim, is_number
 from study.evidence import Evidence
-from study.finding import NOT_TESTED, VERDICTS, Finding
+from study.finding import INCONCLUSIVE, NOT_TESTED, REFUTED, VERDICTS, Finding
 from study.record import Stop
 from study.table import show
 
-KINDS = predictions.KINDS | checks.KINDS | tried.KINDS
+KINDS = predictions.KINDS | checks.KINDS | losses.KINDS | tried.KINDS
 BY = ("computed", "measured", "tried", "cited")
 
 
@@ -74,7 +75,10 @@ def _elements(one: Claim, made: Finding, values: list) -> list[Finding]:
 
 def _verdict(one: Claim, made: Finding, value, check: Check) -> str:
     against = value if made.instead_of is None else made.instead_of
-    if made.found is not None and isinstance(made.found, bool) != isinstance(against, bool):
+    by_mistake = isinstance(made.found, bool) != isinstance(against, bool) or (
+        is_number(made.found) and isinstance(against, str) and against != "never"
+    )
+    if made.found is not None and by_mistake:
         raise Stop(f"{one.at}, claim {one.id}: value is {against!r}, and {check.name} finds {made.found!r}",
                    "give a value of that kind")  # fmt: skip
     return finding.verdict(made, value, check.relation, check.tolerance)
@@ -120,8 +124,9 @@ def as_json(one: Verdict) -> dict:
         "relation": one.claim.check.relation, "tolerance": one.claim.check.tolerance,
         "fixed": str(one.claim.fixed), "conditions": one.claim.conditions, "check": one.claim.check.name,
     }  # fmt: skip
-    return made | _as_json(one) | {"also": [_as_json(it) | {"check": check.name} for it, check in
-                                            zip(one.also, one.claim.also, strict=True)]}  # fmt: skip
+    further = zip(one.also, one.claim.also, strict=True)
+    also = [_as_json(it) | {"check": check.name} for it, check in further]
+    return made | _as_json(one) | {"otherwise": otherwise(one), "also": also}
 
 
 def _as_json(one: Verdict) -> dict:
@@ -135,7 +140,7 @@ def _plain(value):
     """As JSON can hold it: what no number is enough for is a word."""
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    return "never" if value in (float("inf"), float("-inf")) else value
+    return "never" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(value) -> str:
@@ -145,15 +150,15 @@ def shown(value) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{_plain(value):.4g}" if is_number(value) and value not in (float("inf"),) else str(_plain(value))
+    return f"{value:.4g}" if is_number(value) and math.isfinite(value) else str(_plain(value))
 
 
 def rows(verdicts: list[Verdict]) -> list[dict]:
     return [
         {
             "claim": it.claim.id, "kind": it.claim.kind, "says": _cut(it.claim.says, 60),
-            "value": _cut(shown(it.claim.check.value), 24), "unit": it.claim.unit, "found": _cut(shown(it.found), 24),
-            "verdict": it.verdict, "by": it.by,
+            "value": _cut(shown(it.claim.check.value), 24), "unit": _cut(it.claim.unit, 28),
+            "found": _cut(shown(it.found), 24), "verdict": it.verdict, "by": it.by,
         }
         for it in verdicts
     ]  # fmt: skip
@@ -180,10 +185,11 @@ def in_words(one: Verdict) -> list[str]:
         f"where       {it.where}",
         f"says        {it.says}",
         f"value       {about[check.relation]}{shown(check.value)} {it.unit}".rstrip()
-        + (f", give or take {check.tolerance:.3g} times itself (fixed {it.fixed})" if check.tolerance else ""),
+        + (f", give or take {100 * check.tolerance:.3g} % (fixed {it.fixed})" if check.tolerance else ""),
         "conditions  " + (", ".join(f"{name} {shown(value)}" for name, value in it.conditions.items()) or "none"),
         f"verdict     {one.verdict}, {one.by}",
         *_in_words(one),
+        f"otherwise   {otherwise(one)}",
     ]
     words += [f"reading     {it.reading}"] if it.reading else []
     for other, how in zip(one.also, it.also, strict=True):
@@ -194,9 +200,36 @@ def in_words(one: Verdict) -> list[str]:
 def _in_words(one: Verdict) -> list[str]:
     between = f", from {shown(one.interval[0])} to {shown(one.interval[1])}" if _is_pair(one.interval) else ""
     words = [f"found       {shown(one.found)}{between}", f"working     {one.working}"]
-    words += [f"evidence    {', '.join(one.evidence)}"] if one.evidence else []
+    label = "elsewhere " if one.verdict == NOT_TESTED else "evidence  "  # what does not count is listed all the same
+    words += [f"{label}  {', '.join(one.evidence)}"] if one.evidence else []
     words += [f"differs     {told}" for told in one.differs]
     return words + ([f"missing     {one.missing}"] if one.missing else [])
+
+
+def otherwise(one: Verdict) -> str:
+    """What would change the verdict."""
+    check, settle = one.claim.check, one.claim.settle
+    if one.found is None or one.verdict in (NOT_TESTED, INCONCLUSIVE):
+        return one.missing or "a finding that is wholly inside or outside of what the claim allows"
+    several = check.value if isinstance(check.value, list) else [check.value]
+    if one.by == "cited" and not all(map(is_number, several)):
+        told = "a source that says otherwise"
+    else:
+        within = ", ".join(_within(value, check) for value in several)
+        told = f"finding {within}" if one.verdict == REFUTED else f"finding anything but {within}"
+    if one.by == "measured" and one.differs:
+        told += f"; the claim's own conditions are those of {settle['machine']}: {settle['command']}"
+    return told
+
+
+def _within(value, check: Check) -> str:
+    """What a check may find if the claim holds, in words."""
+    if not is_number(value):
+        return shown(value)
+    low, high = finding.allowed(value, check.relation, check.tolerance)
+    if math.isinf(low) or math.isinf(high):
+        return f"{shown(high)} or less" if math.isinf(low) else f"{shown(low)} or more"
+    return shown(low) if low == high else f"{shown(low)} to {shown(high)}"
 
 
 def _is_pair(interval) -> bool:
@@ -215,8 +248,10 @@ def tell(
             raise Stop(f"there is no claim {claim_id}", "study claims lists them")
     there = evidence.read(runs or evidence.default_folders())
     verdicts = chosen(ledger(claims, there), **filters)
+    aside = [f"set aside: {told}" for told in there.set_aside]
     if to_json:
         sys.stdout.write(json.dumps([as_json(it) for it in verdicts], indent=1) + "\n")
+        sys.stderr.write("".join(f"{told}\n" for told in aside))
     elif claim_id:
         sys.stdout.write("\n".join(in_words(verdicts[0])) + "\n")
     else:
@@ -224,4 +259,4 @@ def tell(
         sys.stdout.write("\n")
         show(counts(verdicts))
         words = f"{len(there.runs)} runs read in {', '.join(there.folders) or 'no folder'}"
-        sys.stdout.write("\n".join(["", words, *(f"set aside: {told}" for told in there.set_aside)]) + "\n")
+        sys.stdout.write("\n".join(["", words, *aside]) + "\n")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from shaped import changed, failed, made, put, script
 
-from study import checks, evidence, measured, pairs
+from study import checks, evidence, losses, measured, pairs
 from study.claim import Check, Claim
 from study.evidence import Evidence, Run
 from study.record import Stop
@@ -165,7 +165,7 @@ def test_seconds_and_losses_settle_claims_of_their_kind_only():
     with pytest.raises(Stop, match="is of kind convergence"):
         checks.observed(there(made()), a_claim("time"), field="loss.final_train", where={})
     with pytest.raises(Stop, match="losses are of kind convergence"):
-        checks.same_loss(there(made()), a_claim("bytes"), arms=["ddp", "zero2"], margin=0.1)
+        losses.same_loss(there(made()), a_claim("bytes"), arms=["ddp", "zero2"], margin=0.1)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -352,7 +352,7 @@ def curves(shift: float, noise: float = 0.0, count: int = 4) -> Evidence:
 )
 @pytest.mark.parametrize("curve", ["eval", "train"])
 def test_losses_are_equivalent_or_not_or_it_is_open(shift, noise, margin, expected, curve):
-    found = checks.same_loss(
+    found = losses.same_loss(
         curves(shift, noise), a_claim("convergence"), arms=["ddp", "zero2"], margin=margin, curve=curve
     )
     assert found.found is expected
@@ -360,21 +360,39 @@ def test_losses_are_equivalent_or_not_or_it_is_open(shift, noise, margin, expect
     assert f"margin of {margin:.3%}" in found.working
 
 
+def test_curves_that_cross_are_not_the_same_because_their_means_are():
+    """Each quarter of a training curve has to hold."""
+    runs = [made(f"{arm}{n}", arm, seed=n, loss=2 + n / 1000) for arm in ("zero2", "ddp") for n in range(3)]
+    same = checks_of(runs, "train")
+    for one in runs:
+        if one["requested"]["arm"] == "zero2":
+            late = [-0.05 if place < 6 else 0.05 for place in range(12)]
+            one["loss"]["train"] = [loss + shift for loss, shift in zip(one["loss"]["train"], late, strict=True)]
+    crossing = checks_of(runs, "train")
+    assert (same.found, crossing.found) == (True, False)
+    assert "quarter" in crossing.working
+    assert checks_of(runs, "eval").found is True
+
+
+def checks_of(runs: list[dict], curve: str):
+    return losses.same_loss(there(*runs), a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01, curve=curve)
+
+
 def test_a_difference_that_is_not_seen_is_no_equivalence():
     """Three seeds far apart: no test would tell the arms apart, and none says that they are equal."""
     ours = [made(f"z{n}", "zero2", seed=n, loss=loss) for n, loss in enumerate((1.0, 2.0, 3.0))]
     theirs = [made(f"d{n}", "ddp", seed=n + 10, loss=loss) for n, loss in enumerate((1.1, 2.1, 2.9))]
-    found = checks.same_loss(there(*ours, *theirs), a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01)
+    found = losses.same_loss(there(*ours, *theirs), a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01)
     assert (found.found, found.missing) == (None, "more seeds: see the working")
 
 
 def test_two_seeds_are_too_few_and_a_seed_twice_is_one():
-    found = checks.same_loss(curves(0, count=2), a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01)
+    found = losses.same_loss(curves(0, count=2), a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01)
     assert found.found is None
     assert "2 seeds, and 3 are needed" in found.working
     twice = [one | {"run_id": one["run_id"] + "b"} for one in several("zero2", 2) + several("ddp", 2)]
     runs = there(*several("zero2", 2), *several("ddp", 2), *twice)
-    assert checks.same_loss(runs, a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01).found is None
+    assert losses.same_loss(runs, a_claim("convergence"), arms=["ddp", "zero2"], margin=0.01).found is None
 
 
 def test_the_trainings_inside_a_run_of_the_published_script():
@@ -382,7 +400,7 @@ def test_the_trainings_inside_a_run_of_the_published_script():
     sides = {"of": {"training": 1}, "to": {"training": 0}}
     runs = there(*(script(f"{repair}{n}", repair, seed=n) for repair in ("none", "engaged") for n in range(3)))
     for repair, equal in (("none", False), ("engaged", True)):
-        found = checks.same_loss(runs, a_claim("convergence"), **sides, where={"repair": repair}, margin=0.01)
+        found = losses.same_loss(runs, a_claim("convergence"), **sides, where={"repair": repair}, margin=0.01)
         assert found.found is equal
     found = checks.ratio(runs, a_claim("convergence"), quantity="eval_loss", **sides, where={"repair": "none"})
     assert found.found == pytest.approx(0.301 / 0.601, rel=0.01)

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -196,6 +198,9 @@ def test_a_kind_of_value_that_a_check_never_finds_is_an_error(claims):
     (one,) = claims(text(value="true", unit='""', tolerance="0"))
     with pytest.raises(Stop, match="X-1: value is True, and arithmetic finds 2"):
         judged([one])
+    (one,) = claims(text(value='"two"', unit='""', tolerance="0"))
+    with pytest.raises(Stop, match=r"X-1: value is 'two', and arithmetic finds 2\.0"):
+        judged([one])
     (one,) = claims(text(value="[2, 3]"))
     with pytest.raises(Stop, match=r"value has 2 elements, and found is 2\.0"):
         judged([one])
@@ -354,6 +359,37 @@ def test_one_claim_with_all_there_is_to_it(claims, tmp_path, capsys):
         assert words in out
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "finding anything but 1.9 to 2.1"),
+        ({"value": "3"}, "finding 2.85 to 3.15"),
+        ({"value": "3", "tolerance": "0"}, "finding 3"),
+        ({"value": "3", "relation": '"at_least"'}, "finding 2.85 or more"),
+        ({"value": "2", "relation": '"below"'}, "finding anything but 2.1 or less"),
+        (
+            {
+                "value": '"fits"',
+                "unit": '""',
+                "tolerance": "0",
+                "check": '"fits"',
+                "with": "{ parameters = 1e9, stage = 0, memory_bytes = 1e9, states_only = true }",
+            },
+            "finding fits",
+        ),
+    ],
+)
+def test_what_would_change_the_verdict_is_told(claims, tmp_path, fields, words):
+    verdict = only(judged(claims(text(**fields))))
+    assert ledger.otherwise(verdict) == words
+    assert f"otherwise   {words}" in ledger.in_words(verdict)
+    toml, _ = RESTS_ON_RECORDS["counted"]
+    (one,) = claims(toml.replace("conditions = {}", "conditions = { ranks = 8 }"))
+    told = ledger.otherwise(only(judged([one], *PER_ARM, folder=tmp_path / "runs")))
+    assert told.endswith("the claim's own conditions are those of a GPU: study sweep smoke")
+    assert ledger.otherwise(only(judged([one]))) == only(judged([one])).missing
+
+
 def test_the_table_can_be_filtered(claims, tmp_path, capsys):
     several = (text(), text(id='"X-2"', value="3"), text(id='"X-3"', kind='"memory"'))
     claims(*several)
@@ -381,7 +417,7 @@ def test_json_has_everything(claims, tmp_path, capsys):
     (one,) = json.loads(capsys.readouterr().out)
     assert set(one) >= {
         "id", "document", "says", "value", "unit", "tolerance", "fixed", "conditions", "check", "verdict", "by",
-        "found", "interval", "working", "evidence", "differs", "missing", "also",
+        "found", "interval", "working", "evidence", "differs", "missing", "otherwise", "also",
     }  # fmt: skip
     assert (one["verdict"], one["by"], len(one["evidence"])) == ("supported", "measured", 8)
     assert one["interval"][0] <= one["found"] <= one["interval"][1]
@@ -415,3 +451,32 @@ def test_the_studys_claims_are_well_formed():
         assert verdict.verdict in finding.VERDICTS
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def study(*words: str) -> subprocess.CompletedProcess:
+    start = [sys.executable, "-c", "from study.cli import main; main()", "claims"]
+    return subprocess.run(
+        [*start, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_command_line(claims, tmp_path):
+    claims(text(), text(id='"X-2"', value="3"))
+    path = tmp_path / "claims.toml"
+    table = study("--file", path, "--runs", tmp_path)
+    assert table.returncode == 0, table.stderr
+    assert "X-2" in table.stdout
+    made = json.loads(study("--file", path, "--runs", tmp_path, "--verdict", "refuted", "--json").stdout)
+    assert [one["id"] for one in made] == ["X-2"]
+    assert "otherwise   finding 2.85 to 3.15" in study("X-2", "--file", path, "--runs", tmp_path).stdout
+
+
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path):
+    (tmp_path / "claims.toml").write_text(HEAD + text(kind='"speed"'))
+    wrong = study("--file", tmp_path / "claims.toml")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("claims.toml, line 9, claim X-1: there is no kind 'speed'. What to do: give one of")
+    assert len(wrong.stderr.splitlines()) == 1
