@@ -15,7 +15,6 @@ from study.compare import cell, environment
 from study.record import Stop
 
 LEFT_BEHIND = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these and no record was a run
-ENDED = ("done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupted", "unavailable")
 # How settings are called beside a figure. What is not here is called by its own name.
 IN_WORDS = {"micro_batch": "rows/pass", "accumulation": "passes", "sequence": "tokens", "memory_cap_gib": "cap GiB",
             "train_rows": "training rows", "eval_rows": "evaluation rows"}  # fmt: skip
@@ -43,7 +42,6 @@ class Run:
     rows_per_step: int | None
     losses: tuple[float, ...]
     evals: tuple[dict, ...]
-    step_s: tuple[float, ...]
     median_step_s: float | None
     components: dict[str, int]  # at the peak of the rank that held most
     tracked_bytes: int | None  # what tensors held at that peak: what formulas predict
@@ -51,6 +49,8 @@ class Run:
     peak_of: str | None  # allocated: what PyTorch gave out on a GPU. tracked: what tensors held on a CPU
     traffic: dict[str, int]  # bytes of a step by collective, the first rank's
     place: str  # the environment, as `compare` tells it
+    meters: str  # the device and the version of the meters: what else decides bytes
+    environment: str = ""  # and its letter
 
     def __getattr__(self, name: str):
         """Settings by their name: `run.model`. None for one that was not asked for."""
@@ -93,8 +93,8 @@ def load(folders: str | Path | Iterable[str | Path]) -> Collection:
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
     folders = [Path(folder) for folder in folders]
     problems = [f"there is no folder {folder}" for folder in folders if not folder.is_dir()]
-    runs, met = [], set()
-    for path in sorted({path.resolve() for folder in folders for path in _run_folders(folder)}):
+    runs, met, letters = [], set(), {}
+    for path in dict.fromkeys(path.resolve() for folder in folders for path in _run_folders(folder)):
         try:
             run = read(path)
         except Stop as stop:
@@ -103,17 +103,20 @@ def load(folders: str | Path | Iterable[str | Path]) -> Collection:
         identity = tuple(str(run.made[name]) for name in ("run_id", "started_utc", "finished_utc"))
         if identity not in met:  # a copy makes an interval narrower and nothing surer
             met.add(identity)
+            if run.done:  # what is met first is environment A, as in `compare`
+                letters.setdefault(run.place, chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
             runs.append(run)
         if run.status == "running":
             problems.append(f"{path} is half-written: it is running still, or was killed: run that cell again")
+    runs = [replace(run, environment=letters.get(run.place, "")) for run in runs]
     order = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (order.get(run.arm, len(order)), run.arm, run.name))
     return Collection(tuple(runs), tuple(problems), tuple(folders))
 
 
-def _run_folders(folder: Path) -> set[Path]:
+def _run_folders(folder: Path) -> list[Path]:
     found = {path.parent for name in ("record.json", *LEFT_BEHIND) for path in folder.glob(f"**/{name}")}
-    return {path for path in found if not any(above in found for above in path.parents)}
+    return sorted(path for path in found if not any(above in found for above in path.parents))
 
 
 def read(folder: Path) -> Run:
@@ -130,7 +133,6 @@ def read(folder: Path) -> Run:
 def _run(folder: Path, made: dict) -> Run:
     asked, seen = made["requested"] or {}, made["observed"] or {}
     loss, times, memory, traffic = (made[part] or {} for part in ("loss", "time", "memory", "traffic"))
-    done = made["status"] == "done"
     settings = json.loads(cell(made | {"requested": asked, "observed": seen})[0])
     allocated = [rank["peak_allocated_bytes"] for rank in memory.get("per_rank") or []]
     held = explain.peak(made) if (memory.get("components") or {}).get("per_rank") else None
@@ -142,13 +144,14 @@ def _run(folder: Path, made: dict) -> Run:
         seed=asked.get("seed"), ranks=seen.get("ranks"), virtual=bool(seen.get("virtual_ranks")),
         stage=seen.get("stage"), parameters=seen.get("parameters"), rows_per_step=seen.get("rows_per_step"),
         losses=tuple(float(value) for value in loss.get("train") or ()), evals=tuple(loss.get("eval") or ()),
-        step_s=tuple(float(value) for value in times.get("step_s") or ()), median_step_s=times.get("median_step_s"),
+        median_step_s=times.get("median_step_s"),
         components=dict(held.components) if held else {},
         tracked_bytes=held and held.tracked_bytes,
         peak_bytes=max(allocated) if known else held and held.tracked_bytes,
         peak_of="allocated" if known else "tracked" if held else None,
         traffic={kind: int(moved["bytes"]) for kind, moved in counted.items()},
-        place=environment(made) if done else "",
+        meters=f"on {seen.get('device')}, meters {made['measure_version']}",
+        place=environment(made) if made["hardware"] and made["software"] else "",
     )  # fmt: skip
 
 
@@ -156,18 +159,23 @@ def _run(folder: Path, made: dict) -> Run:
 
 
 def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """Runs that asked for the same, whatever the arm and the seed, by a label that tells the groups apart.
+    """Runs that asked for the same in one environment, whatever the arm and the seed, by a label that tells them apart.
 
-    `without` names settings that may differ within a group; `only` names the few that must not.
+    `without` names settings that may differ within a group. `only` names the few that must not: those that decide
+    bytes, which need no more of an environment to be alike than the device and the meters.
     """
-    found: dict[str, list[Run]] = {}
+    found: dict[tuple, list[Run]] = {}
     for run in runs:
         asked = {name: run.asked.get(name) for name in only} if only else run.asked
         asked = {name: value for name, value in asked.items() if name not in without and value is not None}
         if asked.get("steps"):
             asked.pop("epochs", None)  # overridden
-        found.setdefault(json.dumps(asked, sort_keys=True), []).append(run)
-    return dict(zip(labels([json.loads(key) for key in found]), found.values(), strict=True))
+        where = run.meters if only else f"environment {run.environment}"
+        found.setdefault((json.dumps(asked, sort_keys=True), where), []).append(run)
+    alike = list(dict.fromkeys(asked for asked, _ in found))
+    told = dict(zip(alike, labels([json.loads(asked) for asked in alike]), strict=True))
+    several = len({where for _, where in found}) > 1
+    return {told[asked] + f", {where}" * several: mine for (asked, where), mine in found.items()}
 
 
 def by(items: Iterable, *names: str) -> dict[tuple, list]:

@@ -74,24 +74,21 @@ def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
 def parity(rows: list[dict]) -> list[dict]:
     """Of each line: how far it is from the baseline at most, and how far the baseline's own seeds are apart."""
     found = []
-    for (group, line), mine in by(rows, "group", "line").items():
-        against = {row["against"] for row in mine} - {None}
-        base = [row for row in rows if row["group"] == group and row["arm"] in against]
-        apart = [max(seeds) - min(seeds) for seeds in _losses_by_step(base).values() if len(seeds) > 1]
-        ends = [row["loss"] for row in mine if row["step"] == max(one["step"] for one in mine)]
-        differences = [row["difference"] for row in mine if row["difference"] is not None]
-        found.append({
-            "group": group, "line": line, "arm": mine[0]["arm"], "n": len({row["run"] for row in mine}),
-            "steps": max(row["step"] for row in mine), "final loss": stats.median(ends),
-            "against": ", ".join(sorted(against)) or None,
-            "largest difference": max(differences) if differences else None,
-            "seeds differ by": stats.median(apart) if apart else None,
-        })  # fmt: skip
+    for (group,), of_group in by(rows, "group").items():
+        references = {row["against"] for row in of_group} - {None}
+        seeds = by([row for row in of_group if row["arm"] in references], "step").values()
+        apart = [max(row["loss"] for row in mine) - min(row["loss"] for row in mine) for mine in seeds if len(mine) > 1]
+        for (line,), mine in by(of_group, "line").items():
+            steps = max(row["step"] for row in mine)
+            differences = [row["difference"] for row in mine if row["difference"] is not None]
+            found.append({
+                "group": group, "line": line, "arm": mine[0]["arm"], "n": len({row["run"] for row in mine}),
+                "steps": steps, "final loss": stats.median([row["loss"] for row in mine if row["step"] == steps]),
+                "against": ", ".join(sorted({row["against"] for row in mine} - {None})) or None,
+                "largest difference": max(differences) if differences else None,
+                "seeds differ by": stats.median(apart) if apart and differences else None,
+            })  # fmt: skip
     return found
-
-
-def _losses_by_step(rows: list[dict]) -> dict[int, list[float]]:
-    return {step: [row["loss"] for row in mine] for (step,), mine in by(rows, "step").items()}
 
 
 def script(found: Collection) -> list[dict]:

@@ -1,26 +1,17 @@
 """Tables of memory and of bytes moved: what a rank holds, how far an arm goes, what a step sends."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterable
 
-from study import arms, theory
+from study import arms, published, theory
 from study.architecture import named, parameters
 from study.collection import Collection, Run, by, groups, lines
 from study.estimate import estimate, of_record
-from study.published import (
-    BATCH_000,
-    MEMORY_000,
-    MEMORY_003,
-    MODEL_000,
-    PARAMETERS_003,
-    RANKS_000,
-    RANKS_003,
-    SEQUENCE_000,
-    TRAFFIC_000,
-)  # fmt: skip
 from study.record import Stop
+from study.shapes import shape_of
 
 # What decides memory, and so what must be alike for two peaks to be held side by side.
 SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
@@ -80,14 +71,15 @@ def parts(components: dict[str, float]) -> dict[str, float]:
 
 def memory_000() -> list[dict]:
     """Document 000's setting by our formulas, with activations kept and recomputed, and what it printed."""
-    rows, model = [], named(MODEL_000)
-    for arm, printed in MEMORY_000.items():
-        common = {"group": f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast", "line": arm, "arm": arm,
-                  "ranks": RANKS_000, "kind": "real", "parameters": parameters(model), "n": 0}  # fmt: skip
-        found = {source: parts(estimate(
-            model, arms.read(arms.all_paths()[arm]).deepspeed, RANKS_000, "bf16_cast", 1, BATCH_000 // RANKS_000,
-            SEQUENCE_000, "eager", recompute, device="cuda")["memory"]["at_peak"])
-            for source, recompute in (("predicted", False), ("predicted, recomputing", True))}  # fmt: skip
+    model, ranks, tokens = named(published.MODEL_000), published.RANKS_000, published.SEQUENCE_000
+    passes, rows = published.BATCH_000 // ranks, []
+    for arm, printed in published.MEMORY_000.items():
+        engine, found = arms.read(arms.all_paths()[arm]).deepspeed, {}
+        for source, recompute in (("predicted", False), ("predicted, recomputing", True)):
+            made = estimate(model, engine, ranks, "bf16_cast", 1, passes, tokens, "eager", recompute, device="cuda")
+            found[source] = parts(made["memory"]["at_peak"])
+        common = {"group": f"{published.MODEL_000}, {ranks} ranks, {tokens} tokens, bf16_cast", "line": arm, "arm": arm,
+                  "ranks": ranks, "kind": "real", "parameters": parameters(model), "n": 0}  # fmt: skip
         rows += [common | {"source": source, "part": part, "bytes": size}
                  for source, held in (found | {"document 000": {"all": printed}}).items()
                  for part, size in held.items()]  # fmt: skip
@@ -96,12 +88,12 @@ def memory_000() -> list[dict]:
 
 def memory_003(found: Collection) -> list[dict]:
     """Bytes per parameter on four ranks, each stage's, and what document 003 says of them."""
-    ranked = [row for row in memory(found) if row["ranks"] == RANKS_003 and row["source"] != "predicted"]
-    rows = [row for row in ranked if row["arm"] in ("ddp", *MEMORY_003)]
+    ranked = [row for row in memory(found) if row["ranks"] == published.RANKS_003 and row["source"] != "predicted"]
+    rows = [row for row in ranked if row["arm"] in ("ddp", *published.MEMORY_003)]
     for group in dict.fromkeys(row["group"] for row in rows):
-        for arm, held in MEMORY_003.items():
-            rows += [{"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real", "n": 0,
-                      "parameters": PARAMETERS_003, "source": "document 003", "part": part, "bytes": size}
+        for arm, held in published.MEMORY_003.items():
+            rows += [{"group": group, "line": arm, "arm": arm, "ranks": published.RANKS_003, "kind": "real", "n": 0,
+                      "parameters": published.PARAMETERS_003, "source": "document 003", "part": part, "bytes": size}
                      for part, size in held.items()]  # fmt: skip
     return rows
 
@@ -129,7 +121,9 @@ def capacity(found: Collection) -> list[dict]:
     for what in ("model", "micro_batch"):
         settings = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for label, members in groups(capped, only=settings).items():
-            size = {getattr(run, what): _size(getattr(run, what)) for run in members}
+            sizes = {getattr(run, what): _size(run, what, members) for run in members}
+            size = {value: one for value, one in sizes.items() if one}
+            members = [run for run in members if getattr(run, what) in size]
             if len(size) < 2:
                 continue
             for line, mine in lines(members).items():
@@ -144,9 +138,13 @@ def capacity(found: Collection) -> list[dict]:
     return rows
 
 
-def _size(value: str | int) -> float:
-    """Models are ordered by their parameters, numbers by themselves."""
-    return float(value) if isinstance(value, int) else float(parameters(named(value)))
+def _size(run: Run, what: str, members: list[Run]) -> float | None:
+    """Numbers are ordered by themselves, models by their parameters: those seen, or those of the built-in shape."""
+    if what == "micro_batch":
+        return run.micro_batch
+    seen = [one.parameters for one in members if one.model == run.model and one.parameters]
+    with contextlib.suppress(Stop):
+        return seen[0] if seen else parameters(named(shape_of(run.model)))
 
 
 # --- bytes moved ---------------------------------------------------------------------------------------------------
@@ -168,17 +166,12 @@ def traffic(found: Collection) -> list[dict]:
                 if sent > 1e-4:  # a loss that is summed over ranks is no traffic
                     rows.append(common | {"source": "counted", "collective": kind.replace("_", "-"), "times": sent,
                                           "n": len(repeats)})  # fmt: skip
-            paper = (
-                {"all-reduce": 1.0}
-                if not run.stage
-                else {"reduce-scatter": 0.5, "all-gather": 0.5 * (1 + (run.stage == 3))}
-            )
+            gathered = 1.0 if run.stage == 3 else 0.5
+            paper = {"reduce-scatter": 0.5, "all-gather": gathered} if run.stage else {"all-reduce": 1.0}
             rows += [common | {"source": "ZeRO paper", "collective": kind, "times": times, "n": 0}
                      for kind, times in paper.items()]  # fmt: skip
-            if run.arm in TRAFFIC_000:
-                rows.append(
-                    common | {"source": "document 000", "collective": "any", "times": TRAFFIC_000[run.arm], "n": 0}
-                )
+            if said := published.TRAFFIC_000.get(run.arm):
+                rows.append(common | {"source": "document 000", "collective": "any", "times": said, "n": 0})
     return rows
 
 

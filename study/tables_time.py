@@ -8,18 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from study import stats
+from study import published, stats
 from study.collection import Collection, Run, by, groups, lines
 from study.compare import FEWEST_RUNS, compare
-from study.published import (
-    BATCH_000,
-    BATCHES_000,
-    OFFLOAD_001,
-    RANKS_000,
-    SEQUENCE_000,
-    STEPS_PER_HOUR_000,
-    TOKENS_PER_S_AND_GPU_000,
-)  # fmt: skip
 
 OF_THE_MODEL = ("lr", "attention")  # their defaults depend on it
 IN_STEPS = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
@@ -90,7 +81,7 @@ def published_batches() -> list[dict]:
     return [{"group": None, "varied": "batch", "arm": arm, "value": band["from"], "ranks": 8, "batch": band["from"],
              "source": "document 000", "median": band[arm], "low": None, "high": None, "n": 0, "from": band["from"],
              "to": band["to"]}
-            for band in BATCHES_000 for arm in ("zero2", "zero3")]  # fmt: skip
+            for band in published.BATCHES_000 for arm in ("zero2", "zero3")]  # fmt: skip
 
 
 def frontier(found: Collection) -> list[dict]:
@@ -129,10 +120,10 @@ def settings(found: Collection, what: str, arms: Iterable[str] = ()) -> list[dic
 
 def throughput_000(found: Collection) -> list[dict]:
     """Document 000's table, and beside it the speed over DDP's in each group here that has all three arms."""
-    said = TOKENS_PER_S_AND_GPU_000
+    said, per_step = published.TOKENS_PER_S_AND_GPU_000, published.BATCH_000 * published.SEQUENCE_000
     rows = [{"group": "document 000", "arm": arm, "tokens/s/rank": said[arm], "over DDP's": said[arm] / said["ddp"],
-             "steps/h": STEPS_PER_HOUR_000[arm], "steps/h by its tokens/s": 3600 * said[arm] * RANKS_000 / BATCH_000
-             / SEQUENCE_000} for arm in said]  # fmt: skip
+             "steps/h": published.STEPS_PER_HOUR_000[arm],
+             "steps/h by its tokens/s": 3600 * said[arm] * published.RANKS_000 / per_step} for arm in said]  # fmt: skip
     for label, members in groups(timed(found)).items():
         mine = {arm: [run for run in members if run.arm == arm] for arm in said}
         if not all(mine.values()):
@@ -149,7 +140,8 @@ def throughput_000(found: Collection) -> list[dict]:
 def offload_001(found: Collection) -> list[dict]:
     """Document 001's table of 20 billion parameters, and what came of the same three here, outcome and all."""
     rows = [{"group": "document 001, 20B on eight GPUs", "arm": row["arm"], "outcome": row["outcome"],
-             "peak MB": row["bytes"] / 1e6, "samples/s": row["samples_per_s"]} for row in OFFLOAD_001]  # fmt: skip
+             "peak MB": row["bytes"] / 1e6, "samples/s": row["samples_per_s"]}
+            for row in published.OFFLOAD_001]  # fmt: skip
     arms = ("single", "ddp", "zero3", "zero3_cpu", "zero3_nvme")
     for label, members in groups([run for run in found.runs if run.arm in arms]).items():
         if not any(run.arm == "zero3_nvme" for run in members):
@@ -160,7 +152,7 @@ def offload_001(found: Collection) -> list[dict]:
                          "outcome": ", ".join(sorted({run.status for run in runs})), "n": len(runs),
                          "peak MB": runs[0].peak_bytes and runs[0].peak_bytes / 1e6,
                          "samples/s": runs[0].rows_per_step / stats.median(times) if times else None})  # fmt: skip
-    return rows if len(rows) > len(OFFLOAD_001) else []
+    return rows if len(rows) > len(published.OFFLOAD_001) else []
 
 
 def machines(found: Collection) -> tuple[list[dict], list[dict]]:

@@ -18,9 +18,8 @@ def options(settings: Settings, folder: Path) -> dict:
     if name is None:
         return {}
     if importlib.util.find_spec(name) is None:
-        raise Stop(
-            f"--log-with {name} needs a package that is not installed", f"pip install {PACKAGES.get(name, name)}"
-        )
+        package = PACKAGES.get(name, name)
+        raise Stop(f"--log-with {name} needs {package}, which is not installed", f"pip install {package}")
     return {"log_with": name, "project_dir": str(folder)}
 
 

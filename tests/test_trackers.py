@@ -1,5 +1,6 @@
 """Trackers: off unless asked for, one that is not installed is told, and two that are get what the record has."""
 
+import contextlib
 import json
 import sqlite3
 
@@ -42,7 +43,7 @@ def test_trackio_gets_what_the_record_has(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     run = trained("single", *FLAGS, "--log-with", "trackio")
     assert run.record["observed"]["trackers"] == ["trackio"]
-    with sqlite3.connect(tmp_path / "zero-study.db") as base:
+    with contextlib.closing(sqlite3.connect(tmp_path / "zero-study.db")) as base:
         rows = base.execute("select step, metrics from metrics").fetchall()
     losses = {step: json.loads(values)["loss"] for step, values in rows if "loss" in json.loads(values)}
     assert [losses[step] for step in range(1, 13)] == pytest.approx(run.record["loss"]["train"])

@@ -1,0 +1,127 @@
+"""Runs read from folders: tolerant, once, by machine, and told apart by what they asked for."""
+
+import json
+import shutil
+
+import pytest
+from shaped import changed, failed, made, put
+
+from study import tables, tables_memory, tables_time
+from study.collection import groups, labels, lines, load
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
+    put(tmp_path, made("good"), made("alien", schema=99), changed(made("odd"), traffic__per_rank=3))
+    for name, text in (("torn", '{"schema": 1, "sta'), ("list", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(text)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "steps.jsonl").write_text("")
+    found = load(tmp_path)
+    assert [run.name for run in found.runs] == ["good"]
+    told = sorted(found.problems)
+    assert len(told) == 5
+    for problem, (name, words) in zip(told, [("alien", "schema 99"), ("bare", "no record.json"), ("list", "a list"),
+                                             ("odd", "is no record that a run writes"), ("torn", "not valid JSON")],
+                                      strict=True):  # fmt: skip
+        assert name in problem
+        assert words in problem
+        assert ": " in problem, "and what to do"
+
+
+def test_a_run_that_is_half_written_is_there_and_named(tmp_path):
+    put(tmp_path, made("half", status="running"))
+    found = load(tmp_path)
+    assert [run.status for run in found.runs] == ["running"]
+    assert found.done == []
+    assert "half is half-written" in found.problems[0]
+
+
+def test_nothing_is_no_error(tmp_path):
+    for folders in (tmp_path, tmp_path / "none", ""):
+        found = load(folders)
+        assert found.runs == ()
+    assert load(tmp_path / "none").problems == (f"there is no folder {tmp_path / 'none'}",)
+    for module in (tables, tables_memory, tables_time):
+        for name in ("runs", "losses", "script", "saved", "memory", "memory_003", "peaks", "capacity", "traffic",
+                     "scores", "ladder", "batches", "frontier", "throughput_000", "offload_001"):  # fmt: skip
+            if table := getattr(module, name, None):
+                assert table(load(tmp_path)) == [], name
+    assert tables_time.machines(load(tmp_path)) == ([], [])
+
+
+def test_folders_are_a_list_or_a_text_and_a_copy_counts_once(tmp_path):
+    put(tmp_path / "a", made("one"))
+    put(tmp_path / "b", made("two"))
+    shutil.copytree(tmp_path / "a" / "one", tmp_path / "b" / "one")
+    for folders in (tmp_path, [tmp_path / "a", tmp_path / "b"], f"{tmp_path / 'a'}, {tmp_path / 'b'}"):
+        assert sorted(run.name for run in load(folders).runs) == ["one", "two"]
+
+
+def test_runs_of_two_machines_are_never_pooled(tmp_path):
+    """In no table of seconds or losses, and with the letters that `compare` gives."""
+    here = [made(f"{arm}-{seed}", arm, 2, seed, step=0.1) for arm in ("ddp", "zero2") for seed in (1, 2, 3)]
+    there = [changed(one, hardware__cores=64, run_id=f"there-{one['run_id']}") for one in here]
+    found = load([put(tmp_path / "a", *here), put(tmp_path / "b", *there)])
+    for table in (tables_time.frontier(found), tables.parity(tables.losses(found))):
+        assert {row["group"].rpartition(", ")[2] for row in table} == {"environment A", "environment B"}
+        assert {row["n"] for row in table} == {3}
+    rows, places = tables_time.machines(found)
+    assert [(place["environment"], place["cores"]) for place in places] == [("A", 2), ("B", 64)]
+    assert {row["environment"] for row in rows} == {"A", "B"}
+    (memory,) = {row["group"] for row in tables_memory.memory(found)}
+    assert "environment" not in memory, "bytes are the same on any number of cores"
+
+
+def test_another_version_of_the_meters_is_not_pooled_with_this_one(tmp_path):
+    found = load(put(tmp_path, made("new"), made("old", measure_version=1)))
+    assert len({row["group"] for row in tables_memory.memory(found)}) == 2
+
+
+def test_a_group_is_named_by_what_tells_it_apart():
+    base = {"task": "imdb", "model": "bert-tiny", "precision": "fp32", "micro_batch": 8, "lr": 1e-3}
+    assert labels([base]) == ["imdb, bert-tiny, fp32"]
+    assert labels([base, base | {"micro_batch": 4}]) == ["imdb, bert-tiny, fp32, rows/pass 8",
+                                                         "imdb, bert-tiny, fp32, rows/pass 4"]  # fmt: skip
+    assert labels([base, base | {"lr": 5e-5, "micro_batch": 4}])[1] == "imdb, bert-tiny, fp32, rows/pass 4"
+    assert labels([base, base | {"lr": 5e-5}])[1] == "imdb, bert-tiny, fp32, lr 5e-05", "where nothing else does"
+    assert labels([base | {"save": True}, base]) == ["imdb, bert-tiny, fp32, save", "imdb, bert-tiny, fp32"]
+    several = [base | {"seed_of_data": value} for value in (None, False)]
+    assert len(set(labels(several))) == 2, "never twice the same"
+
+
+def test_a_line_is_an_arm_and_more_where_that_is_not_enough(tmp_path):
+    found = load(put(tmp_path, made("a", "zero2", 2), made("b", "zero2", 4), made("c", "ddp", 2),
+                     made("d", "zero3", 64, virtual=True)))  # fmt: skip
+    assert set(lines(list(found.runs))) == {"ddp", "zero2, 2 ranks", "zero2, 4 ranks", "zero3 (virtual)"}
+    assert len(groups(found.done)) == 2, "virtual ranks were asked for"
+
+
+def test_losses_are_held_against_the_same_seed_and_rows(tmp_path):
+    runs = [made(f"{arm}-{seed}", arm, 2, seed, loss=2 + seed / 10 + (arm == "zero2") / 1000)
+            for arm in ("ddp", "zero2") for seed in (1, 2)]  # fmt: skip
+    found = load(put(tmp_path, *runs, made("alone", "single", 1), made("odd", "zero3", 2, seed=7)))
+    table = {row["line"]: row for row in tables.parity(tables.losses(found))}
+    assert table["zero2"]["largest difference"] == pytest.approx(0.0015)
+    assert table["zero2"]["seeds differ by"] == pytest.approx(0.1, rel=0.5)
+    assert table["ddp"]["largest difference"] is None
+    assert table["single"]["against"] is None, "it takes half as many rows in a step"
+    assert table["zero3"]["against"] is None, "nobody has its seed"
+    other = {row["line"]: row for row in tables.parity(tables.losses(found, "zero2"))}
+    assert other["ddp"]["against"] == "zero2"
+    assert tables.losses(found, tasks=["imdb"]) == []
+
+
+def test_an_interval_needs_three_runs_of_each():
+    assert tables_time.ratio([1.0, 2.0], [1.0, 1.0, 1.0]) == {"median": 1.5, "low": None, "high": None, "n": 2}
+    made = tables_time.ratio([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
+    assert made["low"] < made["median"] == 2.0 < made["high"]
+
+
+def test_a_run_out_of_memory_marks_the_frontier(tmp_path):
+    cap = {"requested__memory_cap_gib": 1.0}
+    found = load(put(tmp_path, made("small", "single", 1, micro_batch=2, **cap),
+                     changed(failed("large", arm="single", ranks=1, micro_batch=4), **cap)))  # fmt: skip
+    (row,) = tables_memory.capacity(found)
+    assert (row["largest"], row["failed"], row["cap GiB"]) == (2, 4, 1.0)
+    json.dumps(tables.runs(found))
