@@ -49,7 +49,7 @@ class Run:
     peak_of: str | None  # allocated: what PyTorch gave out on a GPU. tracked: what tensors held on a CPU
     traffic: dict[str, int]  # bytes of a step by collective, the first rank's
     place: str  # the environment, as `compare` tells it
-    meters: str  # the device and the version of the meters: what else decides bytes
+    device: str | None
     environment: str = ""  # and its letter
 
     def __getattr__(self, name: str):
@@ -150,7 +150,7 @@ def _run(folder: Path, made: dict) -> Run:
         peak_bytes=max(allocated) if known else held and held.tracked_bytes,
         peak_of="allocated" if known else "tracked" if held else None,
         traffic={kind: int(moved["bytes"]) for kind, moved in counted.items()},
-        meters=f"on {seen.get('device')}, meters {made['measure_version']}",
+        device=seen.get("device"),
         place=environment(made) if made["hardware"] and made["software"] else "",
     )  # fmt: skip
 
@@ -170,12 +170,14 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
         asked = {name: value for name, value in asked.items() if name not in without and value is not None}
         if asked.get("steps"):
             asked.pop("epochs", None)  # overridden
-        where = run.meters if only else f"environment {run.environment}"
-        found.setdefault((json.dumps(asked, sort_keys=True), where), []).append(run)
-    alike = list(dict.fromkeys(asked for asked, _ in found))
+        where = (f"on {run.device}", f"measured by version {run.made['measure_version']}")
+        where = where if only else (f"environment {run.environment}",)
+        found.setdefault((json.dumps(asked, sort_keys=True), *where), []).append(run)
+    alike = list(dict.fromkeys(asked for asked, *_ in found))
     told = dict(zip(alike, labels([json.loads(asked) for asked in alike]), strict=True))
-    several = len({where for _, where in found}) > 1
-    return {told[asked] + f", {where}" * several: mine for (asked, where), mine in found.items()}
+    differ = [len(set(column)) > 1 for column in zip(*found, strict=True)][1:]
+    return {", ".join([told[asked], *(word for word, unlike in zip(where, differ, strict=True) if unlike)]): mine
+            for (asked, *where), mine in found.items()}  # fmt: skip
 
 
 def by(items: Iterable, *names: str) -> dict[tuple, list]:

@@ -107,15 +107,19 @@ def _summed(fixed: dict, now: dict) -> dict[str, int]:
     return {role: size for role, size in out.items() if size}
 
 
-def of_record(made: dict, ranks: int | None = None) -> dict | None:
-    """The estimate of what a run asked for, or of the same on other ranks. None where its model is not known here."""
+def of_record(made: dict, ranks: int | None = None, deepspeed: dict | None = None) -> dict | None:
+    """The estimate of what a run asked for, or of the same on other ranks or with another config.
+
+    None where its model is not known here.
+    """
     asked, seen = made["requested"], made["observed"]
     try:
         model = describe(shape_of(asked["model"]), VOCABULARY, asked.get("dropout"))
     except Stop:
         return None
     return estimate(
-        model, seen["deepspeed"] if seen["stage"] is not None else None, ranks or seen["ranks"], asked["precision"],
+        model, deepspeed or (seen["deepspeed"] if seen["stage"] is not None else None), ranks or seen["ranks"],
+        asked["precision"],
         asked["micro_batch"], asked["accumulation"], asked["sequence"], asked["attention"], asked["checkpointing"],
         device=seen["device"], data_bytes=data_bytes(asked),
     )  # fmt: skip

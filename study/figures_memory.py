@@ -58,7 +58,7 @@ def _stacked(rows: list[dict], of: str, colours: dict[str, str], solid: str) -> 
     ax.invert_yaxis()
     ax.margins(x=0.12, y=0.02)
     ax.grid(axis="y", visible=False)
-    title(ax, rows[0]["group"])
+    title(ax, rows[0]["group"], 40)  # beside the names of the bars
     legend(made, style.patches(colours, [name for name in colours if any(row[of] == name for row in rows)]), 4)
     return made, ax
 

@@ -24,6 +24,7 @@ PARTS = {
     "activations": ("activations",),
     "other": ("temporaries", "constants", "other"),
 }
+STAGES = ("zero1", "zero2", "zero3")
 PREDICTORS = ("ours", "deepspeed", "accelerate")
 OUT_OF_MEMORY = ("oom", "host_oom")
 
@@ -31,22 +32,49 @@ OUT_OF_MEMORY = ("oom", "host_oom")
 def memory(found: Collection) -> list[dict]:
     """What a rank holds at its peak, by part: measured, predicted, and what the ZeRO paper's formula says of states."""
     rows = []
-    chosen = [run for run in found.done if run.components]
-    for label, members in on_ranks(groups(chosen, only=SETTINGS)).items():
-        for line, repeats in lines(members).items():
-            run = max(repeats, key=lambda one: sum(one.components.values()))
-            common = {"group": label, "line": line, "arm": run.arm, "ranks": run.ranks, "kind": run.kind,
-                      "buckets": "default" if run.arm.endswith("_default") else "right-sized",
-                      "parameters": run.parameters, "n": len(repeats)}  # fmt: skip
-            predicted = of_record(run.made)
-            recipe = theory.OF_PRECISION.get(run.precision)
-            paper = recipe and run.parameters and theory.states_bytes(run.parameters, run.stage or 0, run.ranks, recipe)
-            sources = {"measured": parts(run.components),
-                       "predicted": parts(predicted["memory"]["at_peak"]) if predicted else {},
-                       "ZeRO paper, states": paper or {}}  # fmt: skip
-            rows += [common | {"source": source, "part": part, "bytes": size}
-                     for source, held in sources.items() for part, size in held.items()]  # fmt: skip
+    for label, line, repeats in _lines(found):
+        run = _largest(repeats)
+        predicted, recipe = of_record(run.made), theory.OF_PRECISION.get(run.precision)
+        paper = recipe and run.parameters and theory.states_bytes(run.parameters, run.stage or 0, run.ranks, recipe)
+        sources = {"measured": parts(run.components),
+                   "predicted": parts(predicted["memory"]["at_peak"]) if predicted else {},
+                   "ZeRO paper, states": paper or {}}  # fmt: skip
+        rows += [_held(label, line, run, source, part, size, len(repeats))
+                 for source, held in sources.items() for part, size in held.items()]  # fmt: skip
     return rows
+
+
+def buckets(found: Collection) -> list[dict]:
+    """What each stage holds with buckets of DDP's size and with those that DeepSpeed ships, measured or predicted."""
+    rows = []
+    for label, line, repeats in _lines(found):
+        run = _largest(repeats)
+        arm = run.arm.removesuffix("_default")
+        if arm not in STAGES:
+            continue
+        line = line.replace(run.arm, f"{arm}, {'default' if run.arm != arm else 'small'} buckets")
+        rows += [_held(label, line, run, "measured", part, size, len(repeats))
+                 for part, size in parts(run.components).items()]  # fmt: skip
+        default = arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed
+        if run.arm == arm and (predicted := of_record(run.made, deepspeed=default)):
+            rows += [_held(label, f"{arm}, default buckets", run, "predicted", part, size, 0)
+                     for part, size in parts(predicted["memory"]["at_peak"]).items()]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["group"], row["line"]))
+
+
+def _lines(found: Collection) -> list[tuple[str, str, list[Run]]]:
+    """Group, line and runs of all that knows its memory by component."""
+    known = on_ranks(groups([run for run in found.done if run.components], only=SETTINGS))
+    return [(label, line, runs) for label, members in known.items() for line, runs in lines(members).items()]
+
+
+def _largest(runs: list[Run]) -> Run:
+    return max(runs, key=lambda run: sum(run.components.values()))
+
+
+def _held(group: str, line: str, run: Run, source: str, part: str, size: float, n: int) -> dict:
+    return {"group": group, "line": line, "arm": run.arm, "ranks": run.ranks, "kind": run.kind,
+            "parameters": run.parameters, "source": source, "part": part, "bytes": size, "n": n}  # fmt: skip
 
 
 def on_ranks(found: dict[str, list[Run]]) -> dict[str, list[Run]]:
