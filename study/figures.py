@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from study import stats, style
 from study.collection import by
+from study.finding import REFUTED, SUPPORTED
 from study.style import FAINT, INK, colour, figure, keys, legend, marker, note, panels, title
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
@@ -103,7 +104,7 @@ def verdicts(rows: list[dict]) -> Figure:
                 continue
             ax.barh(place, count, 0.72, left, color=tone, edgecolor=FAINT, linewidth=0.8)
             if count >= 0.04 * max(map(len, documents.values())):
-                dark = verdict in ("supported", "refuted")
+                dark = verdict in (SUPPORTED, REFUTED)
                 ax.text(left + count / 2, place, count, va="center", ha="center", color="white" if dark else INK)
             left += count
     ax.set_yticks(range(len(documents)), [document for (document,) in documents])

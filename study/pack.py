@@ -26,7 +26,14 @@ from study.record import Stop, now_utc
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20
-FOR_READING = ("ipykernel", "jinja2", "jupyter", "matplotlib", "mistune", "papermill")  # results are read elsewhere: that machine makes them
+FOR_READING = (
+    "ipykernel",
+    "jinja2",
+    "jupyter",
+    "matplotlib",
+    "mistune",
+    "papermill",
+)  # results are read elsewhere: that machine makes them
 BUILT_HERE = {"deepspeed": {"DS_BUILD_OPS": "0"}}  # has no wheel. Its operators are compiled there, on first use
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 SPLITS_NOT_READ = "test"  # what files of them begin with: the study trains, and evaluates on what it held out

@@ -19,6 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from study.finding import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED
+
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 
@@ -36,7 +38,7 @@ PARTS = {
 }  # fmt: skip
 COLLECTIVES = {"all-reduce": "#8c8c8c", "reduce-scatter": "#0f5b3a", "all-gather": "#4280dd", "reduce": "#e8b21c",
                "broadcast": "#7c3880", "any": "#ffffff"}  # fmt: skip
-VERDICTS = {"supported": "#1f5fb8", "refuted": "#cc3203", "inconclusive": "#bdbdbd", "not tested here": "#ffffff"}
+VERDICTS = {SUPPORTED: "#1f5fb8", REFUTED: "#cc3203", INCONCLUSIVE: "#bdbdbd", NOT_TESTED: "#ffffff"}
 STYLE = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
     "font.size": 9.5, "axes.titlesize": 9.5, "axes.labelsize": 9.5, "xtick.labelsize": 9, "ytick.labelsize": 9,
