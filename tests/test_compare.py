@@ -2,11 +2,12 @@
 
 import copy
 import time
+from pathlib import Path
 
 import pytest
 
 from study import record
-from study.compare import compare, lines
+from study.compare import compare, lines, run_folders
 from study.record import Stop
 
 HARDWARE = {"devices": [], "driver": None, "cpu": "Some CPU", "cores": 2, "host_memory_bytes": 24 * 2**30 + 12345}
@@ -236,6 +237,13 @@ def test_the_peak_is_the_largest_ranks_and_says_of_what(put, tmp_path, per_rank,
     put(memory={"per_rank": [{"peak_allocated_bytes": value} for value in per_rank], "components": of_rank})
     (row,) = compare([tmp_path]).rows
     assert (row["peak MB"], row["peak of"]) == (peak, kind)
+
+
+def test_a_folder_and_one_below_it_are_read_once(put, tmp_path, monkeypatch):
+    put("runs/a")
+    monkeypatch.chdir(tmp_path)
+    for folders in ([".", "runs"], ["runs", tmp_path], ["runs/a", "runs"]):
+        assert len(run_folders([Path(folder) for folder in folders])) == 1, folders
 
 
 def test_two_kinds_of_peak_never_make_one_median(put, tmp_path):
