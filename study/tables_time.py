@@ -13,6 +13,7 @@ from study.collection import Collection, Run, by, groups, lines
 from study.compare import FEWEST_RUNS, compare
 
 OF_THE_MODEL = ("lr", "attention")  # their defaults depend on it
+MEASURED = ("environment", "runs", "s/step", "from", "to", "vs A", "peak MB", "loss")
 IN_STEPS = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
 
 
@@ -140,7 +141,7 @@ def throughput_000(found: Collection) -> list[dict]:
 def offload_001(found: Collection) -> list[dict]:
     """Document 001's table of 20 billion parameters, and what came of the same three here, outcome and all."""
     rows = [{"group": "document 001, 20B on eight GPUs", "arm": row["arm"], "outcome": row["outcome"],
-             "peak MB": row["bytes"] / 1e6, "samples/s": row["samples_per_s"]}
+             "peak GB": row["bytes"] / 1e9, "samples/s": row["samples_per_s"]}
             for row in published.OFFLOAD_001]  # fmt: skip
     arms = ("single", "ddp", "zero3", "zero3_cpu", "zero3_nvme")
     for label, members in groups([run for run in found.runs if run.arm in arms]).items():
@@ -150,15 +151,22 @@ def offload_001(found: Collection) -> list[dict]:
             times = seconds(run for run in runs if run.median_step_s)
             rows.append({"group": label, "arm": line, "ranks": runs[0].ranks,
                          "outcome": ", ".join(sorted({run.status for run in runs})), "n": len(runs),
-                         "peak MB": runs[0].peak_bytes and runs[0].peak_bytes / 1e6,
+                         "peak GB": runs[0].peak_bytes and runs[0].peak_bytes / 1e9,
                          "samples/s": runs[0].rows_per_step / stats.median(times) if times else None})  # fmt: skip
     return rows if len(rows) > len(published.OFFLOAD_001) else []
 
 
 def machines(found: Collection) -> tuple[list[dict], list[dict]]:
-    """Equal cells in each environment, and the environments by their letters."""
+    """Equal cells in each environment, and the environments by their letters; what matters most comes first."""
     folders = [folder for folder in found.folders if any(folder.glob("**/record.json"))]
     if not folders:
         return [], []
     compared = compare(folders)
-    return compared.rows, [{"environment": letter} | place for letter, place in compared.environments.items()]
+    places = [{"environment": letter} | place for letter, place in compared.environments.items()]
+    unlike = [name for name in dict.fromkeys(name for place in places for name in place)
+              if len({str(place.get(name)) for place in places}) > 1]  # fmt: skip
+    return [_first(row, ["arm", "model", *MEASURED]) for row in compared.rows], [_first(one, unlike) for one in places]
+
+
+def _first(row: dict, names: list[str]) -> dict:
+    return {name: row[name] for name in names if name in row} | row
