@@ -14,7 +14,7 @@ from study.record import Stop
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
-    """Copy the record of every run below the folders. How many, and in a sentence each what could not be read.
+    """Copy the record of every run below the folders. How many, and in a sentence each what was left out.
 
     A run keeps its folder's name, below the name of the folder that it was found in. What has been kept is replaced.
     """
@@ -25,6 +25,9 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
                 made = record.load(folder)
             except Stop as stop:
                 unreadable.append(stop.what)
+                continue
+            if made["status"] == "running":
+                unreadable.append(f"{folder} is still running, or was cut off")
                 continue
             target = into / "runs" / top.resolve().name / folder.name
             target.mkdir(parents=True, exist_ok=True)

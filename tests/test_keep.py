@@ -55,5 +55,8 @@ def test_what_cannot_be_read_is_told(tmp_path):
     assert count == 1
     assert len(unreadable) == 1
     assert "bad" in unreadable[0]
+    (tmp_path / "runs" / "cut").mkdir()
+    record.write(tmp_path / "runs" / "cut", record.new("cut", []))
+    assert "cut off" in keep.keep([tmp_path / "runs"], tmp_path / "kept")[1][1]
     with pytest.raises(Stop, match="no run below"):
         keep.keep([tmp_path / "nothing"], tmp_path / "kept")
