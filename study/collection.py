@@ -11,7 +11,7 @@ from pathlib import Path
 
 from study import explain, record
 from study.arms import NAMES
-from study.compare import cell, environment
+from study.compare import cell, environment, letter_of
 from study.record import Stop
 
 LEFT_BEHIND = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these and no record was a run
@@ -100,11 +100,10 @@ def load(folders: str | Path | Iterable[str | Path]) -> Collection:
         except Stop as stop:
             problems.append(f"{stop.what}: {stop.remedy}")
             continue
-        identity = tuple(str(run.made[name]) for name in ("run_id", "started_utc", "finished_utc"))
-        if identity not in met:  # a copy makes an interval narrower and nothing surer
+        if (identity := record.identity(run.made)) not in met:
             met.add(identity)
             if run.done:  # what is met first is environment A, as in `compare`
-                letters.setdefault(run.place, chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
+                letters.setdefault(run.place, letter_of(len(letters)))
             runs.append(run)
         if run.status == "running":
             problems.append(f"{path} is half-written: it is running still, or was killed: run that cell again")

@@ -37,16 +37,21 @@ def compare(folders: list[Path]) -> Comparison:
         except (Stop, AttributeError, KeyError, TypeError) as error:  # well formed, and yet not what a run writes
             unreadable.append(error.what if isinstance(error, Stop) else f"{folder / 'record.json'}: {error!r}")
             continue
-        if (identity := tuple(str(made[name]) for name in ("run_id", "started_utc", "finished_utc"))) in met:
-            left_out["copy"] += 1  # counted twice, a run makes the interval narrower and nothing surer
+        if record.identity(made) in met:
+            left_out["copy"] += 1
         elif known is None:
             left_out[made["status"]] += 1
         else:
-            letter = letters.setdefault(known[1], chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
+            letter = letters.setdefault(known[1], letter_of(len(letters)))
             groups.setdefault(known[0], {}).setdefault(letter, []).append(known[2])
-        met.add(identity)
+        met.add(record.identity(made))
     environments = {letter: json.loads(text) for text, letter in letters.items()}
     return Comparison(_rows(groups, list(environments)), environments, dict(left_out), unreadable)
+
+
+def letter_of(number: int) -> str:
+    """The name of an environment, by the order in which they were met: A to Z, then A1."""
+    return chr(65 + number % 26) + str(number // 26 or "")
 
 
 def run_folders(folders: list[Path]) -> list[Path]:

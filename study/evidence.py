@@ -98,10 +98,9 @@ def read(folders: Iterable[Path]) -> Evidence:
     for path in paths:
         try:
             made = record.load(path.parent)
-            identity = tuple(str(made[name]) for name in ("run_id", "started_utc", "finished_utc"))
-            if identity in met:
+            if record.identity(made) in met:
                 continue  # the same run, copied
-            met.add(identity)
+            met.add(record.identity(made))
             if wrong := instruments.faults(made):
                 aside.append(f"{made['run_id']}: {'; '.join(wrong)}")
             elif made["status"] != "running":

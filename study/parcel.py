@@ -1,11 +1,13 @@
 """What travels from a machine without a network and back to it: records in small parts, and little else."""
 
+import contextlib
 import io
 import json
 import shutil
 import tarfile
 from pathlib import Path
 
+from study import record
 from study.record import Stop
 
 PART_BYTES = 14 * 2**20
@@ -67,5 +69,18 @@ def unpack(out: Path, reports: Path) -> int:
                 if (reports / member.name).exists() and member.name.endswith(".json"):
                     continue
                 archive.extract(member, reports, filter="data")
+                if member.isfile():
+                    _drop_paths(reports / member.name)
                 count += member.name.endswith("record.json")
     return count
+
+
+def _drop_paths(path: Path) -> None:
+    """Reports are published, and where that machine kept its things is nobody's affair."""
+    text = path.read_text(errors="replace")
+    if path.suffix == ".json":
+        with contextlib.suppress(ValueError):  # cut off in the middle: as text, then
+            made = json.loads(text)
+            path.write_text(json.dumps(record.without_paths(made), indent=1) + "\n")
+            return
+    path.write_text(record.without_paths(text))

@@ -25,7 +25,6 @@ OFFLOAD_001 = (
 # Document 002: figure 2 has no numbers in the text but these. BERT-large, one A100.
 SMALLEST_SPEEDUP_002 = -0.05  # "almost 5 %" slower
 WORTHWHILE_FROM_BYTES_002 = 2e9  # "crossing the 2GB barrier", read as the size of the fp32 weights
-LOSS_GAIN_002 = {"train": 0.0118, "eval": 0.0122}  # at epoch 5
 
 # Document 003: scenarios 1 to 3, four GPUs, a model whose weights take 4 GB; read as 10^9 parameters in fp32.
 RANKS_003, PARAMETERS_003 = 4, 1e9

@@ -136,6 +136,11 @@ def without_paths(value):
     return PATH.sub(r"\1", value) if isinstance(value, str) else value
 
 
+def identity(made: dict) -> tuple[str, ...]:
+    """What a run and a copy of it have in common, and no other run: counted twice, it would only look surer."""
+    return tuple(str(made[name]) for name in ("run_id", "started_utc", "finished_utc"))
+
+
 def load(folder: Path) -> dict:
     """The record of a run folder, checked. A folder that holds none, or a broken one, is a Stop that says so."""
     path = folder / "record.json"

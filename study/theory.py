@@ -94,16 +94,6 @@ def infinity_states_bytes(layers: int, hidden: int) -> int:
     return 240 * layers * hidden**2
 
 
-def infinity_checkpoint_bytes(rows: int, sequence: int, hidden: int, layers: int, every: int = 1) -> float:
-    """P3 eq. 3: activation checkpoints in 16 bits, one every so many layers."""
-    return 2 * rows * sequence * hidden * layers / every
-
-
-def infinity_working_bytes(rows: int, sequence: int, hidden: int, heads: int, every: int = 1) -> int:
-    """P3 eq. 5: activations between two checkpoints, in 16 bits, attention written out."""
-    return rows * sequence * every * (16 * hidden + 2 * heads * sequence)
-
-
 def published_activation_bytes(rows: int, sequence: int, hidden: int, layers: int) -> int:
     """P1 footnote 4: a GPT-2 keeps about 12 elements of 16 bits per hidden unit, token and layer."""
     return 2 * 12 * hidden * rows * sequence * layers

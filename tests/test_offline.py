@@ -307,7 +307,8 @@ def test_parts_are_small_enough_and_whole_together(tmp_path, work, monkeypatch):
     assert all(part.stat().st_size < 300_000 for part in parts)
     parcel.unpack(tmp_path / "out", tmp_path / "reports")
     for path in (work / "results").rglob("record.json"):
-        assert (tmp_path / "reports" / path.relative_to(work / "results")).read_bytes() == path.read_bytes()
+        back = json.loads((tmp_path / "reports" / path.relative_to(work / "results")).read_text())
+        assert back == json.loads(path.read_text())
 
 
 def test_unpacking_keeps_what_is_there(tmp_path, work):
@@ -319,6 +320,18 @@ def test_unpacking_keeps_what_is_there(tmp_path, work):
     assert (tmp_path / "reports" / "runs" / "p" / "a.1" / "record.json").read_text() == "mine"
     with pytest.raises(Stop, match="nothing to unpack"):
         parcel.unpack(tmp_path / "none", tmp_path / "reports")
+
+
+def test_paths_of_that_machine_are_not_unpacked(tmp_path, work):
+    run = work / "results" / "runs" / "p" / "a.1"
+    a_run(run)
+    (run / "record.json").write_text(json.dumps({"status": "failed", "error": "no room in /home/me/data/imdb"}))
+    (run / "log.txt").write_text("File /home/me/venv/torch.py, line 3\n")
+    parcel.pack_back(work / "results", tmp_path / "out", set())
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    back = tmp_path / "reports" / "runs" / "p" / "a.1"
+    assert json.loads((back / "record.json").read_text())["error"] == "no room in imdb"
+    assert (back / "log.txt").read_text() == "File torch.py, line 3\n"
 
 
 def test_a_part_that_would_write_elsewhere_is_refused(tmp_path):
