@@ -28,7 +28,7 @@ report: setup  ## what `make study` found, as pages to open in a browser: report
 	study report --runs $(RUNS) --out reports/build
 
 test: setup  ## every test that needs no GPU, the slow ones left out
-	pytest -m "not slow and not gpu"
+	pytest -n 2 --dist loadgroup -m "not slow and not gpu"
 
 check: setup  ## lint, and every test, the slow ones as well
 	ruff check && ruff format --check && pytest -m "not gpu"

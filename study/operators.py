@@ -5,9 +5,13 @@ DeepSpeed compiles them on first use, without a word and for minutes, which look
     python -m study.operators
 """
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from study.nvme import check_libaio
 from study.record import Stop
@@ -39,6 +43,23 @@ print("cached" if before and built() == before else "compiled")
 
 def main() -> int:
     """Build what this machine can have. The exit code says whether all of it is ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        return build(os.environ | {"PATH": f"{without_debug_information(Path(folder))}:{os.environ['PATH']}"})
+
+
+def without_debug_information(folder: Path) -> Path:
+    """A compiler that leaves out what only a debugger reads: a third of the time of what DeepSpeed compiles with -g.
+
+    It is a `c++` in a folder for the front of PATH. To ninja the command is the one that DeepSpeed gives later, so that
+    nothing is compiled again. Where CXX names a compiler, this one is not asked.
+    """
+    if real := shutil.which("c++"):
+        (folder / "c++").write_text(f'#!/bin/sh\nexec "{real}" "$@" -g0\n')
+        (folder / "c++").chmod(0o755)
+    return folder
+
+
+def build(environment: dict[str, str]) -> int:
     say("DeepSpeed's operators: compiling what is not cached, which takes some minutes, once")
     started = time.monotonic()
     children = {}
@@ -50,8 +71,9 @@ def main() -> int:
                 say(f"  skipped       {purpose}: {stop.what}. What to do: {stop.remedy}, and run this again")
                 continue
         children[name] = subprocess.Popen(
-            [sys.executable, "-c", BUILD, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            [sys.executable, "-c", BUILD, name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment,
+        )  # fmt: skip
     failed, told = [], started
     while children:
         time.sleep(0.2)

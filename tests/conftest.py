@@ -1,10 +1,14 @@
 """How the tests start the real thing: `accelerate launch`, in fresh processes, as a user would."""
 
+import dataclasses
+import fcntl
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
+
+
+# Of two workers, one takes a whole file, since the tests of a file share what they look at. But:
+TOGETHER = {"test_report": "test_browser", "test_notebooks": "test_browser", "test_parity": "test_train"}  # share more
+APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data")  # share nothing, and take longest
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if (name := item.path.stem) not in APART:
+            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(name, name)))
 
 
 @dataclass
@@ -60,22 +75,34 @@ def left_running(folder: Path) -> list[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
-    """One cache for all launches of a session, empty at its start, and then shared as one user's runs share it."""
-    return tmp_path_factory.mktemp("cache")
+def shared(tmp_path_factory) -> Path:
+    """A folder of this session, the same one for each of its workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, cache):
+def cache(shared) -> Path:
+    """One cache for all launches of a session, empty at its start, and then shared as one user's runs share it."""
+    (shared / "cache").mkdir(exist_ok=True)
+    return shared / "cache"
+
+
+@pytest.fixture(scope="session")
+def trained(shared, cache):
     """A function that trains an arm with some flags once per session, and hands out the same run when asked again."""
-    runs: dict[tuple, Launched] = {}
 
     def train(arm: str, *flags: str) -> Launched:
-        key = (arm, *flags)
-        if key not in runs:
-            runs[key] = launch(arm, tmp_path_factory.mktemp("runs") / arm.replace("/", "-"), *flags, cache=cache)
-            assert runs[key].code == 0, runs[key].output
-        return runs[key]
+        name = f"trained-{arm.replace('/', '-')}-{hashlib.sha256(repr(flags).encode()).hexdigest()[:12]}"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+            told = shared / f"{name}.json"
+            if not told.exists():
+                run = launch(arm, Path(tempfile.mkdtemp(dir=shared)) / arm.replace("/", "-"), *flags, cache=cache)
+                assert run.code == 0, run.output
+                told.write_text(json.dumps(dataclasses.asdict(run), default=str))
+        kept = json.loads(told.read_text())
+        return Launched(**kept | {"folder": Path(kept["folder"])})
 
     return train
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from conftest import ROOT, launch
 
-from study import cli, record
+from study import cli, operators, record
 from study.arms import NAMES
 
 
@@ -194,3 +194,17 @@ def test_operators_that_are_built_are_not_built_again():
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("  cached") >= 3
     assert "  compiled" not in done.stdout
+
+
+def test_what_only_a_debugger_reads_is_not_compiled(tmp_path):
+    """It is a third of the time. The same command, with and without our compiler in front."""
+    (tmp_path / "one.cpp").write_text("int twice(int x) { return 2 * x; }\n")
+    wrapped = f"{operators.without_debug_information(tmp_path)}:{os.environ['PATH']}"
+    sections = {}
+    for path in (os.environ["PATH"], wrapped):
+        command = ["c++", "-g", "-O3", "-c", "one.cpp", "-o", "one.o"]
+        subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+        sections[path] = (tmp_path / "one.o").read_bytes()
+    assert b".debug_info" in sections[os.environ["PATH"]]
+    assert b".debug_info" not in sections[wrapped]
+    assert b"twice" in sections[wrapped]
