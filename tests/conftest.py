@@ -25,6 +25,7 @@ TOGETHER = {"test_report": "test_browser", "test_notebooks": "test_browser", "te
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data")  # share nothing, and take longest
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if (name := item.path.stem) not in APART:
