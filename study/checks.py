@@ -69,7 +69,11 @@ def ran(
     evidence: Evidence, claim: Claim, *, where: Table,
     largest: Literal["micro_batch", "model", "parameters"] | None = None, over: Table | None = None,
 ) -> Finding:  # fmt: skip
-    """How runs ended; or the largest that is done while a larger one is out of memory, also over that elsewhere."""
+    """How runs ended; or the largest that is done while a larger one is out of memory, also over that elsewhere.
+
+    Runs without values are left out: they take no memory, and so they always end well.
+    """
+    where = {"init": [None, "pretrained", "random", "in_place"]} | where
     chosen = choose(evidence, claim, where, statuses=ANSWERS)
     if not chosen.runs:
         return nothing(chosen)

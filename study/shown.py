@@ -88,12 +88,12 @@ def plan(cells: list[Cell]) -> None:
     axes = [key for key in cells[0].asked if len({str(cell.asked.get(key)) for cell in cells}) > 1] if cells else []
     rows = []
     for cell in cells:
-        stop = sweep.why_not(cell, gpus)
+        stop, virtual = sweep.why_not(cell, gpus), cell.value("virtual_ranks")
         rows.append(
             {
                 "cell": cell.name,
-                "ranks": cell.ranks or (1 if cell.arm == "single" else gpus or 2),
-                **{key: cell.asked.get(key) for key in axes},
+                "ranks": f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2),
+                **{key: cell.asked.get(key) for key in axes if key != "virtual_ranks"},
                 "here": "yes" if stop is None else f"no: {stop.what}",
             }
         )

@@ -186,6 +186,14 @@ def test_ran_tells_how_runs_ended():
     assert (both.found, both.evidence) == (None, ("a", "b")), "what failed otherwise says nothing"
 
 
+def test_what_has_no_values_does_not_show_that_it_fits():
+    claim = a_claim("memory", ranks=8)
+    with_values, without = made("a", virtual=True, ranks=8), made("b", virtual=True, ranks=8)
+    without["requested"]["init"] = "none"
+    assert checks.ran(there(without), claim, where=CPU).found is None
+    assert checks.ran(there(with_values, without), claim, where=CPU).evidence == ("a",)
+
+
 def ladder(arm: str, done: list[int], oom: list[int]) -> list[dict]:
     return [made(f"{arm}{n}", arm, micro_batch=n) for n in done] + [
         failed(f"{arm}{n}", arm=arm, micro_batch=n) for n in oom
