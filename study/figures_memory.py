@@ -15,10 +15,11 @@ def memory(rows: list[dict], per_parameter: bool = False) -> Figure:
     largest = max(sum(row["bytes"] for row in mine) for mine in by(rows, "line", "source").values())
     scale, unit = _unit(largest)
     drawn = [row | {"length": row["bytes"] / (row["parameters"] if per_parameter else scale)} for row in rows]
-    made, ax = _stacked(drawn, "part", style.PARTS, solid="measured")
-    ax.set_xlabel("bytes per parameter, at the peak of a rank" if per_parameter else f"{unit} per rank, at its peak")
+    made, ax = _stacked(drawn, "part", style.PARTS, "measured")
+    of = "bytes per parameter, at the peak of a rank" if per_parameter else f"{unit} per rank, at its peak"
+    ax.set_xlabel(of, loc="right")  # in the middle it could leave the figure, where names of bars are long
     open_too = " Hatched: virtual ranks, or a smaller device emulated." * any(row["kind"] != "real" for row in rows)
-    seen = [row for row in rows if row["source"] == "measured"]
+    seen = [row for row in rows if row["source"].startswith("measured")]
     note(made, f"Measured: the run that held most, {counted(seen)}.{open_too}" if seen else "Nothing here is measured.")
     return made
 
@@ -31,7 +32,7 @@ def _unit(largest: float) -> tuple[float, str]:
 def traffic(rows: list[dict]) -> Figure:
     """Bytes sent in a step over those of one all-reduce of the gradients, by collective: counted and published."""
     made, ax = _stacked([row | {"length": row["times"]} for row in rows], "collective", style.COLLECTIVES, "counted")
-    ax.set_xlabel("bytes sent in a step, over an all-reduce of the gradients")
+    ax.set_xlabel("bytes sent in a step, over an all-reduce of the gradients", loc="right")
     note(made, f"Counted: {counted(rows)}; sent in rings, where an all-reduce goes round twice. White: a document that "
                "names no collective.")  # fmt: skip
     return made
@@ -46,9 +47,9 @@ def _stacked(rows: list[dict], of: str, colours: dict[str, str], solid: str) -> 
         for number, ((source,), mine) in enumerate(by(of_line, "source").items()):
             left = 0.0
             for row in mine:
-                hatch = "////" if row["kind"] != "real" and source == solid else None
+                hatch = "////" if row["kind"] != "real" and source.startswith(solid) else None
                 ax.barh(at, row["length"], 0.86, left, color=colours.get(row[of], FAINT), edgecolor=FAINT,
-                        linewidth=0.6, alpha=1 if source == solid else 0.55, hatch=hatch)  # fmt: skip
+                        linewidth=0.6, alpha=1 if source.startswith(solid) else 0.55, hatch=hatch)  # fmt: skip
                 left += row["length"]
             ax.annotate(f"{left:.3g}", (left, at), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
             ticks.append((at, source if number else f"{line}: {source}"))
@@ -72,7 +73,7 @@ def peaks(rows: list[dict]) -> Figure:
     for (arm,), mine in by([row for row in rows if row["source"] == "predicted"], "arm").items():
         dashes = (5 * arms.index(arm), (9, 6)) if arms.index(arm) else "-"
         ax.plot(
-            [row["ranks"] for row in mine], [row["bytes"] / 1e6 for row in mine], color=colour(arm), linestyle=dashes
+            [row["ranks"] for row in mine], [row["bytes"] / scale for row in mine], color=colour(arm), linestyle=dashes
         )
     seen = [row for row in rows if row["source"] == "seen"]
     for row in seen:

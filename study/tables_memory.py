@@ -97,20 +97,25 @@ def parts(components: dict[str, float]) -> dict[str, float]:
     return {part: found[part] for part in PARTS if part in found}
 
 
-def memory_000() -> list[dict]:
-    """Document 000's setting by our formulas, with activations kept and recomputed, and what it printed."""
+def memory_000(found: Collection) -> list[dict]:
+    """Document 000's setting with activations kept and recomputed, by our formulas and as measured; what it printed."""
     model, ranks, tokens = named(published.MODEL_000), published.RANKS_000, published.SEQUENCE_000
     passes, rows = published.BATCH_000 // ranks, []
+    setting = {"model": published.MODEL_000, "ranks": ranks, "sequence": tokens, "precision": "bf16_cast",
+               "micro_batch": 1}  # fmt: skip
     for arm, printed in published.MEMORY_000.items():
-        engine, found = arms.read(arms.all_paths()[arm]).deepspeed, {}
-        for source, recompute in (("predicted", False), ("predicted, recomputing", True)):
+        engine, held = arms.read(arms.all_paths()[arm]).deepspeed, {}
+        for recompute, how in ((False, ""), (True, ", recomputing")):
+            seen = [run for run in found.select(arm=arm, **setting).done if bool(run.checkpointing) == recompute]
+            if seen := [run for run in seen if run.components]:
+                held[f"measured{how}"] = parts(_largest(seen).components), _largest(seen).kind, len(seen)
             made = estimate(model, engine, ranks, "bf16_cast", 1, passes, tokens, "eager", recompute, device="cuda")
-            found[source] = parts(made["memory"]["at_peak"])
+            held[f"predicted{how}"] = parts(made["memory"]["at_peak"]), "real", 0
+        held["document 000"] = {"all": printed}, "real", 0
         common = {"group": f"{published.MODEL_000}, {ranks} ranks, {tokens} tokens, bf16_cast", "line": arm, "arm": arm,
-                  "ranks": ranks, "kind": "real", "parameters": parameters(model), "n": 0}  # fmt: skip
-        rows += [common | {"source": source, "part": part, "bytes": size}
-                 for source, held in (found | {"document 000": {"all": printed}}).items()
-                 for part, size in held.items()]  # fmt: skip
+                  "ranks": ranks, "parameters": parameters(model)}  # fmt: skip
+        rows += [common | {"source": source, "kind": kind, "n": n, "part": part, "bytes": size}
+                 for source, (sizes, kind, n) in held.items() for part, size in sizes.items()]  # fmt: skip
     return rows
 
 

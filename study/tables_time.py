@@ -11,6 +11,7 @@ import numpy as np
 from study import published, stats
 from study.collection import Collection, Run, by, groups, lines
 from study.compare import FEWEST_RUNS, compare
+from study.tables_memory import on_ranks
 
 OF_THE_MODEL = ("lr", "attention")  # their defaults depend on it
 MEASURED = ("environment", "runs", "s/step", "from", "to", "vs A", "peak MB", "loss")
@@ -89,7 +90,7 @@ def frontier(found: Collection) -> list[dict]:
     """Seconds of a step against memory at the peak, each arm a point: what offloading buys, and what it costs."""
     rows = []
     chosen = [run for run in timed(found) if run.peak_bytes]
-    for label, members in groups(chosen).items():
+    for label, members in on_ranks(groups(chosen)).items():
         if len({run.arm for run in members}) < 2:
             continue
         for line, runs in lines(members).items():

@@ -61,7 +61,7 @@ def cases(found) -> dict:
         "verdicts": (figures.verdicts, verdicts),
         "scores": (figures.scores, scores),
         "memory": (figures_memory.memory, largest_group(tables_memory.memory(found))),
-        "memory-000": (figures_memory.memory, tables_memory.memory_000()),
+        "memory-000": (figures_memory.memory, tables_memory.memory_000(found)),
         "traffic": (figures_memory.traffic, largest_group(tables_memory.traffic(found))),
         "peaks": (figures_memory.peaks, largest_group(tables_memory.peaks(found))),
         "capacity": (figures_memory.capacity, tables_memory.capacity(found)),
@@ -189,6 +189,17 @@ def test_peaks(drawn):
         assert near((row["ranks"] * aside, row["bytes"] / 1e6), there), row
 
 
+def test_lines_and_points_have_one_unit(drawn):
+    """Where a rank holds GBs: the lines were drawn in MB, and the points in GB."""
+    _, rows = drawn["peaks"]
+    larger = [row | {"bytes": 1000 * row["bytes"]} for row in rows]
+    made = figures_memory.peaks(larger)
+    assert made.axes[0].get_ylabel() == "GB per rank, at its peak"
+    heights = {y for _, y in points(made.axes[0])}
+    for row in larger:
+        assert any(np.isclose(row["bytes"] / 1e9, y) for y in heights), row["source"]
+
+
 def test_capacity(drawn):
     made, (row,) = drawn["capacity"]
     assert (row["largest"], row["failed"], row["n"]) == (8, 16, 3)
@@ -273,7 +284,16 @@ def test_what_is_virtual_or_emulated_is_marked(found, drawn):
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_text_is_cut_off_or_lies_on_another(drawn, name):
-    made, _ = drawn[name]
+    assert_texts_have_room(drawn[name][0])
+
+
+@pytest.mark.parametrize("name", ["memory", "traffic"])
+def test_long_names_push_nothing_out(found, name):
+    draw, rows = cases(found)[name]
+    assert_texts_have_room(draw([row | {"line": f"{row['line']}_cpu, 64 ranks (virtual)"} for row in rows]))
+
+
+def assert_texts_have_room(made) -> None:
     canvas = FigureCanvasAgg(made)
     canvas.draw()
     renderer = canvas.get_renderer()
