@@ -9,7 +9,7 @@
 import re
 from pathlib import Path
 
-from study import collection, verdicts, words
+from study import collection, figures, style, verdicts, words
 from study.record import Stop
 
 MARKED = re.compile(r"(<!-- verdicts:start (\S+) -->\n)(.*?)(<!-- verdicts:end -->)", re.DOTALL)
@@ -17,16 +17,23 @@ SOFTWARE = ("torch", "deepspeed", "accelerate")
 
 
 def renew(readme: Path) -> None:
-    """Write the marked part of a file anew."""
+    """Write the marked part of a file anew, and the figure that stands beside those runs."""
     text = readme.read_text()
     if not MARKED.search(text):
         raise Stop(f"{readme} has no marked part", "add <!-- verdicts:start FOLDER --> and <!-- verdicts:end -->")
     readme.write_text(made_anew(text))
+    for marked in MARKED.finditer(text):
+        (Path(marked[2]).parent / "verdicts.svg").write_text(drawn(marked[2]))
 
 
 def made_anew(text: str) -> str:
     """The text with every marked part as the records have it now."""
     return MARKED.sub(lambda marked: f"{marked[1]}{part(marked[2])}{marked[4]}", text)
+
+
+def drawn(folders: str) -> str:
+    """The verdicts by document, as a figure."""
+    return style.svg(figures.verdicts(verdicts.judged(collection.load(folders))), "Verdicts by document")
 
 
 def part(folders: str) -> str:

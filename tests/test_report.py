@@ -184,3 +184,13 @@ def test_text_and_records_agree(path, monkeypatch):
     """Where a README's verdicts are not what the records say: study report --runs ... --readme README.md"""
     monkeypatch.chdir(report.ROOT)
     assert digest.made_anew(path.read_text()) == path.read_text()
+
+
+@pytest.mark.parametrize("path", report.ROOT.glob("reports/*/verdicts.svg"), ids=lambda path: path.parent.name)
+def test_figure_and_records_agree(path, monkeypatch):
+    """Its words and numbers, in their order: where they stand is the drawing library's affair."""
+    monkeypatch.chdir(report.ROOT)
+    now = digest.drawn(str(path.parent.relative_to(report.ROOT) / "runs"))
+    told = [re.findall(r"<text[^>]*>([^<]+)</text>", text) for text in (now, path.read_text())]
+    assert told[0] == told[1]
+    assert "supported" in told[0]
