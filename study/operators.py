@@ -25,7 +25,7 @@ OPERATORS = {
 
 # What each child does. Its last line is "cached", "compiled", "not needed", or an error.
 BUILD = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from torch.utils import cpp_extension
 from deepspeed.accelerator import get_accelerator
@@ -33,6 +33,9 @@ builder = get_accelerator().create_op_builder(sys.argv[1])
 if builder is None or type(builder).__name__ == "NotImplementedBuilder":
     sys.exit(print("not needed"))
 root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+for lock in root.glob(f"**/{builder.name}/lock"):
+    if time.time() - lock.stat().st_mtime > 1800:  # a compilation that was cut off left it: PyTorch waits for ever
+        lock.unlink()
 def built():
     return {path: path.stat().st_mtime for path in root.glob(f"**/{builder.name}.so")}
 before = built()
