@@ -34,6 +34,7 @@ def ladder(rows: list[dict]) -> Figure:
     axes[1].axvspan(from_gb, max(10 * from_gb, 1.5 * max(sizes)), color=SHADE, alpha=0.6, linewidth=0)
     axes[1].plot(min(sizes), SMALLEST_SPEEDUP_002, "_", color=INK, markersize=16, markeredgewidth=2.2)
     axes[0].set(yscale="log", xscale="log", ylabel="s/step")
+    axes[0].margins(y=0.18)  # the names stand below their points
     axes[1].set(ylabel="speed-up by ZeRO", xlabel="weights in fp32 (GB)")
     axes[1].yaxis.set_major_formatter(PercentFormatter(1, 0))
     plain(axes[0].yaxis)

@@ -124,7 +124,8 @@ def batches(rows: list[dict]) -> str:
 
 def capacity(rows: list[dict]) -> str:
     """From `tables_memory.capacity`: the largest that survived, arm by arm."""
-    told = [f"- {row['group']}, {row['arm']}: {shown(row['largest'])} survives, {shown(row['failed'])} does not"
+    told = [f"- {row['group']}, {row['arm']}: the largest that survives is {shown(row['largest'])}"
+            f"{' rows per pass' * (row['what'] != 'model')}, and {shown(row['failed'])} does not"
             for row in rows]  # fmt: skip
     return "\n".join(told)
 
