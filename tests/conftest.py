@@ -21,7 +21,7 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 
 
 # Of two workers, one takes a whole file, since the tests of a file share what they look at. But:
-TOGETHER = {"test_report": "test_browser", "test_notebooks": "test_browser", "test_parity": "test_train"}  # share more
+TOGETHER = ("test_train", "test_parity", "test_scoreboard", "test_browser", "test_report", "test_notebooks")  # share the same runs
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data")  # share nothing, and take longest
 
 
@@ -29,7 +29,7 @@ APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_d
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if (name := item.path.stem) not in APART:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(name, name)))
+            item.add_marker(pytest.mark.xdist_group("together" if name in TOGETHER else name))
 
 
 @dataclass
