@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
-# Of two workers, one takes a whole file, since the tests of a file share what they look at. But:
-TOGETHER = ("test_train", "test_parity", "test_scoreboard", "test_browser", "test_report", "test_notebooks")  # share the same runs
-APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data")  # share nothing, and take longest
+# Of two workers, one takes a whole file, since the tests of a file share what they look at. But these share the same
+# runs, so that one worker takes them all; and those share nothing, and take longest.
+TOGETHER = ("test_train", "test_parity", "test_scoreboard", "test_browser", "test_report", "test_notebooks")
+APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
