@@ -114,7 +114,7 @@ def test_a_model_larger_than_this_machine_is_seen(tmp_path, cache):
 )
 def test_no_values_where_they_are_needed_is_refused(flags, told, tmp_path, cache):
     skip_without_libaio()
-    run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache)
+    run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
     assert run.code != 0
     assert told in run.output
     assert "Traceback" not in run.output
