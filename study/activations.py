@@ -8,6 +8,7 @@ differs on a GPU (masks of one byte, attention that is always fused) is from PyT
 from dataclasses import dataclass
 
 from study.architecture import Architecture, matrix_elements
+from study.settings import AUTOCAST
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def widths(precision: str, device: str = "cpu") -> Widths:
     stream = 2 if precision == "bf16_cast" else 4
     products = 4 if precision == "fp32" else 2
     on_gpu = device != "cpu"  # a dropout mask is a bool there; on a CPU it has the dtype of what it masks
-    return Widths(stream, products, precision == "bf16", 1 if on_gpu else stream, 1 if on_gpu else products)
+    return Widths(stream, products, precision in AUTOCAST, 1 if on_gpu else stream, 1 if on_gpu else products)
 
 
 def activations(

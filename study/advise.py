@@ -228,8 +228,8 @@ def assumptions(asked: Question) -> list[str]:
         f"the host updates a billion parameters in {theory.CPU_ADAM_S_PER_BILLION} s, as ZeRO-Offload's did",
         f"GPUs to a node: {asked.local}, each with its own link to the host",
     ]
-    if asked.precision != "fp32" and not gpu.has_bf16:
-        told.append(f"{asked.gpu} has no bf16: read it as fp16, with loss scaling, which the study's trainer lacks")
+    if "bf16" in asked.precision and not gpu.has_bf16:
+        told.append(f"{asked.gpu} has no bf16: read it as fp16, which takes as many bytes")
     return told
 
 

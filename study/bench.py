@@ -23,11 +23,11 @@ from typing import Literal
 import numpy as np
 import tyro
 
-from study import record
+from study import gpus, record
 from study.record import Stop
 from study.settings import Settings, check, flag
 from study.stats import median, paired_ratio
-from study.table import peak, show
+from study.table import show
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = ("ours", "bare", "hf")
@@ -157,7 +157,7 @@ def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
     """
     ours, tokens = runs["ours"][0], bench.micro_batch * bench.accumulation * bench.sequence
     flops, datasheet = ours["flops_per_rank_and_step"], ours["peak_flops_per_s"]
-    measured = peak(json.loads(bench.peaks.read_text()), ours["requested"]) if bench.peaks else None
+    measured = gpus.matrix_peak(json.loads(bench.peaks.read_text()), ours["requested"]) if bench.peaks else None
     found = {}
     for name in TRAINERS:
         step_s = median([made["median_step_s"] for made in runs[name]])

@@ -47,7 +47,7 @@ from study.theory import OF_PRECISION, states_bytes
 app = SubcommandApp()
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
-Precision = Literal["fp32", "bf16", "bf16_cast"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16_cast"]
 
 NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: a run told how much is too much
 UNFINISHED = {"left", "interrupted"}  # the exit code is 3: the same command goes on

@@ -6,9 +6,10 @@ from pathlib import Path
 import yaml
 
 from study import arms
-from study.advise import Advice, Row
+from study.advise import Advice, Question, Row
 from study.gpus import GPUS
 from study.record import Stop
+from study.settings import AUTOCAST
 
 
 def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None, for_trainer: bool = False) -> dict:
@@ -25,24 +26,30 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None,
     text = yaml.safe_load(found.path.read_text()) | {"num_processes": asked.gpus, "num_machines": nodes}
     if nodes > 1:
         text["main_process_port"] = 29500  # a free port of one machine's choice would not be another's
-    half = "bf16" if GPUS[asked.gpu].has_bf16 else "fp16"
+    precision = precision_there(asked)
     if found.deepspeed is None:
-        autocast = asked.precision == "bf16" and not for_trainer
-        return {"yaml": text | {"mixed_precision": half if autocast else "no"}, "deepspeed": None}
+        by_yaml = precision in AUTOCAST and not for_trainer
+        return {"yaml": text | {"mixed_precision": precision if by_yaml else "no"}, "deepspeed": None}
     made = found.deepspeed | {
         "train_micro_batch_size_per_gpu": row.micro_batch,
         "gradient_accumulation_steps": row.accumulation,
     }
-    if asked.precision == "bf16_cast":
-        made[half] = {"enabled": True}
-    elif asked.precision == "bf16":
-        dtype = {"bf16": "bfloat16", "fp16": "float16"}[half]
-        made["torch_autocast"] = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
+    if precision in AUTOCAST:
+        made["torch_autocast"] = {
+            "enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []
+        }  # fmt: skip
+    elif precision != "fp32":
+        made[precision.removesuffix("_cast")] = {"enabled": True}
     if found.uses_nvme:
         if nvme_dir is None:
             raise Stop(f"{row.arm} needs a folder on a disk", "say which")
         made["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(nvme_dir.resolve())
     return {"yaml": text, "deepspeed": made}
+
+
+def precision_there(asked: Question) -> str:
+    """The precision that was asked for, in fp16 where the GPU has no bf16. (`fp16_cast` is not the trainer's.)"""
+    return asked.precision if GPUS[asked.gpu].has_bf16 else asked.precision.replace("bf16", "fp16")
 
 
 def write(
@@ -94,12 +101,15 @@ def _comments(advice: Advice, row: Row, made: dict) -> list[str]:
         told.append("In your script, too: model.gradient_checkpointing_enable().")
     if made["deepspeed"]:
         told.append("Gradients are not clipped: gradient_clipping in the json turns that on.")
+        if made["deepspeed"].get("torch_autocast", {}).get("dtype") == "float16":
+            told.append("DeepSpeed 0.19 never lowers this loss scale of 65536 (study/loss_scale.py: what to do).")
     elif asked.precision == "bf16_cast":
         told.append("In your script, too: weights in bf16, and an fp32 copy of them for the optimizer.")
     if asked.gpus > asked.local:
         told.append("On each machine: --machine_rank, and --main_process_ip of the first.")
-    if made["yaml"].get("mixed_precision", "no") == "no" and (asked.precision == "fp32" or GPUS[asked.gpu].has_bf16):
-        flags = f"--precision {asked.precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
+    precision = precision_there(asked)
+    if made["yaml"].get("mixed_precision", "no") == "no" and precision != "fp16_cast":
+        flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
         told.append(
             f"With study/train.py: {flags} --sequence {asked.sequence}" + " --checkpointing" * asked.checkpointing
         )

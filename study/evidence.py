@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from study import compare, instruments, record
+from study import compare, gpus, instruments, record
 from study.arms import ROOT
 from study.claim import Claim
 from study.record import Stop
@@ -101,7 +101,7 @@ def read(folders: Iterable[Path]) -> Evidence:
             if record.identity(made) in met:
                 continue  # the same run, copied
             met.add(record.identity(made))
-            if wrong := instruments.faults(made):
+            if wrong := instruments.faults(made, gpus.measured_flops(made, path.parent)):
                 aside.append(f"{made['run_id']}: {'; '.join(wrong)}")
             elif made["status"] != "running":
                 runs.append(Run(made["run_id"], made["status"], made, facts(made)))

@@ -1,7 +1,13 @@
-"""GPUs: what their vendors say, and which of them a launch would see here. Without torch: it answers in no time."""
+"""GPUs: what their vendors say, what they were measured to do, and which of them a launch would see here.
 
+Without torch: it answers in no time.
+"""
+
+import contextlib
+import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from study.record import Stop
 
@@ -66,8 +72,30 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
     if gpu is None:
         return None
     if precision != "fp32":
-        return gpu.peaks.get("bf16")
+        return gpu.peaks.get("fp16" if precision == "fp16" else "bf16")
     return gpu.single_flops_per_s if tf32 else gpu.peaks["fp32"]
+
+
+def measured_flops(made: dict, folder: Path) -> float | None:
+    """FLOP/s of matrix products, as `study.peaks` measured them on the machine of a run and in its precision.
+
+    They are in the nearest peaks.json above the run's folder; None where there is none, or it is another machine's.
+    """
+    found = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
+    if found is not None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            peaks = json.loads(found.read_text())
+            if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == made["hardware"]["devices"]:
+                return matrix_peak(peaks, made["requested"])
+    return None
+
+
+def matrix_peak(peaks: dict, asked: dict) -> float:
+    """Of what `study.peaks` wrote, the FLOP/s that a precision recipe is held against."""
+    kind = asked["precision"].removesuffix("_cast")
+    if kind == "fp32" and asked.get("tf32", True):
+        kind = "tf32"
+    return peaks["flops_per_s"][kind]["median"]
 
 
 def gpus_here() -> list[tuple[str, int]]:
@@ -109,10 +137,10 @@ def num_gpus() -> int:
 
 
 def half_precision() -> str:
-    """bf16 where the GPU has units for it, from compute capability 8 on; fp32 on an older one and without."""
+    """bf16 where the GPU has units for it, from compute capability 8 on; fp16 on an older one; fp32 without a GPU."""
     if not num_gpus():
         return "fp32"
     import pynvml
 
     pynvml.nvmlInit()
-    return "bf16" if pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8 else "fp32"
+    return "bf16" if pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8 else "fp16"

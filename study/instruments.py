@@ -15,6 +15,7 @@ from study.architecture import describe, flops_per_row, parameters
 from study.corpus import VOCABULARY
 from study.gpus import peak_flops
 from study.record import Stop
+from study.settings import AUTOCAST
 from study.shapes import SHAPES
 
 ELEMENT_BYTES = {
@@ -28,14 +29,17 @@ WITHIN = (("peak_allocated", "peak_reserved"), ("peak_reserved", "device's own")
 PROFILERS = ("wall_clock_breakdown", "flops_profiler", "comms_logger", "memory_breakdown")
 
 
-def faults(record: dict) -> list[str]:
-    """Why a record that says it is done is not evidence, in words; empty where it is."""
+def faults(record: dict, reached: float | None = None) -> list[str]:
+    """Why a record that says it is done is not evidence, in words; empty where it is.
+
+    `reached`: FLOP/s that matrix products were measured to reach on its very device, where they were.
+    """
     if record["status"] != "done":
         return []
     if (record["observed"] or {}).get("runs"):
         return list(_script(record))
-    checks = (_did_something, _promises, _batch, _rates, _utilization, _recomputation, _wall, _memory, _ranks, _counts)
-    return [fault for check in checks for fault in check(record)]
+    checks = (_did_something, _promises, _batch, _rates, _recomputation, _wall, _memory, _ranks, _counts)
+    return [fault for check in checks for fault in check(record)] + list(_utilization(record, reached))
 
 
 def same(a: float, b: float, within: float = ROUNDING) -> bool:
@@ -74,7 +78,7 @@ def _promises(record: dict) -> Iterator[str]:
     asked, seen = record["requested"], record["observed"]
     expected = {"accumulation": asked.get("accumulation"), "checkpointing": asked.get("checkpointing"),
                 "compiled": asked.get("compile"), "arm": asked.get("arm"),
-                "autocast": "bf16" if asked.get("precision") == "bf16" else None,
+                "autocast": asked.get("precision") if asked.get("precision") in AUTOCAST else None,
                 "virtual_ranks": asked.get("virtual_ranks")}  # fmt: skip
     if arm := _arm(asked.get("arm")):
         expected |= {"stage": arm.stage, "offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param}
@@ -142,7 +146,7 @@ def _rates(record: dict) -> Iterator[str]:
             yield f"{rate} x seconds are {time[rate] * sum(step_s):.6g}, and {done} were done"
 
 
-def _utilization(record: dict) -> Iterator[str]:
+def _utilization(record: dict, reached: float | None) -> Iterator[str]:
     """The share of the peak is of the right peak, follows from the operations, and is below what can be reached."""
     time, asked, step_s = record["time"], record["requested"], record["time"].get("step_s")
     devices = record["hardware"].get("devices") or []
@@ -159,7 +163,6 @@ def _utilization(record: dict) -> Iterator[str]:
         share = made / time["peak_flops_per_s"]
         if not same(time["mfu"], share):
             yield f"mfu is {time['mfu']:.4g}, and operations over seconds and peak are {share:.4g}"
-        reached = record["hardware"].get("matrix_flops_per_s")  # by this very device, in a matrix product
         if reached and made > reached:
             yield f"{made / 1e12:.4g} TFLOP/s, and a matrix product on this device reaches {reached / 1e12:.4g}"
 

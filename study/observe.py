@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from study import meter
 from study.arms import Arm
-from study.settings import Settings
+from study.settings import AUTOCAST, Settings
 
 # Where DeepSpeed 0.19's optimizers keep what plays each role, by attribute. Found by reading and by looking; a test
 # fails when a large tensor of an arm has no role.
@@ -164,9 +164,13 @@ def _engine(engine, zero) -> dict:
         "accumulation": engine.gradient_accumulation_steps(),
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
         "overlap": bool(engine.zero_overlap_comm()),
-        "autocast": "bf16" if engine.torch_autocast_enabled() else None,
+        "autocast": _autocast(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "deepspeed": _plain(config),
     }
+
+
+def _autocast(dtype: torch.dtype) -> str:
+    return next((name for name, of in AUTOCAST.items() if getattr(torch, of) == dtype), str(dtype))
 
 
 def _plain(thing):
@@ -199,7 +203,7 @@ def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) ->
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param,
         "clipping": float(arm.clipping), "accumulation": settings.accumulation,
-        "autocast": "bf16" if settings.precision == "bf16" else None,
+        "autocast": settings.precision if settings.precision in AUTOCAST else None,
         "checkpointing": settings.checkpointing, "compiled": settings.compile,
     }  # fmt: skip
     found = [f"{k}: promised {v!r}, observed {seen[k]!r}" for k, v in expected.items() if seen[k] != v]

@@ -80,9 +80,9 @@ def measure(asked: Peaks) -> dict:
     return made
 
 
-# name: what the matrices are held in, and whether TF32 may be used. Without a GPU there is no TF32.
+# name: what the matrices are held in, and whether TF32 may be used. Without a GPU there is no TF32, and no fp16.
 KINDS = {"bf16": (torch.bfloat16, False), "fp32": (torch.float32, False)} | (
-    {"tf32": (torch.float32, True)} if CUDA else {}
+    {"fp16": (torch.float16, False), "tf32": (torch.float32, True)} if CUDA else {}
 )
 
 

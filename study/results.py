@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
-from study import gpus, hardware, meter, models, observe, tasks, traffic
+from study import gpus, hardware, loss_scale, meter, models, observe, tasks, traffic
 from study.record import Stop
 from study.run import Run
 
@@ -20,7 +20,8 @@ def finish(run: Run, step, clock: meter.Clock, energy_j: list, disk_before: dict
     disk = run.gathered(_disk_since(disk_before) if run.arm.uses_nvme else {})
     per_rank = [peaks | {"nvme_read_bytes": io.get("read_bytes"), "nvme_written_bytes": io.get("write_bytes")}
                 for peaks, io in zip(training, disk, strict=True)]  # fmt: skip
-    seen |= {"dtypes": observe.dtypes(run.model, run.optimizer), "learning_rates": rates}
+    seen |= {"dtypes": observe.dtypes(run.model, run.optimizer), "learning_rates": rates,
+             "loss_scale": loss_scale.now(run.accelerator, run.optimizer)}  # fmt: skip
     train_losses = run.mean_losses(losses)
     run.record |= {
         "loss": {"train": train_losses, "final_train": train_losses and train_losses[-1],

@@ -86,8 +86,8 @@ class Profiled(Clock):
 def refuse(settings: Settings) -> None:
     """What would make the comparison unequal is not run."""
     check(settings)
-    if settings.precision == "bf16_cast":
-        raise Stop("the rivals have no --precision bf16_cast", "give fp32 or bf16")
+    if settings.precision not in ("fp32", "bf16"):
+        raise Stop(f"the rivals have no --precision {settings.precision}", "give fp32 or bf16")
     for name in UNKNOWN:
         if getattr(settings, name):
             raise Stop(f"the rivals have no {flag(name)}", "leave it out")

@@ -32,8 +32,9 @@ class Settings:
     losses can be compared. in_place: drawn where they live and never saved, for shapes too large for that; losses of
     two arms are then not comparable. none: tensors with shapes and no values, which need no memory; for virtual ranks
     only, which then tell of any model on any machine. Default: pretrained for a hub name, random otherwise."""
-    precision: Literal["fp32", "bf16", "bf16_cast"] = "fp32"
-    """fp32; bf16: autocast over fp32 weights; bf16_cast: bf16 weights with an fp32 master copy."""
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast"] = "fp32"
+    """fp32; bf16: autocast over fp32 weights; fp16: the same with PyTorch's loss scaling, for GPUs without bf16;
+    bf16_cast: bf16 weights with an fp32 master copy."""
     micro_batch: int = 8
     """Rows per rank and forward pass."""
     accumulation: int = 1
@@ -98,6 +99,7 @@ class Settings:
     """Where prepared data and drawn weights are kept between runs."""
 
 
+AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}  # precisions that are autocast over fp32 weights
 NEVER_FUSED = ("gpt-j", "gemma-2", "gemma2")
 
 POSITIVE = (
@@ -135,6 +137,8 @@ def check(settings: Settings) -> None:
         raise Stop("--sequence 1 leaves nothing to predict", "give 2 or more")
     if settings.init == "none" and settings.virtual_ranks is None:
         raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
+    if settings.init == "none" and settings.precision == "fp16":
+        raise Stop("--init none has no values whose scale could be found", "give --precision bf16: it takes as much")
     if settings.virtual_ranks == 1:
         raise Stop("--virtual-ranks 1 is no group", "give 2 or more")
     if settings.steps is not None and settings.steps <= settings.lr_warmup_steps:

@@ -1,12 +1,10 @@
 """Runs as rows, and rows as a table in plain text."""
 
-import contextlib
-import json
 import statistics
 import sys
 from pathlib import Path
 
-from study import record
+from study import gpus, record
 from study.record import Stop
 
 
@@ -41,25 +39,11 @@ def row(folder: Path) -> dict:
 
 
 def of_measured(made: dict, folder: Path) -> float | None:
-    """MFU once more, against the matrix products that this machine was measured to do (`study.peaks`).
-
-    They are in the nearest peaks.json above the run's folder; None where there is none, or it is another machine's.
-    """
-    asked, time = made["requested"] or {}, made["time"] or {}
-    found = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
-    if found is None or not time.get("step_s") or not time.get("flops_per_rank_and_step"):
+    """MFU once more, against the matrix products that this machine was measured to do; None where it was not."""
+    time, reached = made["time"] or {}, gpus.measured_flops(made, folder)
+    if not reached or not time.get("step_s") or not time.get("flops_per_rank_and_step"):
         return None
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        peaks = json.loads(found.read_text())
-        if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == made["hardware"]["devices"]:
-            return time["flops_per_rank_and_step"] * len(time["step_s"]) / sum(time["step_s"]) / peak(peaks, asked)
-    return None
-
-
-def peak(peaks: dict, asked: dict) -> float:
-    """The measured FLOP/s that a precision recipe is held against."""
-    kind = "bf16" if asked["precision"] != "fp32" else "tf32" if asked.get("tf32", True) else "fp32"
-    return peaks["flops_per_s"][kind]["median"]
+    return time["flops_per_rank_and_step"] * len(time["step_s"]) / sum(time["step_s"]) / reached
 
 
 def _mega(value: float | None) -> float | None:

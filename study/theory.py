@@ -27,7 +27,7 @@ RECIPES = {
     "fp32-sgd-momentum": Recipe(4, 4, 4),
     "mixed-sgd-momentum": Recipe(2, 2, 8),  # fp32 master and one fp32 momentum
 }
-OF_PRECISION = {"fp32": "fp32-adam", "bf16": "fp32-adam", "bf16_cast": "mixed-adam"}
+OF_PRECISION = {"fp32": "fp32-adam", "bf16": "fp32-adam", "fp16": "fp32-adam", "bf16_cast": "mixed-adam"}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, Ini
 from study import (
     alone,
     arms,
+    loss_scale,
     meter,
     models,
     nvme,
@@ -44,7 +45,7 @@ from study.meter import CUDA
 from study.process import say
 from study.record import Stop
 from study.run import Run
-from study.settings import Settings, check, learning_rate, resolve
+from study.settings import AUTOCAST, Settings, check, learning_rate, resolve
 
 BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
 
@@ -200,9 +201,12 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
             ),
         ],
     } | trackers.options(settings, folder)
+    autocast = settings.precision if settings.precision in AUTOCAST else None
     if arm.deepspeed is None:
+        if settings.precision == "fp16" and not CUDA:
+            raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
         # On a machine without a GPU, cpu=False would give two trainings that never hear of each other.
-        return Accelerator(cpu=not CUDA, mixed_precision="bf16" if settings.precision == "bf16" else "no", **common)
+        return Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", **common)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
     start.import_muon_uncompiled()
@@ -210,8 +214,8 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     config = plugin.deepspeed_config
     config["train_micro_batch_size_per_gpu"] = settings.micro_batch
     config["gradient_accumulation_steps"] = settings.accumulation
-    if settings.precision == "bf16":
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    if autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": AUTOCAST[autocast], "lower_precision_safe_modules": []}
     elif settings.precision == "bf16_cast":
         config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
     for part in ("offload_optimizer", "offload_param"):
@@ -240,6 +244,8 @@ def prepare(run: Run) -> None:
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
+    if settings.precision == "fp16" and run.arm.deepspeed:
+        loss_scale.lower_on_overflow(run.optimizer.optimizer)
     seen = observe.distribution(accelerator, run.model, run.optimizer)
     run.record["observed"] = seen | {
         "arm": run.arm.name,

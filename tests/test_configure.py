@@ -53,6 +53,8 @@ def test_the_choice_is_what_is_written_by_default(tmp_path):
                                                     "lower_precision_safe_modules": []}}),
         ("bf16", "T4", "zero2", {"torch_autocast": {"enabled": True, "dtype": "float16",
                                                     "lower_precision_safe_modules": []}}),
+        ("fp16", "L4", "zero2", {"torch_autocast": {"enabled": True, "dtype": "float16",
+                                                    "lower_precision_safe_modules": []}}),
         ("bf16_cast", "T4", "zero3", {"fp16": {"enabled": True}}),
     ],
 )  # fmt: skip
@@ -66,12 +68,20 @@ def test_precision_with_deepspeed(precision, gpu, arm, said):
 @pytest.mark.parametrize(
     ("precision", "gpu", "for_trainer", "said"),
     [("bf16", "L4", False, "bf16"), ("bf16", "T4", False, "fp16"), ("bf16", "L4", True, "no"),
+     ("fp16", "L4", False, "fp16"),
      ("bf16_cast", "L4", False, "no"), ("fp32", "L4", False, "no")],
 )  # fmt: skip
 def test_precision_without_deepspeed(precision, gpu, for_trainer, said):
     made = config(advised(precision=precision, gpu=gpu), "ddp", for_trainer=for_trainer)
     assert made["yaml"]["mixed_precision"] == said
     assert made["deepspeed"] is None
+
+
+def test_deepspeeds_loss_scale_is_warned_of(tmp_path):
+    for gpu, warned in (("T4", True), ("L4", False)):
+        write(tmp_path / f"{gpu}.yaml", advised(precision="bf16", gpu=gpu), "zero2")
+        assert ("never lowers this loss scale" in (tmp_path / f"{gpu}.yaml").read_text()) == warned
+        assert f"--precision {'fp16' if warned else 'bf16'} " in (tmp_path / f"{gpu}.yaml").read_text()
 
 
 def test_our_own_files_stay_as_they_are():

@@ -90,7 +90,7 @@ def test_bytes_at_one_rank_are_the_gradients(arm, kind, on_gpu):
     assert alone == {}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_cast"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16_cast"])
 @pytest.mark.parametrize("arm", ["single", "zero2", "zero3", "zero3_cpu"])
 def test_sixteen_bits(arm, precision, on_gpu):
     """The trainer itself stops where the dtypes are not what the recipe says."""
@@ -98,6 +98,7 @@ def test_sixteen_bits(arm, precision, on_gpu):
     assert made["loss"]["train"] == pytest.approx(alone["loss"]["train"], abs=0.05)
     held = made["observed"]["dtypes"]
     assert held["moments"] == "float32"
+    assert (made["observed"]["loss_scale"] is not None) == (precision == "fp16")
     assert held["weights"] == ("bfloat16" if precision == "bf16_cast" else "float32")
 
 

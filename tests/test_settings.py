@@ -1,6 +1,7 @@
 """What a run asks for: every impossible value is refused by its flag, and nothing is left blank that has a default."""
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -72,6 +73,16 @@ def test_a_value_checked_is_a_field():
 
 def test_flags_are_as_on_the_command_line():
     assert flag("lr_warmup_steps") == "--lr-warmup-steps"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({}, "leaves nothing to train"), ({"virtual_ranks": 2, "precision": "fp16"}, "no values whose scale"),
+     ({"virtual_ranks": 2}, None)],
+)  # fmt: skip
+def test_without_values_some_things_cannot_be(asked, told):
+    with pytest.raises(Stop, match=told) if told else contextlib.nullcontext():
+        check(Settings(init="none", **asked))
 
 
 RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows, attention

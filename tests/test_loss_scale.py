@@ -1,0 +1,86 @@
+"""fp16: autocast with a loss scale that follows one rule in every arm. Without a GPU it runs under DeepSpeed alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, launch
+
+from study.activations import activations
+from study.architecture import named
+from study.gpus import matrix_peak, peak_flops
+
+SHORT = ("--steps", "24", "--sequence", "32", "--micro-batch", "4", "--no-instruments")
+
+# A gradient of 100 is above what fp16 holds until the scale has been halved seven times: 13 of 20 steps are left.
+OVERFLOWING = """
+import json, logging, os
+import deepspeed, torch
+from study import loss_scale
+logging.disable(logging.WARNING)
+deepspeed.init_distributed("gloo")
+ROW, found = torch.ones(1, 8), {}
+for stage in (1, 2, 3):
+    for mended in (False, True):
+        model = torch.nn.Linear(8, 8)
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage},
+                  "torch_autocast": {"enabled": True, "dtype": "float16"}}
+        optimizer = torch.optim.AdamW(model.parameters())
+        engine, zero, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        if mended:
+            loss_scale.lower_on_overflow(zero)
+        taken = 0
+        for _ in range(20):
+            before = zero.fp32_partitioned_groups_flat[0].clone() if stage == 3 else model.weight.detach().clone()
+            engine.backward(100 * engine(ROW).sum())
+            engine.step()
+            after = zero.fp32_partitioned_groups_flat[0] if stage == 3 else model.weight
+            taken += not torch.equal(before, after)
+        found[f"{stage} {mended}"] = [taken, zero.torch_autocast_gradscaler.get_scale()]
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+def test_an_overflow_lowers_the_scale_in_every_stage():
+    """And without our word to it DeepSpeed never takes a step."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    told = subprocess.run(
+        [sys.executable, "-c", OVERFLOWING], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=os.environ | alone | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    found = json.loads(told.stdout.splitlines()[-1])
+    for stage in (1, 2, 3):
+        assert found[f"{stage} False"] == [0, 65536.0], "if this fails, DeepSpeed has mended it"
+        assert found[f"{stage} True"] == [13, 512.0]
+
+
+@pytest.mark.parametrize("arm", ["zero2", "zero3", "zero2_cpu"])
+def test_zero_in_fp16_learns_what_it_learns_in_fp32(arm, trained):
+    """Ten bits of fraction, so within a hundredth; and not the same, or nothing was computed in fp16."""
+    half, full = trained(arm, *SHORT, "--precision", "fp16").record, trained("ddp", *SHORT).record
+    assert half["observed"]["autocast"] == "fp16"
+    assert half["observed"]["dtypes"]["weights"] == half["observed"]["dtypes"]["moments"] == "float32"
+    assert half["observed"]["loss_scale"] == 65536
+    assert full["observed"]["loss_scale"] is None
+    apart = [abs(a - b) for a, b in zip(half["loss"]["train"], full["loss"]["train"], strict=True)]
+    assert 1e-6 < max(apart) < 0.01
+
+
+@pytest.mark.parametrize("arm", ["single", "ddp"])
+def test_without_deepspeed_it_needs_a_gpu(arm, tmp_path, cache):
+    run = launch(arm, tmp_path / "run", *SHORT, "--precision", "fp16", cache=cache)
+    assert run.code != 0
+    assert f"--precision fp16 needs a GPU under {arm}" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_it_takes_what_bf16_takes_and_is_held_against_its_own_peak():
+    model = named("gpt2")
+    assert activations(model, 2, 64, "fp16") == activations(model, 2, 64, "bf16") != activations(model, 2, 64, "fp32")
+    assert peak_flops("Tesla T4", "fp16", True) == 65e12
+    peaks = {"flops_per_s": {kind: {"median": number} for number, kind in enumerate(("bf16", "fp16", "tf32"))}}
+    kinds = [{"precision": precision} for precision in ("bf16", "bf16_cast", "fp16", "fp32")]
+    assert [matrix_peak(peaks, one) for one in kinds] == [0, 0, 1, 2]
