@@ -11,6 +11,7 @@ machine only ever makes steps slower, so the same is said of the fastest tenth o
 neighbours, and more of the trainers.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -32,6 +33,7 @@ from study.table import show
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
+PART = ".part"  # beside --json, after each repeat: a bench that is cut off goes on from there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +87,18 @@ def run(bench: Bench) -> None:
         raise Stop(f"--peaks {bench.peaks} is no file", "make it with python -m study.peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"--json {bench.json} is in no folder there is", "make the folder first")
-    runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
+    part = bench.json and bench.json.with_suffix(PART)
+    runs = taken_up(part, wanted)
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(bench.repeats):
-            shift = repeat % len(TRAINERS)
+        for repeat in range(len(runs["ours"]), bench.repeats):
+            shift, made = repeat % len(TRAINERS), {}
             for name in TRAINERS[shift:] + TRAINERS[:shift]:
-                runs[name].append(measure(wanted, name, Path(folder) / f"{name}-{repeat}"))
-                say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {_ms(runs[name][-1]['median_step_s'])}")
+                made[name] = measure(wanted, name, Path(folder) / f"{name}-{repeat}")
+                say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {_ms(made[name]['median_step_s'])}")
+            for name in TRAINERS:  # whole repeats only: the three of one are held against each other
+                runs[name].append(made[name])
+            if part:
+                part.write_text(json.dumps({"wanted": wanted, "runs": runs}) + "\n")
     ratios, fastest = compare(runs, bench.seed), compare(runs, bench.seed, "fastest_tenth_step_s")
     speed = speeds(bench, runs)
     say("\n" + table(runs, ratios) + "\n" + "\n".join(in_words(fastest, "the fastest tenth of steps")) + "\n")
@@ -100,6 +107,16 @@ def run(bench: Bench) -> None:
         asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()}
         result = {"bench": asked, "ratios": ratios, "fastest_tenth": fastest, "speed": speed, "runs": runs}
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        part.unlink(missing_ok=True)
+
+
+def taken_up(part: Path | None, wanted: dict) -> dict[str, list[dict]]:
+    """The repeats that an earlier try at the same bench has kept, when it was cut off."""
+    with contextlib.suppress(AttributeError, OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(part.read_text())
+        if kept["wanted"] == wanted:
+            return kept["runs"]
+    return {name: [] for name in TRAINERS}
 
 
 def requested(bench: Bench) -> dict:

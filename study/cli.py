@@ -289,6 +289,8 @@ def sweep(
         nvme_dir: Where arms that offload to disk may write.
         dry_run: Show the cells and what each needs, and run nothing.
     """
+    if sys.argv.count("--only") > 1:
+        raise Stop("--only is given twice, and only the last would count", "give all filters after one --only")
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     turns = sweeping.plan(cells, repeat)
     if dry_run:

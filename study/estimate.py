@@ -13,6 +13,7 @@ from study.replay import NORM_BYTES, Engine, read_engine
 from study.shapes import shape_of
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
+SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
 SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
 HOST_ROLES = {"optimizer": ("master", "moments", "swap", "host_gradients", "host_staging"), "weights": ("weights",)}
 
@@ -61,7 +62,7 @@ def estimate(
     return {
         "parameters": parameters(made),
         "memory": {"at_peak": at_peak, "after_step": after, "peak_bytes": sum(at_peak.values()), "peak_when": when},
-        "host_bytes": sum(on_host.values()),
+        "host_bytes": sum(on_host.values()) + (locked_besides(engine, there) if on_host else 0),
         "nvme_bytes": disk_bytes(engine, there),
         "traffic": traffic(engine, there, deepspeed),
         "published_traffic_bytes": theory.published_traffic_bytes(
@@ -162,7 +163,8 @@ def standing(engine: Engine, there: list[Tensor], model: Architecture, precision
     if engine.optimizer_home == "cpu":
         states["host_gradients"] += 4 * mine
     if engine.optimizer_home == "nvme" and 4 * mine >= SWAPPED_FROM_BYTES:
-        states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * ceil(4 * mine / 1024) * 1024}
+        buffer = ceil(4 * min(mine, SUB_GROUP_ELEMENTS) / 1024) * 1024
+        states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
     return states
 
 
@@ -211,6 +213,30 @@ def _after_step(engine: Engine, there: list[Tensor]) -> dict[str, int]:
     if engine.stage == 0 and engine.ranks > 1:
         return {"gradients": sum(t.elements for t in there) * w}
     return {}
+
+
+def locked_besides(engine: Engine, there: list[Tensor]) -> int:
+    """What pinned host memory takes beyond what is in it, on a GPU. Read in the sources, and not measured yet.
+
+    PyTorch rounds each piece up to a power of two, and gives none back (2.11, CachingHostAllocator.h; newer ones can be
+    told otherwise). Under stage 3 each parameter's part is pinned by itself, and then copied into one piece for all.
+    """
+    w, mine = engine.weight_bytes, replay.part(engine, there)
+    if engine.stage < 3:  # master, gradients, what goes up after the update, a gradient on its way
+        return sum(map(_rounding, [4 * mine, 4 * mine, mine * w, max(tensor.elements for tensor in there) * w]))
+    pieces, copied = [mine * w], 0
+    if engine.weights_home != "none":
+        pieces.append(mine * w)
+        parts = [ceil(tensor.elements / engine.ranks) * w for tensor in there]
+        copied = sum(part + _rounding(part) for part in parts)
+    if engine.optimizer_home == "cpu":
+        whole, rest = divmod(mine, SUB_GROUP_ELEMENTS)
+        pieces += [4 * SUB_GROUP_ELEMENTS] * whole + [4 * rest]
+    return copied + sum(map(_rounding, pieces))
+
+
+def _rounding(size: int) -> int:
+    return (1 << (size - 1).bit_length()) - size if size else 0
 
 
 def disk_bytes(engine: Engine, there: list[Tensor]) -> dict[str, int]:

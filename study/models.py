@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto
 
-from study import hub
+from study import hub, process
 from study.record import Stop
 from study.settings import Settings
 from study.shapes import SHAPES
@@ -140,6 +140,8 @@ def build_model(settings: Settings, config, device: torch.device) -> torch.nn.Mo
         try:
             model = auto.from_pretrained(where, config=config, dtype=dtype, attn_implementation=attention)
         except Exception as error:
+            if process.device_is_full(error) or process.out_of_memory(error):
+                raise
             raise Stop(
                 f"no weights for --model {settings.model} ({hub.reason(error)})",
                 "give --init random to start from drawn weights, or a folder that holds weights",

@@ -138,6 +138,7 @@ def distribution(accelerator: Accelerator, model, optimizer) -> dict:
         "threads": torch.get_num_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "autocast": accelerator.mixed_precision if accelerator.mixed_precision != "no" else None,
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if meter.CUDA else None,
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
         "held_parameters": sum(
             p.ds_tensor.numel() if hasattr(p, "ds_tensor") else p.numel() for p in model.parameters()
@@ -205,10 +206,13 @@ def mismatches(arm: Arm, settings: Settings, seen: dict, ranks_launched: int) ->
         "clipping": float(arm.clipping), "accumulation": settings.accumulation,
         "autocast": settings.precision if settings.precision in AUTOCAST else None,
         "checkpointing": settings.checkpointing, "compiled": settings.compile,
+        "tf32": settings.tf32 if seen["device"] == "cuda" else None,
     }  # fmt: skip
     found = [f"{k}: promised {v!r}, observed {seen[k]!r}" for k, v in expected.items() if seen[k] != v]
     if seen["distributed_type"] not in kinds:
         found.append(f"distributed_type: promised {arm.distributed_type}, observed {seen['distributed_type']}")
+    if arm.distributed_type == "MULTI_GPU" and seen["bucket_bytes"] is None:
+        found.append(f"wrapper: promised DDP, observed {seen['wrapper']}")
     return found
 
 

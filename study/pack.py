@@ -46,7 +46,7 @@ HAVE = (
     "nvidia-ml-py", "packaging", "pandas", "propcache", "psutil", "py-cpuinfo", "pyarrow", "pygments", "pytest",
     "pytest-timeout", "python-dateutil", "pyyaml", "regex", "requests", "rich", "safetensors", "setuptools",
     "shellingham", "six", "sympy", "tokenizers", "torch", "tqdm", "transformers", "triton", "typer",
-    "typing-extensions", "typing-inspection", "urllib3", "wheel", "xxhash", "yarl",
+    "typing-extensions", "urllib3", "wheel", "xxhash", "yarl",
 )  # fmt: skip
 
 

@@ -28,9 +28,9 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("records-*.tar.gz"):
         old.unlink()
-    fresh = {"summary.txt", "tests.txt"}  # made anew by each window
     found = [path for path in sorted(results.rglob("*")) if path.is_file() and travels(path)]
-    names = [(path, name) for path in found if (name := path.relative_to(results)) not in brought or path.name in fresh]
+    changes = {path for path in found if path.name == "summary.txt" or path.suffix == ".part"}  # with each window
+    names = [(path, name) for path in found if (name := path.relative_to(results)) not in brought or path in changes]
     parts: list[Path] = []
     while names:
         parts.append(out / f"records-{len(parts) + 1}.tar.gz")
@@ -47,7 +47,9 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
 
 def travels(path: Path) -> bool:
     """Records and tables do; of what a run has said, only where it is not done."""
-    if path.name in ("record.json", "peaks.json", "summary.txt", "tests.txt") or path.parent.name == "speed":
+    if path.name in ("record.json", "peaks.json", "summary.txt") or path.parent.name == "speed":
+        return True
+    if path.name.startswith("tests-"):
         return True
     if path.name not in ("log.txt", "output.txt"):
         return False
@@ -71,6 +73,8 @@ def unpack(out: Path, reports: Path) -> int:
                 archive.extract(member, reports, filter="data")
                 if member.isfile():
                     _drop_paths(reports / member.name)
+                if member.name.endswith(".json"):  # a bench that is whole now
+                    (reports / member.name).with_suffix(".part").unlink(missing_ok=True)
                 count += member.name.endswith("record.json")
     return count
 

@@ -109,9 +109,10 @@ PINNING = "CUDA error: out of memory"  # so it ends where host memory is pinned,
 def device_is_full(error: BaseException) -> bool:
     """Whether the device had no more memory to give: to PyTorch's allocator, or to a library that takes its own."""
     told = str(error)
-    if PINNING in told and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0] < 2**30
-    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in told
+    if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in told:
+        return True
+    # NCCL, Triton and whoever pins host memory have words of their own for it.
+    return "out of memory" in told and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 2**30
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -124,6 +124,8 @@ def inspect(run: Run, step) -> None:
         "gloo_wire_bytes": run.gathered(wire),
     }
     components = observe.memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
+    if not run.has_values:
+        components["allocator_peak_bytes"] = None  # nobody allocated anything
     run.record["memory"]["components"] = {
         "per_rank": run.gathered(components),
         # On a CPU both are the same memory; this says which of the roles the arm keeps off the device.

@@ -76,7 +76,10 @@ class Profiled(Clock):
 
     def _keep(self, profiler) -> None:
         own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without what it called
-        found = [(getattr(it, own) / 1e6, it.count, it.key) for it in profiler.key_averages()]
+        # On a GPU the kernels alone: an operator's time there is that of its kernels, once more.
+        told = [it for it in profiler.key_averages()
+                if not CUDA or (it.device_type.name == "CUDA" and not it.is_user_annotation)]  # fmt: skip
+        found = [(getattr(it, own) / 1e6, it.count, it.key) for it in told]
         self.kernels = [
             {"seconds": seconds, "calls": calls, "name": name[:100]}
             for seconds, calls, name in sorted(found, reverse=True)[:LONGEST] if seconds
@@ -93,6 +96,9 @@ def refuse(settings: Settings) -> None:
             raise Stop(f"the rivals have no {flag(name)}", "leave it out")
     if settings.steps is None:
         raise Stop("the rivals take no --epochs", "give --steps")
+    told_of_scale = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")  # newer than transformers 5.17
+    if settings.task == "imdb" and settings.accumulation > 1 and not told_of_scale:
+        raise Stop("this Trainer adds up BERT's losses over microbatches", "give --accumulation 1")
     if torch.cuda.device_count() > 1:
         raise Stop("transformers.Trainer would split the batch over all GPUs", "set CUDA_VISIBLE_DEVICES to one")
 

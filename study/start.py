@@ -1,5 +1,6 @@
-"""Before the first step: the run folder with its record, the disk folder, and the first words to the user."""
+"""Before the first step: the run folder with its record, the disk folder, the Accelerator, words to the user."""
 
+import contextlib
 import datetime
 import importlib
 import os
@@ -7,12 +8,18 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from study import corpus, hardware, models, nvme, record
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+from study import arms, corpus, hardware, models, nvme, record, trackers, virtual
 from study.arms import Arm
 from study.meter import CUDA
 from study.process import Launch, log_to, say
 from study.record import Stop
-from study.settings import Settings, as_dict
+from study.settings import AUTOCAST, Settings, as_dict
+
+BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path:
@@ -74,6 +81,71 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
             "This is the source document's run. "
             "The small one, which needs no network: --model bert-tiny --data embedded",
         )
+
+
+def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
+    """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
+    backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
+    if settings.virtual_ranks:
+        virtual.become_one_of(settings.virtual_ranks)
+        backend = None if arm.deepspeed is None else "fake"  # Accelerate takes the group that is there, or names it
+    common = {
+        "gradient_accumulation_steps": settings.accumulation,
+        "dynamo_backend": "inductor" if settings.compile else "no",
+        "kwargs_handlers": [
+            InitProcessGroupKwargs(backend=backend, timeout=datetime.timedelta(minutes=10)),
+            # As lean as DDP can be: gradients live in the buckets, and BERT's constant buffers are not sent round.
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB
+            ),
+        ],
+    } | trackers.options(settings, folder)
+    autocast = settings.precision if settings.precision in AUTOCAST else None
+    if arm.deepspeed is None:
+        if settings.precision == "fp16" and not CUDA:
+            raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
+        # On a machine without a GPU, cpu=False would give two trainings that never hear of each other.
+        return Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", **common)
+    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
+    import_muon_uncompiled()
+    plugin = DeepSpeedPlugin()
+    config = plugin.deepspeed_config
+    config["train_micro_batch_size_per_gpu"] = settings.micro_batch
+    config["gradient_accumulation_steps"] = settings.accumulation
+    config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device, before and after every pass
+    if autocast:
+        config["torch_autocast"] = {"enabled": True, "dtype": AUTOCAST[autocast], "lower_precision_safe_modules": []}
+    elif settings.precision == "bf16_cast":
+        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
+    for part in ("offload_optimizer", "offload_param"):
+        section = config["zero_optimization"].get(part) or {}
+        if section.get("device") == "nvme":
+            section["nvme_path"] = str(disk)
+    return Accelerator(deepspeed_plugin=plugin, **common)
+
+
+@contextlib.contextmanager
+def ddp_on_one_gpu(arm: Arm):
+    """Within it Accelerate wraps a model in DDP on one GPU too, as it does on a CPU: or `ddp` would be `single`."""
+    alone = mock.patch.object(Accelerator, "multi_device", True)
+    with alone if CUDA and arm.distributed_type == "MULTI_GPU" else contextlib.nullcontext():
+        yield
+
+
+def tell_deepspeed_what_is_free(cap: dict | None) -> None:
+    """Let stages 1 and 2 decide by what this process may take whether weights are put together on the device.
+
+    They would ask NVML, which knows of no cap, for a GPU by its number, which CUDA_VISIBLE_DEVICES may not hold.
+    """
+
+    def free_bytes(_=None) -> int:
+        free = torch.cuda.mem_get_info()[0]
+        return free if cap is None else min(free, cap["bytes"] - torch.cuda.memory_allocated())
+
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().available_memory = free_bytes
 
 
 def import_muon_uncompiled() -> None:

@@ -20,7 +20,8 @@ from pathlib import Path
 import psutil
 
 from study import arms, doctor, frontier, protocol, record
-from study.architecture import named, parameters
+from study.architecture import named
+from study.estimate import of_arm
 from study.gpus import num_gpus
 from study.kernel import die_with_parent, oom_kills
 from study.protocol import Cell
@@ -76,18 +77,16 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
 
 
 def host_is_too_small(cell: Cell, arm: arms.Arm, has_bytes: int) -> Stop | None:
-    """Why the host cannot take what an arm keeps on it; only what is certain: buffers and gradients come on top."""
-    model, on_host = str(cell.value("model")), 0
+    """Why the host cannot take what the ranks of an arm keep on it: they would not end in words, but be killed."""
+    model, alone = str(cell.value("model")), cell.value("virtual_ranks")
     if model not in SHAPES:
         return None
-    if arm.offload_optimizer == "cpu":
-        on_host += 12  # an fp32 master copy and two moments: what the ZeRO paper's K of 12 is made of
-    if arm.offload_param == "cpu":
-        on_host += 2 if cell.value("precision") == "bf16_cast" else 4
-    needed_bytes = on_host * parameters(named(model)) / (cell.value("virtual_ranks") or 1)
+    ranks = alone or cell.ranks or 1
+    made = of_arm(named(model), arm.name, ranks, cell.value("precision"), 1, 1, 128, "sdpa", False)
+    needed_bytes = made["host_bytes"] * (1 if alone else ranks)
     if needed_bytes <= has_bytes:
         return None
-    what = f"{cell.arm} would keep {needed_bytes / 1e9:.0f} GB of {model} on the host, which has {has_bytes / 1e9:.0f}"
+    what = f"{cell.arm} would take {needed_bytes / 1e9:.0f} GB of the host for {model}, which has {has_bytes / 1e9:.0f}"
     return Stop(what, "use a host with more memory, or a smaller model", "unavailable")
 
 

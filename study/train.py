@@ -5,7 +5,6 @@ accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py --h
 """
 
 import contextlib
-import datetime
 import functools
 import math
 import os
@@ -19,8 +18,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # the launcher puts stud
 import numpy as np
 import torch
 import tyro
-from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs, set_seed
+from accelerate.utils import set_seed
 
 from study import (
     alone,
@@ -45,10 +43,7 @@ from study.meter import CUDA
 from study.process import say
 from study.record import Stop
 from study.run import Run
-from study.settings import AUTOCAST, Settings, check, learning_rate, resolve
-
-BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
-
+from study.settings import Settings, check, learning_rate, resolve
 
 # --- the algorithm -------------------------------------------------------------------------------------------------
 
@@ -184,47 +179,6 @@ def show(run: Run, window: range, losses, rates, clock) -> None:
 # --- before it: prepare --------------------------------------------------------------------------------------------
 
 
-def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
-    """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
-    backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: alone, without a group
-    if settings.virtual_ranks:
-        virtual.become_one_of(settings.virtual_ranks)
-        backend = None if arm.deepspeed is None else "fake"  # Accelerate takes the group that is there, or names it
-    common = {
-        "gradient_accumulation_steps": settings.accumulation,
-        "dynamo_backend": "inductor" if settings.compile else "no",
-        "kwargs_handlers": [
-            InitProcessGroupKwargs(backend=backend, timeout=datetime.timedelta(minutes=10)),
-            # As lean as DDP can be: gradients live in the buckets, and BERT's constant buffers are not sent round.
-            DistributedDataParallelKwargs(
-                gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB
-            ),
-        ],
-    } | trackers.options(settings, folder)
-    autocast = settings.precision if settings.precision in AUTOCAST else None
-    if arm.deepspeed is None:
-        if settings.precision == "fp16" and not CUDA:
-            raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
-        # On a machine without a GPU, cpu=False would give two trainings that never hear of each other.
-        return Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", **common)
-    if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
-        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
-    start.import_muon_uncompiled()
-    plugin = DeepSpeedPlugin()
-    config = plugin.deepspeed_config
-    config["train_micro_batch_size_per_gpu"] = settings.micro_batch
-    config["gradient_accumulation_steps"] = settings.accumulation
-    if autocast:
-        config["torch_autocast"] = {"enabled": True, "dtype": AUTOCAST[autocast], "lower_precision_safe_modules": []}
-    elif settings.precision == "bf16_cast":
-        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
-    for part in ("offload_optimizer", "offload_param"):
-        section = config["zero_optimization"].get(part) or {}
-        if section.get("device") == "nvme":
-            section["nvme_path"] = str(disk)
-    return Accelerator(deepspeed_plugin=plugin, **common)
-
-
 def prepare(run: Run) -> None:
     """Build the model, hand it to Accelerate, and make sure that what came back is what was promised."""
     settings, accelerator = run.settings, run.accelerator
@@ -240,7 +194,7 @@ def prepare(run: Run) -> None:
     optimizer = (MasterAdamW if with_master else torch.optim.AdamW)(
         model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
     )
-    with process.quiet():
+    with process.quiet(), start.ddp_on_one_gpu(run.arm):
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
@@ -260,7 +214,6 @@ def prepare(run: Run) -> None:
         "built_in_parts": built_in_parts,  # stage 3: no rank ever held the whole model
         "data_checksum": run.data.checksum,
         "data_source": run.data.source,
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
     }
     trackers.start(run)
     run.keep()
@@ -314,9 +267,10 @@ def main() -> None:
 
 def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None) -> None:
     started = time.perf_counter()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     with process.quiet():
-        accelerator = open_accelerator(settings, arm, disk, folder)
+        accelerator = start.open_accelerator(settings, arm, disk, folder)
+    # After Accelerate, which turns it on for a compiled model.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     if accelerator.is_main_process:
         start.announce(settings, arm, accelerator.num_processes, folder)
     with accelerator.main_process_first():  # the first to come prepares the rows, the others find them prepared
@@ -331,6 +285,8 @@ def run_to_the_end(settings: Settings, arm: Arm, folder: Path, disk: Path | None
         )
     run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     cap = process.cap_memory(settings.memory_cap_gib)
+    if CUDA and arm.deepspeed:
+        start.tell_deepspeed_what_is_free(cap)
     with virtual.without_values() if settings.init == "none" else contextlib.nullcontext():
         prepare(run)
         run.record["observed"]["memory_cap"] = cap

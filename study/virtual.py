@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,9 +29,10 @@ def become_one_of(ranks: int) -> None:
 def without_values():
     """Within it tensors have shapes and no memory, so that a laptop can see what a model of any size would do.
 
-    Five places look at values all the same, or at addresses, and are kept from it: they would compare what the other
-    ranks say (and they say nothing), or read and write where there is no memory.
+    Seven places look at values all the same, or at addresses, and are kept from it: they would compare what the other
+    ranks say (and they say nothing), or read, write and lock where there is no memory.
     """
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
     from torch.nn.parallel import distributed
@@ -50,6 +51,8 @@ def without_values():
         mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False),
         mock.patch.object(torch.nn.Module, "to", lambda model, *_, **__: model),  # all is in place from the start
         mock.patch.object(DeepSpeedCPUAdam, "__init__", without_its_operator),
+        mock.patch.object(get_accelerator(), "pin_memory", lambda tensor, *_, **__: tensor),
+        mock.patch.object(torch.Tensor, "record_stream", return_value=None),  # PyTorch would make a real tensor for it
         FakeTensorMode(allow_non_fake_inputs=True),
         _AnswersZero(),
     ):
@@ -74,6 +77,8 @@ def reduce_in_python(model) -> None:
 def _all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer().div_(dist.get_world_size())
     dist.all_reduce(buffer)
-    done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])  # or it takes no tensor of a GPU
+    # It takes a tensor of a GPU only when told so; one without values it takes for none.
+    on_gpu = buffer.is_cuda and not isinstance(buffer, FakeTensor)
+    done = torch.futures.Future(devices=[buffer.device] if on_gpu else [])
     done.set_result(buffer)
     return done

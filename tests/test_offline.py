@@ -1,8 +1,10 @@
 """On a machine without a network: installing the pack, going through profiles, and bringing back what came of it."""
 
 import argparse
+import ast
 import ctypes
 import io
+import itertools
 import json
 import os
 import platform
@@ -12,11 +14,12 @@ import sys
 import tarfile
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from study import offline, parcel, protocol, record
+from study import offline, parcel, protocol, record, sweep
 from study.offline import PROFILES
 from study.record import Stop
 
@@ -83,23 +86,31 @@ def test_every_profile_is_made_of_steps_there_are():
         for kind, *words in steps:
             if kind == "sweep":
                 cells = protocol.cells(protocol.read(words[0]), "one_gpu")
-                rules = [words[i + 1] for i, word in enumerate(words) if word == "--only"]
-                assert all(offline_chosen(cells, rule) for rule in rules), words
+                assert sweep.chosen(cells, filters(words)), words
             else:
                 assert kind in ("bench", "kernels", "tests")
-    assert {"smoke", "tests", "guelph", "as_printed", "offload", "h100", "speed"} == PROFILES.keys()
+    assert {"first", "smoke", "tests", "guelph", "as_printed", "offload", "h100", "speed"} == PROFILES.keys()
 
 
-def offline_chosen(cells: list, rule: str) -> list:
-    from study.sweep import chosen
+def test_the_sets_of_tests_leave_none_out():
+    source = (offline.ROOT / "tests" / "test_gpu.py").read_text()
+    names = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and "test" in node.name]
+    sets = [[word for word in expression.split(" or ")] for expression in offline.TESTS.values()]
+    for name in names:
+        assert sum(any(word in name for word in words) for words in sets) == 1, name
 
-    return chosen(cells, (rule,))
+
+def filters(words: Sequence[str]) -> tuple[str, ...]:
+    """What a sweep's one --only is given: everything up to the next option."""
+    assert words.count("--only") <= 1, "a second one would override the first"
+    after = words[words.index("--only") + 1 :] if "--only" in words else []
+    return tuple(itertools.takewhile(lambda word: not word.startswith("--"), after))
 
 
 def test_the_parts_of_guelph_are_all_in_its_profile():
     cells = protocol.cells(protocol.read("guelph"), "one_gpu")
-    rules = [step[step.index("--only") + 1] for step in PROFILES["guelph"]]
-    assert {cell.name for rule in rules for cell in offline_chosen(cells, rule)} == {cell.name for cell in cells}
+    chosen = [cell for step in PROFILES["guelph"] for cell in sweep.chosen(cells, filters(step))]
+    assert {cell.name for cell in chosen} == {cell.name for cell in cells}
 
 
 def test_every_cell_for_one_gpu_says_how_long_it_may_take():
@@ -241,6 +252,61 @@ def test_peaks_and_benches_are_made_once(tmp_path, pack, work, monkeypatch):
     assert called.count("bare") == len(offline.SHAPES), "and of each where its step goes"
 
 
+@pytest.mark.parametrize(
+    ("profile", "compiles"), [("h100", 0), ("speed", 0), ("guelph", 1), ("tests", 1), ("first", 1)]
+)
+def test_operators_are_compiled_for_who_offloads(profile, compiles, tmp_path, pack, work, monkeypatch):
+    called = []
+    monkeypatch.setattr(offline, "call", lambda words, *_: called.append(words[2]) or 0)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "peaks.json").write_text("{}")
+    offline.run(asked(tmp_path, profile, minutes=60))
+    assert called.count("study.operators") == compiles
+
+
+def test_each_set_of_tests_is_run_once(tmp_path, pack, work, monkeypatch):
+    """The second is cut off in the first window; in the next it comes again, and the first does not."""
+    called, cut_off = [], ["arms"]
+
+    def call(words: list[str], ends: float, output=None) -> int | None:
+        if "pytest" not in words:
+            return 0
+        name = next(name for name, expression in offline.TESTS.items() if expression in words)
+        called.append(name)
+        output.write(f"{name}: 3 passed\n")
+        return None if name in cut_off else 1  # that a test failed is told, and is no reason to run it again
+
+    monkeypatch.setattr(offline, "call", call)
+    assert offline.run(asked(tmp_path, "tests")) == 3
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    assert (tmp_path / "reports" / "tests-instruments.txt").read_text() == "instruments: 3 passed\n"
+    cut_off.clear()
+    assert offline.run(asked(tmp_path, "tests")) == 0
+    assert called == ["instruments", "arms", "precision", "arms"]
+
+
+def test_a_sweep_that_was_ended_is_not_done(work, monkeypatch):
+    monkeypatch.setattr(offline, "call", lambda *_: None)
+    assert offline.carry_out(("sweep", "smoke"), "one_gpu", time.monotonic() + 60) is False
+
+
+def test_what_a_bench_has_kept_goes_on_in_the_next_window(tmp_path, work):
+    """It travels as it is after each repeat, and is gone when the bench is whole."""
+    part = work / "results" / "speed" / "gpt2-128.part"
+    part.parent.mkdir(parents=True)
+    for repeat in ("1", "1, 2"):
+        part.write_text(f'{{"runs": [{repeat}]}}')
+        brought = parcel.take_up(tmp_path / "reports", tmp_path / "elsewhere")
+        parcel.pack_back(work / "results", tmp_path / "out", brought)
+        parcel.unpack(tmp_path / "out", tmp_path / "reports")
+        assert (tmp_path / "reports" / "speed" / "gpt2-128.part").read_text() == part.read_text()
+    part.unlink()
+    part.with_suffix(".json").write_text("{}")
+    parcel.pack_back(work / "results", tmp_path / "out", brought)
+    parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    assert [path.name for path in (tmp_path / "reports" / "speed").iterdir()] == ["gpt2-128.json"]
+
+
 def test_no_bench_is_started_at_the_end_of_a_window(capsys, monkeypatch):
     monkeypatch.setattr(offline, "call", lambda *_: pytest.fail("there is no time for it"))
     assert offline.carry_out(PROFILES["speed"][0], "one_gpu", time.monotonic() + 60) is False
@@ -350,7 +416,7 @@ def test_all_of_it_without_a_gpu(tmp_path, work, monkeypatch):
 
     packing.pack(packing.Pack(out=tmp_path / "pack", python=HERE, machine=platform.machine()))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))  # compiled once: it takes minutes
-    monkeypatch.setitem(PROFILES, "half", [("sweep", "smoke", "--only", "arm=single", "--only", "task=imdb")])
+    monkeypatch.setitem(PROFILES, "half", [("sweep", "smoke", "--only", "arm=single", "task=imdb")])
     monkeypatch.setitem(PROFILES, "whole", [("sweep", "smoke", "--only", "arm=single")])
 
     def window(profile: str, minutes: float) -> tuple[int, int]:

@@ -59,6 +59,33 @@ def test_speeds_by_hand(tmp_path):
     assert bench.speeds(Bench(), runs)["ours"]["of measured"] is None
 
 
+def test_a_bench_that_was_cut_off_goes_on(tmp_path, monkeypatch):
+    """The second repeat breaks off after two of its three; what comes later is not mixed with what came before."""
+    known = {"flops_per_rank_and_step": 35e12, "peak_flops_per_s": None, "requested": {"precision": "fp32"}}
+    called = []
+
+    def measure(wanted, name, place) -> dict:
+        called.append(name)
+        if len(called) == 6:
+            raise KeyboardInterrupt
+        times = {"median_step_s": len(called) / 10, "fastest_tenth_step_s": 0.1, "losses_first_last": [1.0, 0.5]}
+        return known | times
+
+    monkeypatch.setattr(bench, "measure", measure)
+    asked = Bench(repeats=3, json=tmp_path / "b.json")
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(asked)
+    assert len(json.loads((tmp_path / "b.part").read_text())["runs"]["ours"]) == 1
+    bench.run(asked)
+    assert len(called) == 6 + 6
+    made = json.loads((tmp_path / "b.json").read_text())
+    assert [len(runs) for runs in made["runs"].values()] == [3, 3, 3]
+    assert made["runs"]["ours"][0]["median_step_s"] == 0.1
+    assert not (tmp_path / "b.part").exists()
+    bench.run(Bench(repeats=2, steps=70, json=tmp_path / "b.json"))
+    assert len(called) == 12 + 6, "another bench is not a continuation"
+
+
 def test_flags_of_yes_and_no():
     assert bench.as_flag("compile", True) == ["--compile"]
     assert bench.as_flag("compile", False) == ["--no-compile"]

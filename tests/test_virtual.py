@@ -1,11 +1,13 @@
 """Rank 0 of N without the others: byte for byte what a real rank 0 holds and sends."""
 
+import os
+import subprocess
 import sys
 import types
 
 import psutil
 import pytest
-from conftest import launch
+from conftest import ROOT, launch
 from test_failures import skip_without_libaio
 
 from study import alone
@@ -127,6 +129,26 @@ def room(available: float, monkeypatch, micro_batch: int = 1, **asked) -> float 
     settings, arm = resolve(Settings(**asked), gpu=False), read(all_paths()["zero3_textbook"])
     alone.check(settings, arm, gpu=False)
     return alone.needed_bytes(settings, arm, gpu=False)
+
+
+def test_on_a_gpu_too_nothing_takes_memory_without_values():
+    """What only CUDA does: a stream is told of a tensor, offloaded memory is locked, a bucket is handed to a future."""
+    code = """
+import torch, torch.distributed as dist
+from study import virtual
+virtual.become_one_of(4)
+from deepspeed.accelerator import get_accelerator
+with virtual.without_values():
+    there, here = torch.empty(10**12, device="cuda"), torch.empty(10**12)
+    there.record_stream(None)
+    assert get_accelerator().pin_memory(here) is here
+    bucket = type("Bucket", (), {"buffer": lambda _: there})()
+    assert virtual._all_reduce(None, bucket).wait() is there
+print("fine")
+"""
+    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert told.stdout.endswith("fine\n"), told.stderr
 
 
 def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
