@@ -6,6 +6,7 @@ The published script puts DeepSpeed's settings on the arguments after they were 
 times, and reads a peak counter that it never resets. What each of that does is observed here, not argued.
 """
 
+import gc
 import hashlib
 import os
 import shutil
@@ -80,7 +81,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
     setup_s = time.perf_counter() - started
     for number, (name, factor) in enumerate(RUNS, start=1):
         if number > 1 and repair != "none":
-            model = None  # the last one's memory first
+            model = None  # the last one's memory first, and what lies about of its trainer
+            gc.collect()
             model = new_model(settings, data)
         run = {"name": name, "batch": settings.micro_batch * factor, "weights_from": ends.get(digest(model))}
         calls.clear()

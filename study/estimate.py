@@ -219,7 +219,7 @@ def locked_besides(engine: Engine, there: list[Tensor]) -> int:
     """What pinned host memory takes beyond what is in it, on a GPU. Read in the sources, and not measured yet.
 
     PyTorch rounds each piece up to a power of two, and gives none back (2.11, CachingHostAllocator.h; newer ones can be
-    told otherwise). Under stage 3 each parameter's part is pinned by itself, and then copied into one piece for all.
+    told otherwise). Under stage 3 all weights are in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
     """
     w, mine = engine.weight_bytes, replay.part(engine, there)
     if engine.stage < 3:  # master, gradients, what goes up after the update, a gradient on its way
@@ -227,11 +227,12 @@ def locked_besides(engine: Engine, there: list[Tensor]) -> int:
     pieces, copied = [mine * w], 0
     if engine.weights_home != "none":
         pieces.append(mine * w)
-        parts = [ceil(tensor.elements / engine.ranks) * w for tensor in there]
-        copied = sum(part + _rounding(part) for part in parts)
     if engine.optimizer_home == "cpu":
         whole, rest = divmod(mine, SUB_GROUP_ELEMENTS)
         pieces += [4 * SUB_GROUP_ELEMENTS] * whole + [4 * rest]
+    if engine.pins_parts:
+        parts = [ceil(tensor.elements / engine.ranks) * w for tensor in there]
+        copied = sum(part + _rounding(part) for part in parts)
     return copied + sum(map(_rounding, pieces))
 
 

@@ -29,6 +29,7 @@ class Engine:
     persistent_elements: int  # the largest tensor that stays gathered
     reuse_elements: int
     accumulation: int
+    pins_parts: bool  # stage 3 pins each parameter's part by itself, before all are copied into one piece: by default
     gathers: bool  # stage 3 makes whole weights of the parts; one rank that has them at hand does not
 
     @property
@@ -60,6 +61,7 @@ def read_engine(deepspeed: dict | None, ranks: int, precision: str, accumulation
             int(zero.get("stage3_max_reuse_distance", 1e9)), int(zero.get("stage3_max_live_parameters", 1e9))
         ),
         accumulation=accumulation,
+        pins_parts=home("param") == "cpu" and bool(zero["offload_param"].get("pin_memory", True)),
         gathers=ranks > 1 or (device != "cpu" and home("param") != "none"),
     )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from study import arms, doctor, frontier, protocol, record
+from study.advise import HOST_PROCESS_BYTES
 from study.architecture import named
 from study.estimate import of_arm
 from study.gpus import num_gpus
@@ -83,7 +84,9 @@ def host_is_too_small(cell: Cell, arm: arms.Arm, has_bytes: int) -> Stop | None:
         return None
     ranks = alone or cell.ranks or 1
     made = of_arm(named(model), arm.name, ranks, cell.value("precision"), 1, 1, 128, "sdpa", False)
-    needed_bytes = made["host_bytes"] * (1 if alone else ranks)
+    if not made["host_bytes"]:
+        return None
+    needed_bytes = (made["host_bytes"] + HOST_PROCESS_BYTES) * (1 if alone else ranks)
     if needed_bytes <= has_bytes:
         return None
     what = f"{cell.arm} would take {needed_bytes / 1e9:.0f} GB of the host for {model}, which has {has_bytes / 1e9:.0f}"

@@ -38,7 +38,7 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("zero2", "zero3", {f"{ZERO}.stage", ALLGATHER, PREFETCH, f"{ZERO}.stage3_gather_16bit_weights_on_model_save"}),
     ("zero1", "zero1_cpu", {OPTIMIZER}),
     ("zero2", "zero2_cpu", {OPTIMIZER}),
-    ("zero3", "zero3_cpu", {OPTIMIZER, PARAM}),
+    ("zero3", "zero3_cpu", {OPTIMIZER, PARAM, f"{ZERO}.offload_param.pin_memory"}),
     ("zero3_cpu", "zero3_nvme", {OPTIMIZER, f"{ZERO}.offload_optimizer.nvme_path"}),
     ("zero1", "zero1_default", SHIPPED | {ALLGATHER}),
     ("zero2", "zero2_default", SHIPPED | {ALLGATHER}),

@@ -434,6 +434,20 @@ def test_a_folder_without_weights_says_so(small, tmp_path):
         model_of(settings)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_weights_that_find_no_room_are_there_all_the_same(error, tmp_path, monkeypatch):
+    """Under stage 3 they are loaded onto the device and pinned: what that ends in is no want of weights."""
+    settings = asked("imdb", cache_dir=tmp_path)
+    weights_of(settings)
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(models.AutoModelForSequenceClassification, "from_pretrained", full)
+    with pytest.raises(type(error)):
+        model_of(settings)
+
+
 # --- made beside ---------------------------------------------------------------------------------------------------
 
 

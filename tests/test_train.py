@@ -3,8 +3,9 @@
 import pytest
 from conftest import left_running
 
-from study import record
-from study.arms import NAMES
+from study import observe, record
+from study.arms import NAMES, all_paths, read
+from study.settings import Settings
 
 STEPS = 60
 FLAGS = ("--steps", str(STEPS), "--epochs", "2")
@@ -43,6 +44,8 @@ def test_an_arm_is_what_its_name_says(arm, trained):
     assert (seen["ranks"], seen["ranks_counted"]) == (ranks, ranks)
     assert (seen["clipping"], seen["accumulation"]) == (0.0, 1)
     assert set(seen["dtypes"].values()) <= {"float32", None}
+    if stage:  # on by itself, and it waits for the device before and after each pass
+        assert seen["deepspeed"]["timers"] == {"throughput": {"enabled": False}}
     assert seen["tokens_per_step"] == 8 * 128 * ranks
     assert left_running(run.folder) == []
     assert not list(run.folder.parent.glob("nvme/*")), "the disk folder is left empty"
@@ -226,3 +229,17 @@ def test_two_ranks_learn_what_one_would_from_twice_the_rows(trained):
     other = trained("single").record["loss"]["train"][:12]
     assert one == pytest.approx(two, abs=1e-5)
     assert one != pytest.approx(other, abs=1e-3), "half the rows, and dropout: what differs is seen"
+
+
+# --- told from what was prepared ------------------------------------------------------------------------------------
+
+
+def test_an_arm_that_is_not_wrapped_is_told(trained):
+    """On one GPU Accelerate leaves a model as it is: the record of such a run would say DDP and hold none."""
+    arm, settings = read(all_paths()["ddp"]), Settings(steps=60)
+    seen = trained("ddp", *FLAGS).record["observed"]
+    assert observe.mismatches(arm, settings, seen, 2) == []
+    bare = seen | {"wrapper": "BertForSequenceClassification", "bucket_bytes": None}
+    assert observe.mismatches(arm, settings, bare, 2) == [
+        "wrapper: promised DDP, observed BertForSequenceClassification"
+    ]

@@ -7,6 +7,7 @@ import pytest
 from test_sweep import MINI, finish, mini, statuses, study
 
 from study import doctor, protocol, record, sweep
+from study.advise import HOST_PROCESS_BYTES
 from study.arms import all_paths, read
 from study.record import Stop
 from study.sweep import Turn
@@ -126,10 +127,9 @@ def cell(arm: str, **asked) -> protocol.Cell:
 @pytest.mark.parametrize(
     ("arm", "asked", "needed_gb"),
     [
-        # Moments and master by themselves; in powers of two: weights, gradients, gradients in fp32 by the billion; and
-        # what each parameter was pinned in before.
+        # Moments and master by themselves; in powers of two: weights, gradients, gradients in fp32 by the billion.
         ("zero3_cpu", {"model": "gpt-j-6b", "precision": "bf16_cast"},
-         12 * 6.050883 + 2 * 2**34 / 1e9 + 6 * 2**32 / 1e9 + 2**28 / 1e9 + 12.3),
+         12 * 6.050883 + 2 * 2**34 / 1e9 + 6 * 2**32 / 1e9 + 2**28 / 1e9),
         # Moments; in powers of two: master, gradients, the weights on their way up, the largest gradient.
         ("zero2_cpu", {"model": "bert-large"}, 8 * 0.335144 + 3 * 2**31 / 1e9 + 2**27 / 1e9),
         ("zero2_cpu", {"model": "bert-large", "virtual_ranks": 4}, 2 * 0.335144 + 3 * 2**29 / 1e9 + 2**27 / 1e9),
@@ -137,6 +137,7 @@ def cell(arm: str, **asked) -> protocol.Cell:
 )  # fmt: skip
 def test_what_must_be_on_the_host_is_counted(arm, asked, needed_gb):
     asked, found = cell(arm, **asked), read(all_paths()[arm])
+    needed_gb += HOST_PROCESS_BYTES / 1e9
     assert sweep.host_is_too_small(asked, found, int(needed_gb * 1e9 * 1.002)) is None
     stop = sweep.host_is_too_small(asked, found, int(needed_gb * 1e9 * 0.998))
     assert stop.status == "unavailable"
