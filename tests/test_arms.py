@@ -131,7 +131,7 @@ def test_nothing_is_clipped(name):
 @pytest.mark.parametrize("name", FAIR)
 def test_fair_buckets_are_as_large_as_ddps(name):
     """25 MiB of fp32, which is what the trainer gives DDP."""
-    ddp_mib = constant_of("train.py", "BUCKET_MIB")
+    ddp_mib = constant_of("start.py", "BUCKET_MIB")
     zero = json_of(name)["zero_optimization"]
     assert zero["reduce_bucket_size"] * 4 == ddp_mib * 2**20 == 26_214_400
     assert zero["stage3_prefetch_bucket_size" if zero["stage"] == 3 else "allgather_bucket_size"] * 4 == 26_214_400
