@@ -16,6 +16,7 @@ from study.collection import Collection, Run
 from study.record import Stop, now_utc
 
 NOTEBOOKS = ("claims", "compare", "replicate_000", "replicate_001", "replicate_002", "replicate_003", "machines")
+KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site as it is
 
 
@@ -72,14 +73,20 @@ def execute(runs: list[Path], into: Path, say: Callable[[str], None]) -> list[st
 def _execute(notebook: str, into: str, runs: str) -> tuple[float, str | None]:
     import papermill  # takes two seconds, which nobody else should wait
 
-    started, problem = time.monotonic(), None
-    try:
-        papermill.execute_notebook(
-            notebook, into, {"runs": runs}, progress_bar=False, kernel_name="python3",
-            extra_arguments=["--IPKernelApp.log_level=50"],  # that a kernel listens is no news
-        )  # fmt: skip
-    except papermill.PapermillExecutionError as error:
-        problem = f"{error.ename}: {error.evalue}"
+    started = time.monotonic()
+    for _ in range(KERNEL_TRIES):
+        problem = None
+        try:
+            papermill.execute_notebook(
+                notebook, into, {"runs": runs}, progress_bar=False, kernel_name="python3",
+                extra_arguments=["--IPKernelApp.log_level=50"],  # that a kernel listens is no news
+            )  # fmt: skip
+        except papermill.PapermillExecutionError as error:
+            problem = f"{error.ename}: {error.evalue}"
+        except RuntimeError as error:  # it died before it listened: somebody took the port that was chosen for it
+            problem = str(error)
+            continue
+        break
     return time.monotonic() - started, problem
 
 

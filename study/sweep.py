@@ -89,7 +89,7 @@ def host_is_too_small(cell: Cell, arm: arms.Arm, has_bytes: int) -> Stop | None:
     needed_bytes = (made["host_bytes"] + HOST_PROCESS_BYTES) * (1 if alone else ranks)
     if needed_bytes <= has_bytes:
         return None
-    what = f"{cell.arm} would take {needed_bytes / 1e9:.0f} GB of the host for {model}, which has {has_bytes / 1e9:.0f}"
+    what = f"{cell.arm} would take {needed_bytes / 1e9:.0f} GB of the host for {model}; it has {has_bytes / 1e9:.0f}"
     return Stop(what, "use a host with more memory, or a smaller model", "unavailable")
 
 

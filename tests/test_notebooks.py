@@ -43,8 +43,11 @@ def errors(path: Path) -> list[dict]:
 
 def execute(name: str, out: Path, *words: str, env: dict | None = None) -> str:
     command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", out, *words, "--no-progress-bar"]
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, env=env,
-                          timeout=600, check=False)  # fmt: skip
+    for _ in range(report.KERNEL_TRIES):
+        done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True, env=env,
+                              timeout=600, check=False)  # fmt: skip
+        if "Kernel died before" not in done.stderr:  # the port that was chosen for it was taken meanwhile
+            break
     assert done.returncode == 0, done.stderr
     return done.stderr
 
