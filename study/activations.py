@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from study.architecture import Architecture, matrix_elements
 from study.settings import AUTOCAST
 
+WRITTEN_OUT = ("gpt2", "gptj")  # families whose gelu is transformers' NewGELUActivation: no kernel of its own
+
 
 @dataclass(frozen=True)
 class Widths:
@@ -68,7 +70,7 @@ def activations(
         if attention == "eager":
             embeddings += sequence**2 * w.stream * (rows if model.family == "bert" else 1)
     feed = {"bert": 1, "gpt_neox": 1}.get(model.family, 2)  # gelu written out has more steps, and a gate is one more
-    extra = feed * tokens * model.inner * w.products
+    extra = feed * tokens * model.inner * (4 if _gelu_in_fp32(model, w, device) else w.products)
     if model.family == "bert" and not w.autocast and not checkpointing:
         extra -= tokens * model.hidden * w.stream  # of the last layer's end three have gone and two have come
     elif model.family != "bert":
@@ -87,6 +89,11 @@ def activations(
     )
 
 
+def _gelu_in_fp32(m: Architecture, w: Widths, device: str) -> bool:
+    """Where gelu is written out, its cube is: a GPU's autocast takes powers in fp32, a CPU's does not."""
+    return m.family in WRITTEN_OUT and w.autocast and device != "cpu"
+
+
 def _layer(m: Architecture, rows: int, sequence: int, w: Widths, attention: str, device: str) -> int:
     tokens, fp32 = rows * sequence, 4
     h, f, c, s = tokens * m.hidden, tokens * m.inner, w.products, w.stream
@@ -100,7 +107,8 @@ def _layer(m: Architecture, rows: int, sequence: int, w: Widths, attention: str,
     else:
         norms = 1 if m.family == "gptj" else 2
         adds = {"gptj": 1, "gpt_neox": 1 if m.parallel else 2}.get(m.family, 2)
-        kept += f * c * (2 if m.family in ("bert", "gpt_neox") else 5)  # gelu whole, or as five operations
+        # Gelu whole; or as five operations, of which one makes three of the others fp32 and takes an fp32 copy.
+        kept += 16 * f if _gelu_in_fp32(m, w, device) else f * c * (5 if m.family in WRITTEN_OUT else 2)
         kept += h * s * adds + 2 * norms * tokens * s  # the norms' inputs, their means and deviations
         # A norm's output is kept where a product takes it; under autocast as one bf16 copy for each product.
         copies = {"bert": 4, "gptj": 4}.get(m.family, 2)

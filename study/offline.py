@@ -38,8 +38,8 @@ NEEDED = (
     "pynvml",
 )
 LAST_S = 45  # kept for ending what runs, and for packing
-# What must be left for a bench's repeat, a profiled run and a set of tests to be started: budgets, not measurements.
-BENCH_S, KERNELS_S, TESTS_S = 150, 60, 120
+# What must be left to start a bench's repeat, one that compiles, a profiled run, a set of tests: budgets, not measured.
+BENCH_S, COMPILED_S, KERNELS_S, TESTS_S = 150, 240, 60, 120
 
 
 def sweep(protocol: str, *more: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ SHAPES = (("gpt2-xl", 1024, 8), ("bert-large", 512, 32), ("gpt2-medium", 1024, 1
 TESTS = {  # by name, what of tests/test_gpu.py: each set ends within a window
     "instruments": "components or cap or peaks or clock or energy or wait or full",
     "arms": "every_arm or bytes or offloading",
-    "precision": "sixteen or virtual or values or compiled",
+    "precision": "sixteen or virtual or values or compiled or dropout",
 }
 # The steps of each profile, the most telling first. Both run orders: every other repeat goes backwards.
 PROFILES = {
@@ -86,8 +86,11 @@ PROFILES = {
     "as_printed": [sweep("as_printed")],
     "offload": [sweep("offload", "--only", "part=host-against-disk", "--repeat", "3"), sweep("offload")],
     "h100": [sweep("h100")],
-    "speed": [step for shape in SHAPES for step in (bench(*shape), kernels(*bench(*shape)))]
-    + [bench(*shape, "--compile", repeats=2) for shape in SHAPES],
+    "speed": [
+        step
+        for shape in SHAPES
+        for step in (bench(*shape), bench(*shape, "--compile", repeats=2), kernels(*bench(*shape)))
+    ],
 }
 
 
@@ -175,7 +178,7 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float) -> bool:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return True
-    if left_s < (KERNELS_S if kind == "kernels" else BENCH_S):
+    if left_s < (KERNELS_S if kind == "kernels" else COMPILED_S if "--compile" in words else BENCH_S):
         say(f"{name}: left, because {max(0, left_s):.0f} s are left")
         return False
     if kind == "kernels":

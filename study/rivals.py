@@ -173,6 +173,7 @@ def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> 
             max_grad_norm=0,
             seed=settings.seed,
             bf16=settings.precision == "bf16",
+            tf32=settings.tf32 if CUDA else None,  # it would turn it on for a compiled model
             use_cpu=not CUDA,
             train_sampling_strategy="sequential",
             dataloader_num_workers=0,

@@ -6,7 +6,9 @@ import types
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.activations import NewGELUActivation
 
 from study import architecture, models, tasks
 from study.activations import activations
@@ -165,6 +167,27 @@ def measured(monkeypatch, shape: dict, rows: int, sequence: int, precision, atte
         watch.peak = 0
         loss.backward()
     return kept, watch.peak - before
+
+
+def test_on_a_gpu_autocast_keeps_more_of_a_gelu_that_is_written_out():
+    """CUDA's autocast takes powers in fp32, a CPU's does not. Done by hand here: an fp32 copy, two fp32 results, and
+    half the input in bf16; the product after it takes another bf16 copy."""
+
+    class CubeInFp32(TorchFunctionMode):
+        def __torch_function__(self, function, _, args=(), kwargs=None):
+            if function in (torch.pow, torch.Tensor.pow):
+                args = (args[0].float(), *args[1:])
+            return function(*args, **(kwargs or {}))
+
+    saved = {}
+    x = torch.randn(4, 1000, dtype=torch.bfloat16, requires_grad=True) * 1
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(id(t), t), lambda t: t), CubeInFp32():
+        NewGELUActivation()(x)
+    assert sum(tensor.numel() * tensor.element_size() for tensor in saved.values()) + 2 * x.numel() == 16 * x.numel()
+    made = architecture.named("gpt-j-6b")  # which drops nothing: masks are smaller on a GPU
+    there, here = (activations(made, 1, 128, "bf16", device=device).layer for device in ("cuda", "cpu"))
+    assert there - here == (16 - 10) * 128 * made.inner
+    assert activations(made, 1, 128, "fp32", device="cuda").layer == activations(made, 1, 128, "fp32").layer
 
 
 @pytest.mark.parametrize(("family", "precision", "attention", "checkpointing", "dropout"), CASES)
