@@ -283,3 +283,12 @@ def test_deeper_is_linear():
     base = describe("bert-base")
     peaks = [estimate(dataclasses.replace(base, layers=layers))["memory"]["peak_bytes"] for layers in (6, 12, 18)]
     assert peaks[2] - peaks[1] == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
+
+
+def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
+    """DeepSpeed's default. By hand for BERT-large in fp32: its matrices are powers of two; its words are rounded up."""
+    ours = arms.read(arms.all_paths()["zero3_cpu"]).deepspeed
+    default = ours | {"zero_optimization": ours["zero_optimization"] | {"offload_param": {"device": "cpu"}}}
+    held = [estimate("bert-large", config, device="cuda")["host_bytes"] for config in (ours, default)]
+    layer = 4 * 2**22 + 2 * 2**24 + 9 * 2**12 + 2**14
+    assert held[1] - held[0] == pytest.approx(2**27 + 2**21 + 24 * layer + 2**22, rel=0.001)
