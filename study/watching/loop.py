@@ -7,6 +7,7 @@ Nothing here reads a value of a tensor, so no step waits for a GPU.
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -136,12 +137,17 @@ class Loop:
         return result
 
     def _accelerator_clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.wants_clipping = float(max_norm)
+        self.wants_clipping = _clipping(max_norm)
         return original(parameters, max_norm, *args, **kwargs)
 
     def _clip(self, original, parameters, max_norm, *args, **kwargs):
-        self.clipped_at = float(max_norm)
+        self.clipped_at = _clipping(max_norm)
         return original(parameters, max_norm, *args, **kwargs)
+
+
+def _clipping(max_norm) -> float:
+    """0 means off: so does infinity, with which the Trainer asks for the norm alone."""
+    return 0.0 if math.isinf(norm := float(max_norm)) else norm
 
 
 def _size_of(inputs: list) -> tuple[int | None, int | None]:

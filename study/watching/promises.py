@@ -14,21 +14,21 @@ ENVIRONMENT = "Accelerate's environment"
 
 
 def promised(engine_config: dict | None, arguments=None) -> Promised:
-    """From the most explicit to the least: a Trainer's arguments, what `accelerate launch` says, the script's dict.
+    """From the most explicit to the least: a Trainer's arguments, the script's own DeepSpeed config, and the launcher.
 
-    `arguments` are transformers.TrainingArguments. `engine_config` is the dict or json that a script without Accelerate
-    passed to DeepSpeed.
+    `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
     ranks = {"ranks": _number(os.environ.get("WORLD_SIZE"), int)}
-    if arguments is not None:
-        return Promised(**ranks | _launched() | _arguments(arguments))
-    if launched := _launched():
-        return Promised(**ranks | launched)
     if engine_config is not None:
-        return Promised(
-            **ranks | {"source": "the script's DeepSpeed config", "deepspeed": True}, **_json(engine_config)
-        )
-    return Promised(**ranks)
+        own = {"source": "the script's DeepSpeed config", "deepspeed": True}
+        return Promised(**ranks | own | _json(engine_config))
+    launched = _launched()
+    if arguments is None:
+        return Promised(**ranks | launched)
+    wanted = launched | _arguments(arguments)
+    if launched.get("deepspeed") and not arguments.deepspeed:  # the Trainer then takes the launcher's DeepSpeed config
+        wanted |= {name: value for name, value in launched.items() if value is not None and name != "precision"}
+    return Promised(**ranks | wanted)
 
 
 def _launched() -> dict:
