@@ -56,6 +56,26 @@ Requested = create_model(
 )
 
 
+class Promised(Section):
+    """What somebody's own script, its config files and its launcher ask for, before anything is prepared.
+
+    Empty in a run of this study's trainer, where the arm and the settings say it. None: nothing is said about it.
+    """
+
+    source: str | None = None  # where this was read: "Accelerate's environment", a file's name, "TrainingArguments"
+    ranks: int | None = None  # WORLD_SIZE
+    deepspeed: bool | None = None
+    stage: int | None = None
+    offload_optimizer: str | None = None
+    offload_param: str | None = None
+    clipping: float | None = None  # 0: off
+    accumulation: int | None = None
+    precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
+    weights: str | None = None  # the dtype of the model before it was prepared: "bfloat16"
+    optimizer: str | None = None  # its class before it was prepared
+    checkpointing: bool | None = None
+
+
 class Cell(Section):
     """The place of a run in a declared experiment; None throughout for a run that was started by hand."""
 
@@ -285,6 +305,7 @@ class Record(Section):
     dirty: bool | None = None
     argv: list[str] = []
     requested: Requested = Requested()
+    promised: Promised = Promised()
     observed: Observed = Observed()
     hardware: Hardware = Hardware()
     software: dict[str, str | None] = {}
