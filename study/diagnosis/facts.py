@@ -62,6 +62,11 @@ class Facts:
         return f"ZeRO stage {seen.stage}" if seen.stage else seen.wrapper or seen.distributed_type or "the training"
 
     @property
+    def is_known(self) -> bool:
+        """Whether the prepared objects were looked at."""
+        return self.observed.wrapper is not None or self.observed.stage is not None
+
+    @property
     def zero(self) -> int:
         """ZeRO's stage; 0 without ZeRO."""
         return self.observed.stage or 0

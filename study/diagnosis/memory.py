@@ -21,7 +21,7 @@ def master_copies(facts: Facts) -> list[Finding] | None:
     sentence = f"Optimizer states hold fp32 copies of fp32 weights{takes}, which add nothing; ZeRO always keeps them"
     return [
         Finding(
-            sentence, "train in bf16 if the loss allows it: then the copy is needed, and weights are halved", "L-24"
+            sentence, "train in bf16 if the loss allows it: then the copy is needed, and weights are halved", "S002-43"
         )
     ]
 
@@ -52,8 +52,10 @@ def bucket_bytes(facts: Facts) -> int | None:
 
 def buckets(facts: Facts) -> list[Finding] | None:
     taken, saved = bucket_bytes(facts), saved_bytes(facts)
-    if None in (taken, saved) or not facts.zero:
-        return None if facts.zero else []
+    if not facts.zero:
+        return [] if facts.is_known else None
+    if None in (taken, saved):
+        return None
     found, elements = [], facts.observed.bucket_elements
     if taken > saved > 0 and elements:
         best = suggested_elements(facts, saved)
@@ -84,7 +86,7 @@ def suggested_elements(facts: Facts, saved: int) -> int:
 
 def gathered_weights(facts: Facts) -> list[Finding] | None:
     if facts.zero < 3:
-        return []
+        return [] if facts.is_known else None
     if facts.peak is None or facts.whole_bytes is None or facts.observed.ranks is None:
         return None
     found, whole, gathered = [], facts.whole_bytes, facts.peak.get("gathered_weights", 0)

@@ -52,7 +52,7 @@ def _no_copy(facts: Facts, weights: str) -> Finding | None:
     if weights not in HALVES or kinds.get("moments") != weights or kinds.get("master"):
         return None
     sentence = f"The optimizer updates {weights} weights without an fp32 copy: small updates are rounded away"
-    return Finding(sentence, "keep the weights in float32 and use autocast, or let DeepSpeed keep the copy", "L-65")
+    return Finding(sentence, "keep the weights in float32 and use autocast, or let DeepSpeed keep the copy")
 
 
 def _loss_scale(facts: Facts) -> Finding | None:

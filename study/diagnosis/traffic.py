@@ -6,7 +6,7 @@ from study.text.numbers import short, size
 
 def gathers(facts: Facts) -> list[Finding] | None:
     if facts.zero < 3:
-        return []
+        return [] if facts.is_known else None
     passes = facts.observed.accumulation
     if None in (facts.traffic, facts.whole_bytes, passes):
         return None
@@ -26,7 +26,7 @@ def gathers(facts: Facts) -> list[Finding] | None:
 
 def reductions(facts: Facts) -> list[Finding] | None:
     if facts.zero < 2:
-        return []
+        return [] if facts.is_known else None
     passes = facts.observed.accumulation
     if None in (facts.traffic, facts.whole_bytes, passes):
         return None
