@@ -7,9 +7,11 @@ launch to a real one. Reads a request a line from stdin, as JSON, and answers ea
 processes it left running.
 """
 
+import atexit
 import contextlib
 import json
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -37,7 +39,9 @@ from accelerate.utils.launch import (
 )
 
 import study.train
+import study.watching.callback  # noqa: F401
 from study.bench import as_printed
+from study.machine import launcher
 from study.training import main
 from study.training.launch import Launch
 
@@ -95,9 +99,23 @@ def _fork(request: dict, origin: Launch, env: dict) -> int:
         sys.argv = [str(ROOT / request["script"]), *request["flags"]]
         if request["script"] == "study/train.py":
             _end_with(main.main, study.train.train, origin)
+        if not request["script"].startswith("study/"):  # somebody else's
+            launcher.config_file = lambda: Path(request["config"])
+            _end_with(_run, request["script"])
         as_printed.find_launch = lambda: origin
         _end_with(tyro.cli, as_printed.main)
     return pid
+
+
+def _run(script: str) -> None:
+    """A script as Python runs it, with what it does when it ends."""
+    try:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    except BaseException as error:
+        sys.last_value = error
+        raise
+    finally:
+        atexit._run_exitfuncs()
 
 
 def _end_with(function, *arguments) -> None:

@@ -124,7 +124,10 @@ def _fsdp_tensors(model) -> Iterator[tuple[str, torch.Tensor | None]]:
         return
     for module in model.modules():
         if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
-            yield "weights", handle.flat_param._local_shard
+            yield (
+                "weights",
+                getattr(handle.flat_param, "_local_shard", handle.flat_param.data),
+            )  # from the first pass on
             yield "gathered_weights", getattr(handle.flat_param, "_full_param_padded", None)
             yield "gradients", getattr(handle.flat_param, "_saved_grad_shard", None)
         for group in module._get_fsdp_state()._fsdp_param_groups if hasattr(module, "_get_fsdp_state") else ():
@@ -221,7 +224,7 @@ def _sizes(model) -> dict[str, int]:
     if fsdp_version(model) == 1:  # its parameters are views of what this rank holds
         flat = [h.flat_param for m in model.modules() if hasattr(h := getattr(m, "_handle", None), "flat_param")]
         whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
-        held = sum(parameter._local_shard.numel() for parameter in flat)
+        held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
     return {"parameters": whole, "held_parameters": held}
 
 

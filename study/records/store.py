@@ -66,7 +66,11 @@ def replace(path: Path, text: str) -> None:
 
 def load(folder: Path) -> Record:
     """The record of a run folder. A folder without one, or with a broken one, is a Stop that says so."""
-    path = folder / RECORD
+    return read(folder / RECORD)
+
+
+def read(path: Path) -> Record:
+    """The record in a file, or a Stop that says why there is none."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise Stop(f"{path} is not a file", "move it away")
@@ -74,7 +78,7 @@ def load(folder: Path) -> Record:
             raise Stop(f"{path} is larger than {MAX_BYTES >> 20} MiB, so no run wrote it", "move it away")
         return Record.model_validate_json(path.read_bytes())
     except OSError:
-        raise Stop(f"{folder} has no readable {RECORD}", "name the folder of a run") from None
+        raise Stop(f"{path.parent} has no readable {path.name}", "name the folder of a run") from None
     except ValidationError as error:
         raise Stop(f"{path} is not a valid record: {validation.sentence(error)}", "run that cell again") from None
     except RecursionError:

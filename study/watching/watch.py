@@ -15,6 +15,7 @@ import torch
 from study.errors import Stop
 from study.measure import hardware, readback
 from study.measure.clock import Marks
+from study.measure.collectives import CollectiveLog
 from study.measure.memory import peaks
 from study.records import store
 from study.records.schema import Record, Watched
@@ -98,6 +99,7 @@ class Watch:
         self._loop = Loop(self.accelerator, self.model, self.optimizer, self._on_step)
         if self.ranks.first:
             store.write(self.folder, self._record)
+        self._log = CollectiveLog(self.folder, self.ranks.rank) if self.ranks.together else None
         self._witness = witness.start(self.folder, self.ranks.rank)
         self._loop.attach()
         self.active = True
@@ -181,6 +183,8 @@ class Watch:
             store.end_badly(self.folder, reason(error, where), type(error).__name__)
         self._loop.detach()
         self._looks.stop()
+        if self._log is not None:
+            self._log.__exit__(error and type(error), error, None)
         if error is not None:
             with contextlib.suppress(Exception):  # a device that has failed cannot be asked any more
                 self._fill([self._part(self._read_losses())])
@@ -275,6 +279,8 @@ class Watch:
             self._looks.stop()
         with contextlib.suppress(Exception):
             witness.dismiss(self._witness)
+        with contextlib.suppress(Exception):
+            self._log.close()
         with contextlib.suppress(Exception):
             store.explain_what_failed(self.folder, "instruments_failed", why)
             store.end_badly(self.folder, Stop(f"the watch failed ({why})", "report this"), type(error).__name__)

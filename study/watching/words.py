@@ -1,7 +1,9 @@
 """What a watch says at its end: why a run ended badly, and what was seen of it."""
 
+import textwrap
 from pathlib import Path
 
+from study.diagnosis import findings
 from study.errors import Stop
 from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.records.metrics import most
@@ -48,4 +50,7 @@ def summary(record: Record, folder: Path) -> list[str]:
         lines.append(f"  collectives of a step: {', '.join(kinds) or 'none'}")
     if not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
+    for finding in findings.diagnose(record):
+        text = f"{finding.sentence}." + ("" if finding.remedy is None else f" What to do: {finding.remedy}.")
+        lines += textwrap.wrap(text, 98, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
     return [*lines, f"  {folder / 'record.json'}"]

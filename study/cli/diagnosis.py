@@ -1,0 +1,104 @@
+"""Commands that look into anybody's runs and configs: what is wrong in them, and what makes two of them differ."""
+
+import dataclasses
+import json
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from study.diagnosis import findings, hangs
+from study.errors import Stop
+from study.records import collectives, store
+from study.records.schema import Record
+from study.spec.arms import PACKAGE
+from study.text.tables import say
+
+AsJson = Annotated[bool, tyro.conf.arg(name="json")]
+WIDTH = 100
+REPRODUCTIONS = PACKAGE / "reproductions"
+
+
+def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> None:
+    """Say what is wrong or costly in a run, what to do about it, and what shows it.
+
+    In a run that is not done it also says which rank waits for whom, where `study.watch` kept a log of the collectives:
+    while it goes on, and after it was ended.
+
+    Args:
+        runs: Folders of runs, or their record.json.
+        as_json: Print everything as JSON.
+    """
+    if not runs:
+        raise Stop("no run is given", "name the folder of a run, or its record.json")
+    answers = [_answer(path) for path in runs]
+    if as_json:
+        return say(json.dumps(answers, indent=1))
+    for number, answer in enumerate(answers):
+        say(*[""] * bool(number), *_lines(answer))
+
+
+def _answer(path: Path) -> dict:
+    """All that is said of one run."""
+    folder = path.parent if path.is_file() else path
+    logs = collectives.load(folder) if folder.is_dir() else []
+    if not path.is_file() and not (folder / store.RECORD).exists() and logs:
+        record = None  # it ended before there was a record
+    else:
+        record = store.read(path) if path.is_file() else store.load(folder)
+    found, judged, unknown, ranks = [], [], [], None
+    if logs and (record is None or record.status != "done"):
+        found, ranks = hangs.hangs(logs), hangs.state(logs)
+        judged.append("where the ranks wait")
+    if record:
+        found += findings.diagnose(record)
+        more, unknown = findings.looked_at(record)
+        judged += more
+    return {
+        "run": record.run_id if record else folder.name,
+        "how": _how(record) if record else "no record yet",
+        "status": record.status if record else None,
+        "ranks": ranks,
+        "findings": [dataclasses.asdict(finding) for finding in found],
+        "looked_at": judged,
+        "not_known": unknown,
+    }
+
+
+def _how(record: Record) -> str:
+    seen = record.observed
+    ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
+    virtual = ", virtual" if record.is_virtual else ""
+    return f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}"
+
+
+def _lines(answer: dict) -> list[str]:
+    """At most 100 columns."""
+    lines = _wrapped(f"{answer['run']}: {answer['how']}")
+    if answer["ranks"]:
+        lines += _wrapped(f"{answer['ranks']}.", "  ")
+    for number, finding in enumerate(answer["findings"], 1):
+        lines += ["", *_wrapped(f"{number:>2}. {finding['sentence']}.", "    ", first="")]
+        if finding["remedy"]:
+            lines += _wrapped(f"What to do: {finding['remedy']}.", "    ")
+        if finding["evidence"]:
+            lines.append(f"    Shown by: {shown_by(finding['evidence'])}")
+    if not answer["findings"]:
+        lines.append("  Nothing was found.")
+    lines += ["", *_wrapped(f"Looked at: {', '.join(answer['looked_at'])}.", "  ")]
+    if answer["not_known"]:
+        lines += _wrapped(f"Not in this record: {', '.join(answer['not_known'])}.", "  ")
+    return lines
+
+
+def shown_by(evidence: str) -> str:
+    """How to look at what shows a finding."""
+    script = REPRODUCTIONS / f"{evidence}.py"
+    return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent, break_on_hyphens=False
+    )

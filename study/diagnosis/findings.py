@@ -1,0 +1,44 @@
+"""What a record shows to be wrong or costly, in sentences, each with a remedy and what in this study shows it.
+
+A check looks at one thing. It answers None if the record does not hold what the check needs: nothing is guessed.
+"""
+
+from collections.abc import Callable
+
+from study.diagnosis import memory, precision, settings, traffic
+from study.diagnosis.facts import Facts, Finding
+from study.records.schema import Record
+
+Check = Callable[[Facts], list[Finding] | None]
+# What each looks at, as a user reads it. Mistakes first, then what costs memory or bytes.
+CHECKS: dict[str, Check] = {
+    "whether DeepSpeed is on": settings.deepspeed_is_on,
+    "whether the ranks train together": settings.ranks_train_together,
+    "clipping": settings.clipping,
+    "accumulation": settings.accumulation,
+    "precision": precision.precision,
+    "offloading": settings.offloading,
+    "the optimizer": settings.optimizer,
+    "checkpointing": settings.checkpointing,
+    "copies of the weights": memory.master_copies,
+    "buckets": memory.buckets,
+    "gathered weights": memory.gathered_weights,
+    "activations": memory.activations,
+    "ZeRO on one rank": memory.one_rank,
+    "what every rank holds": memory.replicated,
+    "gathers in a step": traffic.gathers,
+    "gradients reduced in a step": traffic.reductions,
+}
+
+
+def diagnose(record: Record) -> list[Finding]:
+    """All findings of a record, mistakes before costs. Empty: nothing was found among what `looked_at` names."""
+    facts = Facts(record)
+    return [finding for check in CHECKS.values() for finding in check(facts) or []]
+
+
+def looked_at(record: Record) -> tuple[list[str], list[str]]:
+    """The checks that the record has the numbers for, and those that could not be judged."""
+    facts = Facts(record)
+    judged = [name for name, check in CHECKS.items() if check(facts) is not None]
+    return judged, [name for name in CHECKS if name not in judged]

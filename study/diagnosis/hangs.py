@@ -1,0 +1,132 @@
+"""It hangs: which rank waits in which collective for whom, from the files that the ranks leave."""
+
+import time
+from collections import defaultdict
+
+from study.diagnosis.facts import Finding
+from study.records.collectives import Collective, RankLog
+
+MAX_NAMED = 8  # ranks in a sentence
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")
+DEFAULT = "0"  # the name of the group of all ranks
+STUCK = "PyTorch ends the wait after its timeout, 30 minutes with gloo and 10 with NCCL; end the processes yourself"
+
+
+def hangs(logs: list[RankLog]) -> list[Finding]:
+    """Where ranks wait for each other, by their logs. Empty: nobody is seen to wait."""
+    return [finding for group in _groups(logs) for finding in _in_group(group, logs)]
+
+
+def state(logs: list[RankLog], now_unix_s: float | None = None) -> str:
+    """When the ranks were last heard of, and which stood still then, in a sentence."""
+    age_s = (time.time() if now_unix_s is None else now_unix_s) - max(log.written_unix_s for log in logs)
+    if not any(log.recorded for log in logs):
+        return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
+    still = [log.rank for log in logs if log.recent]
+    how = f"{_ranks(still, low=True)} stood still" if still else "collectives came and went"
+    return f"{len(logs)} of {logs[0].ranks} ranks have a log, the newest of {age_s:.0f} s ago: {how}"
+
+
+def _groups(logs: list[RankLog]) -> list[str]:
+    """The names of all groups, that of all ranks first."""
+    return list(dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)]))
+
+
+def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
+    """The first collective in which ranks are not alike; else who has not begun what the others wait in."""
+    by_rank = {log.rank: {e.index: e for e in log.recent if e.group == group} for log in logs if log.recent}
+    members = {rank for log in logs for rank in log.groups.get(group, [])}
+    if group == DEFAULT:
+        members |= set(range(logs[0].ranks if logs else 0))
+    members |= {rank for rank, seen in by_rank.items() if seen}
+    by_rank = {rank: seen for rank, seen in by_rank.items() if rank in members}
+    if branch := _branches(group, by_rank):
+        return [branch]
+    # A GPU's collectives are begun ahead of time: a rank waits in the first that has not ended.
+    waits = {
+        rank: next(seen[index] for index in sorted(seen) if not seen[index].ended)
+        for rank, seen in by_rank.items()
+        if not all(entry.ended for entry in seen.values())
+    }
+    if not waits:
+        return []
+    first = waits[min(waits)]
+    if gone := sorted(members - {log.rank for log in logs}):
+        what = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {_ranks(gone, low=True)}"
+        sentence = f"{what} left no log: ended, never started, or died at once"
+        return [Finding(sentence, f"read the output of {_ranks(gone, low=True)}")]
+    begun = {rank: max(seen, default=0) for rank, seen in by_rank.items()}
+    behind = [rank for rank in sorted(begun) if begun[rank] < max(begun.values())]
+    if behind:
+        by_log = {log.rank: log for log in logs}
+        return [_behind(by_log[rank], group, by_rank, begun, waits) for rank in behind[:MAX_NAMED]]
+    if len(waits) < len(members):
+        left = sorted(members - set(waits))
+        sentence = (
+            f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, which {_ranks(left, low=True)} left"
+        )
+        return [
+            Finding(sentence, "wait: nothing is missing that a rank has not sent; if it lasts, look at the network")
+        ]
+    sentence = f"All {len(members)} ranks wait in {_name(first)} together: what fails is the connection between them"
+    return [Finding(sentence, STUCK)]
+
+
+def _branches(group: str, by_rank: dict[int, dict[int, Collective]]) -> Finding | None:
+    """The first index at which ranks called another kind, or a kind that takes equal sizes with another size."""
+    for index in sorted({index for seen in by_rank.values() for index in seen}):
+        calls = defaultdict(list)
+        for rank, seen in by_rank.items():
+            if index in seen:
+                entry = seen[index]
+                size = f" of {entry.elements} elements" if entry.kind in EQUAL_SIZES and entry.elements else ""
+                calls[entry.kind, size].append(rank)
+        if len(calls) == 1:
+            continue
+        same_kind = len({kind for kind, _ in calls}) == 1
+        calls = sorted(calls.items(), key=lambda call: -len(call[1]))
+        parts = [f"{_ranks(ranks, low=True)} in {kind}{size if same_kind else ''}" for (kind, size), ranks in calls]
+        sentence = f"Ranks took different branches: at collective {index}{_of(group)}, {', '.join(parts)}"
+        remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
+        return Finding(sentence, remedy)
+    return None
+
+
+def _behind(log: RankLog, group: str, by_rank: dict, begun: dict[int, int], waits: dict) -> Finding:
+    """A rank that has not begun what others wait in: where it is itself."""
+    rank, missing = log.rank, begun[log.rank] + 1
+    others = [other for other in sorted(begun) if begun[other] >= missing]
+    ahead = next((by_rank[other][missing] for other in others if missing in by_rank[other]), None)
+    where = _name(ahead) if ahead else f"collective {missing}{_of(group)}"
+    they = f"{_ranks(others, low=True)} {_plural('is', others)}"
+    elsewhere = next((entry for entry in log.recent if not entry.ended), None)
+    if rank in waits:
+        sentence = f"Rank {rank} waits in {_name(waits[rank])}, {they} at {where}"
+    elif elsewhere:
+        sentence = f"Rank {rank} waits in {_name(elsewhere)} and has not begun {where}, where {they}"
+    else:
+        sentence = f"Rank {rank} has not begun {where}, where {they}"
+        if log.place:
+            sentence += f": it {'' if log.place.startswith('ended') else 'is at '}{log.place}"
+    return Finding(sentence, f"look at what rank {rank} does there: all ranks of a group must make the same calls")
+
+
+def _name(entry: Collective) -> str:
+    return f"{entry.kind} {entry.index}{_of(entry.group)}"
+
+
+def _plural(verb: str, ranks) -> str:
+    return {"wait": "wait" if len(ranks) > 1 else "waits", "is": "are" if len(ranks) > 1 else "is"}[verb]
+
+
+def _of(group: str) -> str:
+    return "" if group == DEFAULT else f" of group {group[:12]}"
+
+
+def _ranks(ranks: list[int], low: bool = False) -> str:
+    """Rank 3; ranks 0, 1 and 2; ranks 0 to 63 as the first few of them."""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    shown = [str(rank) for rank in ranks[:MAX_NAMED]]
+    last = f"{len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else shown.pop()
+    names = f"{', '.join(shown)} and {last}" if shown else last
+    return f"{word if low else word.capitalize()} {names}"

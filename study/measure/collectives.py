@@ -1,0 +1,139 @@
+"""Where this rank is among its collectives, kept in a file, for a run that hangs.
+
+PyTorch records each collective in a ring in memory, in C++ and below everything that calls one: torch.distributed,
+DDP's reducer, FSDP, DeepSpeed; with NCCL and gloo alike (torch 2.10 and later; TORCH_FR_BUFFER_SIZE entries, 2000 by
+default). So nothing is added to a collective. A thread asks once a second how many there were, and copies the ring into
+the rank's file once none has begun or ended for some seconds.
+
+It does not see what goes around PyTorch's process groups (MPI, DeepSpeed's shared-memory operators), nor what a rank
+did in its last second if it was killed in the middle of work. A rank that holds Python's lock for ever writes nothing.
+"""
+
+import json
+import math
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+
+from study.records import store
+from study.records.collectives import FILE, Collective, RankLog
+
+KEPT = 200  # collectives in a file
+EVERY_S = 1.0
+STILL_S = 5.0
+MOVING_S = 10.0  # between two files while collectives come and go
+_dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+
+
+class CollectiveLog:
+    """Writes the file of one rank into a run's folder, from a thread, until it is closed.
+
+    Create it after the process group. `close` removes the file: what is left behind belongs to a run that did not end.
+    """
+
+    def __init__(self, path: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
+        self.file, self.rank, self.every_s, self.still_s = Path(path) / FILE.format(rank=rank), rank, every_s, still_s
+        self._status, self._since_s = None, time.monotonic()
+        self._written_s, self._copied = -math.inf, False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="collective log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop()
+        self.file.unlink(missing_ok=True)
+
+    def __enter__(self) -> "CollectiveLog":
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        """After an error the file stays: it says where this rank left the others."""
+        if kind is None:
+            return self.close()
+        self._stop()
+        return self._write(_copy(), f"ended with {kind.__name__}")
+
+    def _stop(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self.look()
+            self._closed.wait(self.every_s)
+
+    def look(self) -> None:
+        """Write the file where something has begun or ended since the last look, or where nothing has for `still_s`."""
+        status, now_s = _counts(), time.monotonic()
+        if status != self._status:
+            self._status, self._since_s = status, now_s
+            if self._copied or now_s - self._written_s >= MOVING_S:
+                self._copied = False
+                self._write([], None)
+        elif not self._copied and now_s - self._since_s >= self.still_s:
+            self._copied = True
+            self._write(_copy(), _place())
+
+    def _write(self, recent: list[Collective], place: str | None) -> None:
+        self._written_s = time.monotonic()
+        log = RankLog(
+            rank=self.rank,
+            ranks=dist.get_world_size() if dist.is_initialized() else 1,
+            written_unix_s=time.time(),
+            still_s=self._written_s - self._since_s,
+            recorded=bool(self._status),
+            place=place,
+            groups=_groups(),
+            recent=recent,
+        )
+        try:
+            store.replace(self.file, log.model_dump_json())
+        except OSError:
+            self._closed.set()  # the folder is gone, or the disk is full: a log must not end the training
+
+
+def _counts() -> dict | None:
+    """How many collectives of each group have begun and ended. Takes microseconds. None: PyTorch records none."""
+    return json.loads(_dump(False, False)).get("pg_status") if _dump else None
+
+
+def _copy() -> list[Collective]:
+    """The last collectives, in the order in which they began: all of PyTorch's ring is read, tens of milliseconds."""
+    return _entries(json.loads(_dump(True, False))) if _dump else []
+
+
+def _entries(content: dict) -> list[Collective]:
+    """The last collectives in the order in which they began. Those between two ranks alone have no common index."""
+    entries = [entry for entry in content.get("entries", []) if not entry.get("is_p2p")]
+    return [
+        Collective(
+            group=str(entry["process_group"][0]),
+            index=entry["collective_seq_id"],
+            kind=entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+            elements=sum(math.prod(shape) for shape in entry.get("input_sizes") or []),
+            ended=bool(entry["retired"]) or entry["state"] == "completed",
+        )
+        for entry in entries[-KEPT:]
+    ]
+
+
+def _groups() -> dict[str, list[int]]:
+    world = dist.distributed_c10d._world
+    return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
+
+
+def _place() -> str | None:
+    """The line of the main thread nearest to its end that is not in an installed package."""
+    frame, first = sys._current_frames().get(threading.main_thread().ident), None
+    while frame is not None:
+        code = frame.f_code
+        place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+        first = first or place
+        if "site-packages" not in code.co_filename and not code.co_filename.startswith((sys.base_prefix, "<")):
+            return place
+        frame = frame.f_back
+    return first

@@ -1,0 +1,68 @@
+"""Where each rank of a run is among its collectives, as a file for each rank: written by `study.measure.collectives`.
+
+The file is replaced as a whole, so it is readable while the run goes on and after it was killed.
+"""
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from study.errors import Stop
+from study.spec import validation
+
+FILE = "collectives-rank{rank}.json"
+MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB
+MAX_RANKS = 4096
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Collective(Part):
+    """One collective of this rank. Its index counts those of its group, from 1."""
+
+    group: str
+    index: int
+    kind: str
+    elements: int | None = None  # of its input
+    ended: bool
+
+
+class RankLog(Part):
+    """What a rank last wrote. `recent` is empty while collectives come and go, and filled once none does."""
+
+    rank: int
+    ranks: int
+    written_unix_s: float
+    still_s: float  # for how long nothing had begun or ended
+    recorded: bool  # whether PyTorch records collectives at all
+    place: str | None = None  # what the main thread executes: "train.py:88 in step"
+    groups: dict[str, list[int]] = {}  # the ranks of each process group
+    recent: list[Collective] = []
+
+
+def paths(folder: Path) -> list[Path]:
+    """The files of a run's ranks, in the order of the ranks."""
+    numbered = {
+        path: re.fullmatch(r"collectives-rank(\d{1,6})\.json", path.name) for path in folder.glob("collectives-*")
+    }
+    found = sorted((int(match[1]), path) for path, match in numbered.items() if match and path.is_file())
+    return [path for _, path in found[:MAX_RANKS]]
+
+
+def load(folder: Path) -> list[RankLog]:
+    """What all ranks of a run last wrote; empty without such files."""
+    return [_load(path) for path in paths(folder)]
+
+
+def _load(path: Path) -> RankLog:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise Stop(f"{path} is larger than {MAX_BYTES >> 20} MiB, so no rank wrote it", "move it away")
+        return RankLog.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Stop(f"{path} cannot be read ({error.strerror})", "name the folder of a run") from None
+    except ValidationError as error:
+        raise Stop(f"{path} is not a log of collectives: {validation.sentence(error)}", "move it away") from None

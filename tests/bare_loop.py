@@ -1,0 +1,72 @@
+"""Somebody's loop without Accelerate: plain, or wrapped in DDP or FSDP; it may end as loops end that go wrong."""
+
+import argparse
+import contextlib
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from study import watch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--kind", default="plain", choices=("plain", "ddp", "fsdp1", "fsdp2"))
+parser.add_argument("--run_dir")  # without: the same loop without a watch
+parser.add_argument("--steps", type=int, default=14)
+parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--evaluate_in", type=int, nargs="*", default=[])
+parser.add_argument("--end_in", type=int, default=12)
+parser.add_argument("--rank_that_ends", type=int, default=0)
+parser.add_argument("--end", choices=("error", "SIGINT", "SIGTERM", "SIGKILL", "exit"))
+parser.add_argument("--losses")
+args = parser.parse_args()
+
+if args.kind != "plain":
+    dist.init_process_group("gloo")
+rank = dist.get_rank() if dist.is_initialized() else 0
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)], torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+if args.kind == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+elif args.kind == "fsdp1":
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+elif args.kind == "fsdp2":
+    for layer in list(model)[:6]:
+        fully_shard(layer)
+    fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+rows = torch.randn(args.steps, args.accumulation, 8, 64, generator=torch.Generator().manual_seed(rank))
+losses = []
+
+
+def end() -> None:
+    if args.end == "error":
+        raise ValueError("the data has a hole")
+    if args.end == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), getattr(signal, args.end))
+
+
+watching = watch(model=model, optimizer=optimizer, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext()
+with watching:
+    for step in range(args.steps):
+        if args.end and step + 1 == args.end_in and rank == args.rank_that_ends:
+            end()
+        if step + 1 in args.evaluate_in:
+            model.eval()
+            with torch.no_grad():
+                model(rows[0, 0])
+            model.train()
+        for batch in rows[step]:
+            loss = model(batch).pow(2).mean() / args.accumulation
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+if args.losses and rank == 0:
+    with open(args.losses, "w") as file:  # noqa: PTH123
+        file.write(" ".join(loss.hex() for loss in losses))
+if dist.is_initialized():
+    dist.destroy_process_group()

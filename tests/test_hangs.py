@@ -1,0 +1,166 @@
+"""It hangs: real gloo ranks that wait for each other are named, while they run and after they were killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from study.diagnosis.hangs import hangs, state
+from study.errors import Stop
+from study.records import collectives
+from study.records.collectives import Collective, RankLog
+
+# PyTorch is imported once; the ranks are forked.
+RANKS = """
+import os, sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from study.measure.collectives import CollectiveLog
+
+folder, what = Path(sys.argv[1]), sys.argv[2]
+
+def train(rank):
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / "store"), 3), rank=rank, world_size=3, timeout=timedelta(seconds=60)
+    )
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    with CollectiveLog(folder, rank, every_s=0.05, still_s=0.3):
+        model(torch.ones(2, 4)).sum().backward()  # an all_reduce that Python does not see
+        if (what, rank) == ("sleeps", 1):
+            time.sleep(60)
+        if (what, rank) == ("branches", 1):
+            dist.broadcast(torch.ones(2), src=1)
+        if (what, rank) == ("raises", 2):
+            raise ValueError("a bad row")
+        if what == "ends":
+            time.sleep(1)
+        dist.all_gather([torch.ones(2) for _ in range(3)], torch.ones(2))
+
+for rank in range(3):
+    if os.fork() == 0:
+        train(rank)
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def ranks(folder: Path, what: str) -> Iterator[None]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANKS, folder, what],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def waited_for(folder: Path, *words: str) -> list[RankLog]:
+    """The ranks' logs, as soon as all three stand still and all words are in what is said of them."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        logs = collectives.load(folder)
+        said = " | ".join(sentences(logs))
+        if len(logs) == 3 and all(log.recent for log in logs) and all(word in said for word in words):
+            return logs
+        time.sleep(0.1)
+    raise AssertionError(f"said: {said}; logs: {logs}")
+
+
+def sentences(logs: list[RankLog]) -> list[str]:
+    return [finding.sentence for finding in hangs(logs)]
+
+
+def test_a_rank_that_is_elsewhere_is_named_with_its_line_also_after_it_was_killed(tmp_path):
+    with ranks(tmp_path, "sleeps"):
+        logs = waited_for(tmp_path, "Rank 1 has not begun all_gather ", "ranks 0 and 2 are: it is at <string>:")
+    assert collectives.load(tmp_path) == logs, "all were killed"
+    assert len(sentences(logs)) == 1
+    assert "all_reduce" in [entry.kind for entry in logs[0].recent], "that of DDP's reducer"
+    assert "ranks 0, 1 and 2 stood still" in state(logs)
+
+
+def test_ranks_that_take_different_branches_are_named(tmp_path):
+    with ranks(tmp_path, "branches"):
+        waited_for(tmp_path, "different branches", "ranks 0 and 2 in all_gather, rank 1 in broadcast")
+
+
+def test_a_rank_that_ended_with_an_error_is_named(tmp_path):
+    with ranks(tmp_path, "raises"):
+        waited_for(tmp_path, "Rank 2 has not begun all_gather ", "it ended with ValueError")
+
+
+def test_a_run_that_ends_well_leaves_nothing(tmp_path):
+    with ranks(tmp_path, "ends"):
+        waited_for(tmp_path)
+        end_s = time.monotonic() + 30
+        while collectives.paths(tmp_path) and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert collectives.paths(tmp_path) == []
+
+
+# --- the sentences, on logs made by hand ---------------------------------------------------------------------------
+
+
+def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> RankLog:
+    """The log of a rank by its calls: 'all_reduce 7' has ended, 'all_reduce 7?' has not, and '@pair' is its group."""
+    recent = []
+    for call in calls:
+        call, _, group = call.partition("@")
+        kind, index = call.rstrip("?").split()
+        recent.append(Collective(group=group or "0", index=int(index), kind=kind, ended=not call.endswith("?")))
+    groups = {"0": list(range(ranks)), "pair": [0, 1]}
+    fields = {"written_unix_s": 100.0, "still_s": 5.0, "recorded": True, "place": place, "groups": groups}
+    return RankLog(rank=rank, ranks=ranks, recent=recent, **fields)
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        (
+            [log(0, "all_gather 412", "all_reduce 413?", ranks=2), log(1, "all_gather 412?", ranks=2)],
+            ["Rank 1 waits in all_gather 412, rank 0 is at all_reduce 413"],
+        ),
+        (  # on a GPU collectives are begun ahead of time
+            [log(0, "all_reduce 7?", "all_reduce 8?"), log(1, "all_reduce 7?", "all_reduce 8?"), log(2, "barrier 6")],
+            ["Rank 2 has not begun all_reduce 7, where ranks 0 and 1 are"],
+        ),
+        (  # each of two groups waits for the other
+            [log(0, "all_reduce 5?"), log(1, "all_reduce 4", "broadcast 2?@pair"), log(2, "all_reduce 5?")],
+            ["Rank 1 waits in broadcast 2 of group pair and has not begun all_reduce 5, where ranks 0 and 2 are"],
+        ),
+        (
+            [log(rank, "all_reduce 5?") for rank in range(3)],
+            ["All 3 ranks wait in all_reduce 5 together: what fails is the connection between them"],
+        ),
+        (
+            [log(0, "all_reduce 5?"), log(2, "all_reduce 5?")],
+            ["Ranks 0 and 2 wait in all_reduce 5, and rank 1 left no log: ended, never started, or died at once"],
+        ),
+        ([log(rank, "all_reduce 5") for rank in range(3)], []),
+        ([log(0), log(1), log(2)], []),
+        ([], []),
+    ],
+)
+def test_what_is_said_of_ranks(logs, said):
+    found = sentences(logs)
+    assert found[: len(said)] == said
+    assert bool(found) == bool(said)
+
+
+def test_a_file_that_no_rank_wrote_is_refused(tmp_path):
+    (tmp_path / "collectives-rank0.json").write_text('{"rank": ' + "[" * 100_000)
+    (tmp_path / "collectives-rankX.json").write_text("not looked at")
+    with pytest.raises(Stop, match="not a log of collectives"):
+        collectives.load(tmp_path)

@@ -1,0 +1,304 @@
+"""`study.watch`: somebody else's loop leaves a record of what it really is, and stays as it is."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import ROOT, forked
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import study
+from study import WatchCallback, watch
+from study.claims import evidence
+from study.diagnosis.findings import diagnose
+from study.errors import Stop
+from study.records import runs, store
+from study.records.compare import compare
+from study.records.explain import sentences
+
+EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
+ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
+LOOKED_AT = [6, 7, 8, 9]
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """A function that launches a script under an arm or a yaml and gives its output and its record."""
+
+    def launched(script: str, arm: str | Path, *flags: str, code: int = 0):
+        if arm in ("single", "ddp"):
+            monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+        folder = tmp_path / Path(script).stem / Path(arm).stem
+        config = str(arm) if isinstance(arm, Path) else f"accelerate_configs/{arm}.yaml"
+        flags = [f"--run_dir={folder}", *flags]
+        launch = forked(folder, config=config, launcher=(), script=script, flags=flags)
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+        assert launch.code == code, launch.output
+        return launch.output, store.load(folder)
+
+    return launched
+
+
+def plain_model():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    model = transformers.BertForSequenceClassification(config)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None) -> list[float]:
+    model, optimizer = plain_model()
+    losses = []
+    with watch(model=model, optimizer=optimizer, run_dir=folder) if folder else contextlib.nullcontext():
+        for step in range(1, steps + 1):
+            each(step)
+            for _ in range(accumulation):
+                ids = torch.randint(0, 100, (4, 8))
+                loss = model(input_ids=ids, labels=ids[:, 0] % 2).loss / accumulation
+                loss.backward()
+                losses.append(loss.item())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path, capsys):
+    losses = train(tmp_path / "mine", accumulation=2)
+    assert losses == train(None, accumulation=2)
+    record, said = store.load(tmp_path / "mine"), capsys.readouterr().out
+    assert record.status == "done"
+    assert record.arm == "single"
+    assert "single on 1 rank (cpu), 14 steps" in said
+    assert record.loss.train == pytest.approx([sum(losses[i : i + 2]) for i in range(0, 28, 2)], rel=1e-6)
+    seen = record.observed
+    assert (seen.accumulation, seen.clipping, seen.rows_per_step, seen.tokens_per_step) == (2, 0.5, 8, 64)
+    assert record.watched.looked_at == LOOKED_AT
+    assert len(record.time.step_s) == 4  # 11 to 14
+    (rank,) = record.memory.components.per_rank
+    assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
+    assert rank.at_peak["moments"] == 8 * seen.parameters
+    assert seen.dtypes == {"weights": "float32", "gradients": "float32", "master": None, "moments": "float32"}
+    assert record.traffic.per_rank == [{}]
+
+
+def test_only_the_steps_that_the_record_names_are_looked_at(tmp_path):
+    active, passes = {}, {}
+
+    def each(step):
+        active[step] = bool(_get_current_dispatch_mode_stack())
+        passes[step] = torch.Tensor.backward
+
+    original = torch.Tensor.backward
+    train(tmp_path / "mine", each=each)
+    assert [step for step, is_active in active.items() if is_active] == LOOKED_AT
+    assert all(backward is not original for backward in passes.values())
+    assert torch.Tensor.backward is original
+
+
+def test_a_second_run_takes_another_folder(tmp_path):
+    for _ in range(2):
+        train(tmp_path / "mine", steps=2)
+    assert store.load(tmp_path / "mine-2").observed.steps == 2
+
+
+def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("study.watching.looks.ComponentLook.step_ended", lambda look: 1 / 0)
+    assert train(tmp_path / "mine") == train(None)
+    record = store.load(tmp_path / "mine")
+    assert "ZeroDivisionError" in record.observed.instruments_failed
+    assert "your training goes on" in capsys.readouterr().err
+    assert not _get_current_dispatch_mode_stack()
+
+
+def test_what_cannot_be_watched_is_said():
+    with pytest.raises(Stop, match="needs the prepared model"):
+        watch(None, "bert-base")
+    with pytest.raises(Stop, match="needs the optimizer"):
+        watch(model=torch.nn.Linear(1, 1))
+    with pytest.raises(AttributeError, match="has no attribute 'wacth'"):
+        _ = study.wacth
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "message"),
+    [
+        ("error", "failed", "ValueError: the data has a hole"),
+        ("SIGINT", "interrupted", "interrupted"),
+        ("SIGTERM", "interrupted", "without a word"),
+        ("SIGKILL", "interrupted", "without a word"),
+        ("exit", "interrupted", "without a word"),
+    ],
+)
+def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
+    folder = tmp_path / "bare_loop" / "single"
+    with contextlib.suppress(AssertionError):  # the code differs
+        start("tests/bare_loop.py", "single", f"--end={end}", code=None)
+    record = _ended(folder)
+    assert record.status == status
+    assert message in record.error.message
+    assert record.error.where.startswith("rank 0")
+    assert record.memory.components.per_rank  # of the looks, which were over by then
+
+
+def _ended(folder: Path):
+    """The record, once the process beside the rank has seen that it died."""
+    import time
+
+    for _ in range(100):
+        if (record := store.load(folder)).status != "running":
+            return record
+        time.sleep(0.1)
+    raise AssertionError("nobody has written how it ended")
+
+
+def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
+    _, record = start("tests/bare_loop.py", "single", "--evaluate_in", "7", "13", "--steps", "16")
+    assert record.watched.looked_at == [6, 7, 8, 9, 10]
+    assert record.watched.not_timed == [1, 2, 3, 4, 5, 11, 13]
+    assert len(record.time.step_s) == 4
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2"])
+def test_two_ranks_without_accelerate(start, tmp_path, kind):
+    losses = {}
+    for name, flags in (("watched", ()), ("alone", ("--run_dir=",))):
+        with contextlib.suppress(Stop):  # without a watch no record
+            record = start("tests/bare_loop.py", "ddp", f"--kind={kind}", f"--losses={tmp_path / name}", *flags)[1]
+        losses[name] = (tmp_path / name).read_text()
+    assert losses["watched"] == losses["alone"]
+    assert (record.status, record.arm, record.observed.ranks) == ("done", kind, 2)
+    assert record.loss.train[0] != float.fromhex(losses["alone"].split()[0])  # the mean over both ranks
+    size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
+    if kind == "ddp":
+        assert {name: each.bytes for name, each in counts.items()} == {"all_reduce": size}
+    else:
+        assert counts["reduce_scatter"].bytes == pytest.approx(size, rel=0.01)  # padded
+        assert counts["all_gather"].bytes == pytest.approx(2 * size, rel=0.05)
+        assert sum(record.observed.held_parameters_per_rank) == pytest.approx(record.observed.parameters, rel=0.01)
+    for rank in record.memory.components.per_rank:
+        assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
+        share = 1 if kind == "ddp" else 2
+        assert rank.at_peak["moments"] == pytest.approx(2 * size / share, rel=0.01)
+
+
+def check(record, arm: str) -> None:
+    """A record is valid, and true to its arm."""
+    stage, seen = ARMS[arm], record.observed
+    ranks = 1 if arm == "single" else 2
+    assert (record.status, record.arm, seen.stage, seen.ranks) == ("done", arm, stage, ranks)
+    assert record.watched.looked_at == LOOKED_AT
+    assert len(record.loss.train) == seen.steps == 16
+    assert record.time.step_s
+    size, counts = 4 * seen.parameters, record.traffic.per_rank[0]
+    assert len(record.memory.components.per_rank) == ranks
+    for rank in record.memory.components.per_rank:
+        assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
+        assert rank.at_peak["moments"] == pytest.approx(2 * size / (2 if stage else 1), rel=0.01)
+        assert ("master" in rank.at_peak) == bool(stage)
+    moved = {
+        kind: counts[kind].bytes if kind in counts else 0 for kind in ("all_reduce", "all_gather", "reduce_scatter")
+    }
+    expected = {"ddp": (1, 0, 0), "single": (0, 0, 0), "zero2": (1, 1, 0), "zero3": (0, 1, 1)}[arm]
+    assert list(moved.values()) == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_accelerate_loop_in_each_arm(start, arm):
+    output, record = start("examples/accelerate_loop.py", arm)
+    check(record, arm)
+    assert record.promised.source == (f"{arm}.json" if ARMS[arm] else f"{arm}.yaml")
+    assert f"study.watch: {arm} on" in output
+
+
+def test_the_callback_of_a_trainer(start):
+    record = start("examples/trainer_glue.py", "zero2")[1]
+    check(record, "zero2")
+    assert (record.watched.loop, record.watched.model) == ("Trainer", "BertForSequenceClassification")
+
+
+def test_a_bare_deepspeed_loop(start):
+    record = start("examples/deepspeed_loop.py", "ddp", "--stage=3")[1]  # only the script asks for DeepSpeed
+    check(record, "zero3")
+    assert (record.watched.loop, record.promised.stage) == ("deepspeed", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("script", EXAMPLES[1:])
+def test_a_trainer_in_each_arm(start, script, arm):
+    check(start(f"examples/{script}.py", arm)[1], arm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "arm"), [(0, "zero0"), (1, "zero1"), (2, "zero2")])
+def test_a_bare_deepspeed_loop_in_each_stage(start, stage, arm):
+    record = start("examples/deepspeed_loop.py", "ddp", f"--stage={stage}")[1]
+    assert (record.status, record.arm, record.observed.stage) == ("done", arm, stage)
+    assert len(record.loss.train) == 16
+    for rank in record.memory.components.per_rank:
+        assert rank.at_peak["moments"] == pytest.approx(8 * record.observed.parameters / (2 if stage else 1), rel=0.01)
+
+
+def test_planted_mistakes_are_named(start, tmp_path):
+    clips = tmp_path / "clips.yaml"
+    clips.write_text(
+        "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\nmain_process_port: 0\n"
+        "deepspeed_config: {zero_stage: 2, gradient_clipping: 0.0}\n"
+    )
+    output, record = start("examples/accelerate_loop.py", clips, "--steps=10")
+    assert (record.promised.clipping, record.observed.clipping) == (0.0, 1.0)
+    words = " ".join(finding.sentence for finding in diagnose(record))
+    assert "Clipping is 1 although clips.yaml says 0" in words
+    assert "fp32 copies of fp32 weights" in words
+    assert "reduce_bucket_size" in words + " ".join(finding.remedy or "" for finding in diagnose(record))
+    assert "Clipping is 1 although clips.yaml says 0" in output
+    record = start("tests/bare_loop.py", "zero2", "--kind=ddp")[1]
+    assert "DeepSpeed is not on" in " ".join(finding.sentence for finding in diagnose(record))
+    record = start("examples/accelerate_loop.py", "zero3", "--accumulation=4", "--steps=10")[1]
+    assert record.observed.accumulation == 4
+    assert "accumulation" in " ".join(finding.sentence for finding in diagnose(record))
+
+
+def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
+    class Fails(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise ValueError("the disk is full")
+
+    model, _ = plain_model()
+    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(0)}] * 32
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=5, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    callback = WatchCallback(tmp_path / "mine")
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback, Fails()])
+    with pytest.raises(ValueError, match="the disk is full") as caught:
+        trainer.train()
+    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
+    callback._ended_early()  # what Python calls when it ends
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.error.message) == ("failed", "ValueError: the disk is full")
+    assert record.promised.source == "TrainingArguments"
+
+
+def test_the_commands_take_watched_records_and_claims_do_not(tmp_path):
+    train(tmp_path / "a")
+    train(tmp_path / "b")
+    loaded = runs.load(tmp_path)
+    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")] * 2
+    (row,) = compare(loaded).rows
+    assert row["runs"] == 2
+    assert sentences(*(run.record for run in loaded)) == ["At the peak both hold the same."]
+    gathered = evidence.gather(loaded)
+    assert gathered.runs == ()
+    assert gathered.notes[0] == "2 records are of other people's scripts and decide nothing"
+
+
+def test_the_examples_are_short():
+    assert all(len(path.read_text().splitlines()) < 60 for path in (ROOT / "examples").glob("*.py"))
