@@ -39,7 +39,7 @@ from accelerate.utils.launch import (
 )
 
 import study.train
-import study.watching.callback  # noqa: F401
+import study.watching.callback
 from study.bench import as_printed
 from study.machine import launcher
 from study.training import main

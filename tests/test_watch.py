@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ LOOKED_AT = [6, 7, 8, 9]
 def start(tmp_path, monkeypatch):
     """A function that launches a script under an arm or a yaml and gives its output and its record."""
 
-    def launched(script: str, arm: str | Path, *flags: str, code: int = 0):
+    def launched(script: str, arm: str | Path, *flags: str, code: int | None = 0):
         if arm in ("single", "ddp"):
             monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
         folder = tmp_path / Path(script).stem / Path(arm).stem
@@ -36,7 +37,7 @@ def start(tmp_path, monkeypatch):
         flags = [f"--run_dir={folder}", *flags]
         launch = forked(folder, config=config, launcher=(), script=script, flags=flags)
         monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-        assert launch.code == code, launch.output
+        assert code is None or launch.code == code, launch.output
         return launch.output, store.load(folder)
 
     return launched
@@ -137,8 +138,7 @@ def test_what_cannot_be_watched_is_said():
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
     folder = tmp_path / "bare_loop" / "single"
-    with contextlib.suppress(AssertionError):  # the code differs
-        start("tests/bare_loop.py", "single", f"--end={end}", code=None)
+    start("tests/bare_loop.py", "single", f"--end={end}", code=None)
     record = _ended(folder)
     assert record.status == status
     assert message in record.error.message
@@ -148,8 +148,6 @@ def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
 
 def _ended(folder: Path):
     """The record, once the process beside the rank has seen that it died."""
-    import time
-
     for _ in range(100):
         if (record := store.load(folder)).status != "running":
             return record
@@ -179,7 +177,8 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
         assert {name: each.bytes for name, each in counts.items()} == {"all_reduce": size}
     else:
         assert counts["reduce_scatter"].bytes == pytest.approx(size, rel=0.01)  # padded
-        assert counts["all_gather"].bytes == pytest.approx(2 * size, rel=0.05)
+        # A second time in the backward pass; FSDP1's only unit keeps what it gathered until then.
+        assert counts["all_gather"].bytes == pytest.approx((1 if kind == "fsdp1" else 2) * size, rel=0.05)
         assert sum(record.observed.held_parameters_per_rank) == pytest.approx(record.observed.parameters, rel=0.01)
     for rank in record.memory.components.per_rank:
         assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
@@ -260,9 +259,10 @@ def test_planted_mistakes_are_named(start, tmp_path):
     assert "Clipping is 1 although clips.yaml says 0" in output
     record = start("tests/bare_loop.py", "zero2", "--kind=ddp")[1]
     assert "DeepSpeed is not on" in " ".join(finding.sentence for finding in diagnose(record))
-    record = start("examples/accelerate_loop.py", "zero3", "--accumulation=4", "--steps=10")[1]
+    record = start("examples/accelerate_loop.py", "variants/zero3_textbook", "--accumulation=4", "--steps=10")[1]
     assert record.observed.accumulation == 4
-    assert "accumulation" in " ".join(finding.sentence for finding in diagnose(record))
+    gathers = next(finding.sentence for finding in diagnose(record) if "gathers all weights" in finding.sentence)
+    assert "because accumulation is 4" in gathers
 
 
 def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):

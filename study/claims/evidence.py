@@ -94,9 +94,7 @@ def gather(runs: Iterable[Run]) -> Evidence:
     unsealed = sum(run.record.hardware.devices != [] and not run.sealed for run in fit)
     notes = [f"{unsealed} of {len(fit)} records are of a GPU and decide nothing: {UNSEALED}"] if unsealed else []
     if others := len(all_ended) - len(ended):
-        notes.append(
-            f"{others} records are of other people's scripts, which this study cannot check: they decide nothing"
-        )
+        notes.append(f"{others} records are of other people's scripts and decide nothing")
     unchecked = len(fit) if unknown is None else sum(run.record.commit is None for run in fit)
     notes += [f"the commits of {unchecked} of {len(fit)} records could not be checked"] if unchecked else []
     return Evidence(fit, (*getattr(runs, "set_aside", ()), *set_aside), tuple(notes))

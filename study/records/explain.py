@@ -39,6 +39,7 @@ SHRANK = {
     "buckets": "there are fewer buckets, or their dtype is narrower",
     "gathered_weights": "fewer weights are gathered at once",
 }
+OF_FSDP = {"gathered_weights": "FSDP gathers the weights of a module to use them, and frees them afterwards"}
 EITHER = {
     "activations": "no stage partitions activations, so with equal rows and tokens the peaks are at different moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
@@ -158,6 +159,7 @@ def _one_memory(record: Record) -> str | None:
 def _sentence(row: dict, rows: list[dict], names: tuple[str, str], b: Record) -> str:
     name, more = row["component"], row["difference_bytes"]
     why = (GREW if more > 0 else SHRANK).get(name) or EITHER.get(name)
+    why = OF_FSDP.get(name, why) if more > 0 and (b.arm or "").startswith("fsdp") else why
     words, amount = name.replace("_", " "), size(abs(more))
     lead = f"{names[1]} holds {amount} {'more' if more > 0 else 'less'} of {words} than {names[0]}"
     if more > 0 and not row["a_bytes"]:

@@ -6,7 +6,6 @@ Nothing here reads a value of a tensor, so no step waits for a GPU.
 
 import contextlib
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.utils import clip_grad
 
-from study.measure.readback import inner_optimizer
+from study.measure.readback import device_of, inner_optimizer
 
 
 @dataclass
@@ -52,6 +51,7 @@ class Loop:
         self.clipped_at: float | None = None  # by torch's own function, which DeepSpeed does not call
         self.wants_clipping: float | None = None  # what the script passed to Accelerate, whether that clips or not
         self.autocast: torch.dtype | None = None
+        self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
@@ -105,8 +105,8 @@ class Loop:
         rows, tokens = _size_of([*args, *kwargs.values()])
         self.step.rows.append(rows)
         self.step.tokens = None if None in (tokens, self.step.tokens) else self.step.tokens + tokens
-        if self.autocast is None and torch.is_autocast_enabled(device := next(module.parameters()).device.type):
-            self.autocast = torch.get_autocast_dtype(device)
+        if self.autocast is None and torch.is_autocast_enabled(self._device):
+            self.autocast = torch.get_autocast_dtype(self._device)
 
     def _backward_of(self, loss, parts: int) -> None:
         self.step.backwards += 1
@@ -119,7 +119,7 @@ class Loop:
         return original(loss, *args, **kwargs)
 
     def _engine_backward(self, original, *args, **kwargs):
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        given = dict(zip(("loss", "retain_graph", "scale_wrt_gas"), args, strict=False)) | kwargs
         parts = self.model.gradient_accumulation_steps() if given.get("scale_wrt_gas", True) else 1
         self._backward_of(given.get("loss"), parts)
         return original(*args, **kwargs)

@@ -111,12 +111,11 @@ class Watch:
         config = getattr(self.model, "config", None) if is_engine and self.accelerator is None else None
         record.promised = promises.promised(config if isinstance(config, dict) else None, self.arguments)
         whose = "accelerate" if self.accelerator is not None else "deepspeed" if is_engine else "torch"
-        plain = readback.plain_model(self.model)
-        record.watched = Watched(
-            script=Path(sys.argv[0]).name or None, loop=self.whose or whose, model=type(plain).__name__
-        )
+        plain, fsdp = readback.plain_model(self.model), readback.fsdp_version(self.model)
+        name = type(plain).__name__.removeprefix("FSDP" if fsdp == 2 else "")  # fully_shard makes a class of its own
+        record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.whose or whose, model=name)
         seen = record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
-        seen.arm = parts.arm_of(seen, readback.fsdp_version(self.model))
+        seen.arm = parts.arm_of(seen, fsdp)
         if self.ranks.first:
             record.hardware, record.software = hardware.describe(self.folder), hardware.versions()
         return record
