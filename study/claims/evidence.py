@@ -84,7 +84,8 @@ def default_folders() -> list[Path]:
 
 def gather(runs: Iterable[Run]) -> Evidence:
     """The runs that have ended, pass the audit and agree. `runs` is a `Runs`, or any of its runs. Nothing ends it."""
-    ended = sorted((run for run in runs if run.status != "running"), key=lambda run: run.folder)
+    all_ended = sorted((run for run in runs if run.status != "running"), key=lambda run: run.folder)
+    ended = [run for run in all_ended if not run.record.is_watched]
     unknown = store.unknown_commits(frozenset(run.record.commit for run in ended if run.record.commit))
     wrong = {run: words for run in ended if (words := _faults(run, unknown or set()))}
     wrong |= agreement.faults(run for run in ended if run not in wrong)
@@ -92,6 +93,10 @@ def gather(runs: Iterable[Run]) -> Evidence:
     fit = tuple(run for run in ended if run not in wrong)
     unsealed = sum(run.record.hardware.devices != [] and not run.sealed for run in fit)
     notes = [f"{unsealed} of {len(fit)} records are of a GPU and decide nothing: {UNSEALED}"] if unsealed else []
+    if others := len(all_ended) - len(ended):
+        notes.append(
+            f"{others} records are of other people's scripts, which this study cannot check: they decide nothing"
+        )
     unchecked = len(fit) if unknown is None else sum(run.record.commit is None for run in fit)
     notes += [f"the commits of {unchecked} of {len(fit)} records could not be checked"] if unchecked else []
     return Evidence(fit, (*getattr(runs, "set_aside", ()), *set_aside), tuple(notes))

@@ -27,9 +27,34 @@ class Clock:
         yield lambda: marks.append(_now())
         if CUDA:
             torch.cuda.synchronize()
-        step_s = [a.elapsed_time(b) / 1000 if CUDA else b - a for a, b in itertools.pairwise(marks)]
+        step_s = _between(marks)
         self.step_s += step_s
         self.window_s.append(sum(step_s))
+
+
+class Marks:
+    """Seconds per step of a loop that belongs to somebody else: a mark after each step, and nothing that waits."""
+
+    FAR = 256  # steps after which a GPU has long passed a mark, so that reading it does not wait
+
+    def __init__(self):
+        self._marks, self._step_s = [_now()], []
+
+    def tick(self) -> None:
+        self._marks.append(_now())
+        if len(self._marks) > 2 * self.FAR:  # a long run does not keep all its events
+            self._step_s += _between(self._marks[: self.FAR + 1])
+            del self._marks[: self.FAR]
+
+    def read(self) -> list[float]:
+        """Of every step, the first included. On a GPU it waits for the last one."""
+        if CUDA:
+            self._marks[-1].synchronize()
+        return self._step_s + _between(self._marks)
+
+
+def _between(marks: list) -> list[float]:
+    return [a.elapsed_time(b) / 1000 if CUDA else b - a for a, b in itertools.pairwise(marks)]
 
 
 def _now() -> float | torch.cuda.Event:

@@ -87,6 +87,7 @@ class MemoryWatch(TorchDispatchMode):
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
         self.gloo = dist.is_initialized() and dist.get_backend() == "gloo"
+        self.failed: Exception | None = None
         self.gloo_copy_bytes = 0  # the largest single copy that gloo allocated; not in the total
         self._live: dict[int, Live] = {}
 
@@ -125,16 +126,24 @@ class MemoryWatch(TorchDispatchMode):
         return dict(sums)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again, with what this rank holds of it
+        out = function(*args, **(kwargs or {}))
+        try:
+            self._follow(function, args, out)
+        except Exception as error:  # a training must not end because this cannot follow one of its operations
+            self.failed = self.failed or error
+        return out
+
+    def _follow(self, function, args, out) -> None:
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
-        out = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf, _phase())
         self._rise()
         self.operations += 1
         self.sum += self.total
-        return out
 
     @property
     def mean(self) -> float:

@@ -7,18 +7,22 @@ import contextlib
 import hashlib
 import math
 import os
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from study.measure import memory
 from study.measure.hardware import CUDA
 from study.records.schema import Observed, RankComponents
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, Settings
+
+if TYPE_CHECKING:  # a bare loop does without it, and need not wait for its import
+    from accelerate import Accelerator
 
 # Where DeepSpeed 0.19's optimizers keep what plays each role, by attribute. Found by reading and by looking; a test
 # fails when a large tensor of an arm has no role.
@@ -33,12 +37,13 @@ ROLES = {
     "swap": "optimizer_swapper",
 }
 
+OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad")
 LOOKS = 2  # the first misses the components at the peak if its step peaks lower than the step before
 
 PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it runs, with a GPU or without
-    "NO": {DistributedType.NO},
-    "MULTI_GPU": {DistributedType.MULTI_GPU, DistributedType.MULTI_CPU},
-    "DEEPSPEED": {DistributedType.DEEPSPEED},
+    "NO": {"NO"},
+    "MULTI_GPU": {"MULTI_GPU", "MULTI_CPU"},
+    "DEEPSPEED": {"DEEPSPEED"},
 }
 
 
@@ -47,6 +52,15 @@ def inner_optimizer(optimizer) -> torch.optim.Optimizer:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def zero_optimizer(optimizer):
+    """DeepSpeed's optimizer around the one that does the arithmetic. None without one, as under its stage 0 in fp32."""
+    while hasattr(optimizer, "optimizer"):
+        if type(optimizer).__module__.startswith("deepspeed."):
+            return optimizer
+        optimizer = optimizer.optimizer
+    return None
 
 
 def plain_model(model) -> torch.nn.Module:
@@ -62,7 +76,7 @@ def plain_model(model) -> torch.nn.Module:
 def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
     """Every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):
-        return [value]
+        return [getattr(value, "_local_tensor", value)]  # of FSDP2's, what this rank holds
     if depth > 6:
         return []
     if type(value).__name__.startswith("IPGBucket"):
@@ -78,7 +92,7 @@ def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
 
 def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     """The tensors that hold the training state now: weights, gathered weights, gradients, master, moments, buckets."""
-    zero = optimizer.optimizer if hasattr(optimizer.optimizer, "optimizer") else None  # DeepSpeed's, if any
+    zero = zero_optimizer(optimizer)
     tensors: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
     def add(role: str, value) -> None:
@@ -86,19 +100,48 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
     inner = inner_optimizer(optimizer)
     for state in inner.state.values():
-        add("moments", [state.get("exp_avg"), state.get("exp_avg_sq")])
+        add("moments", [value for name, value in state.items() if name != "step"])
     add("master", getattr(inner, "master", []))
     for role, names in ROLES.items():
         for name in names.split():
             add(role, getattr(zero, name, None))
     add("gradients", [tensor.grad for tensor in tensors["master"]])
+    for role, value in _fsdp_tensors(model):
+        add(role, value)
+    in_parts = fsdp_version(model) is not None  # the model's parameters are then whole ones while they are in use
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
-        add("weights" if partition is None else "gathered_weights", parameter.data)
+        add("weights" if partition is None and not in_parts else "gathered_weights", parameter.data)
         add("weights", partition)
         add("gradients", parameter.grad)
     add("constants", list(model.buffers()))
     return tensors
+
+
+def _fsdp_tensors(model) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """What PyTorch's FSDP, the first or the second, holds of a model. Its own attributes, of torch 2.13."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    for module in model.modules():
+        if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
+            yield "weights", handle.flat_param._local_shard
+            yield "gathered_weights", getattr(handle.flat_param, "_full_param_padded", None)
+            yield "gradients", getattr(handle.flat_param, "_saved_grad_shard", None)
+        for group in module._get_fsdp_state()._fsdp_param_groups if hasattr(module, "_get_fsdp_state") else ():
+            for parameter in group.fsdp_params:
+                yield "weights", parameter._sharded_param_data
+                yield "gathered_weights", parameter.all_gather_outputs
+                yield "gradients", parameter.sharded_param.grad
+
+
+def fsdp_version(model) -> int | None:
+    """1 or 2; None without FSDP."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return None
+    modules = list(model.modules())
+    if any(hasattr(module, "_get_fsdp_state") for module in modules):
+        return 2
+    return 1 if any(hasattr(getattr(module, "_handle", None), "flat_param") for module in modules) else None
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
@@ -107,7 +150,7 @@ def claimed_storages(model, optimizer) -> dict[int, str]:
     order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
     for role in order:
         for tensor in by_role[role]:
-            if tensor.numel() and tensor.device.type != "meta":
+            if tensor.numel() and tensor.device.type != "meta" and tensor.layout == torch.strided:
                 claimed.setdefault(tensor.untyped_storage()._cdata, role)
     return claimed
 
@@ -122,39 +165,64 @@ def dtypes(model, optimizer) -> dict[str, str | None]:
     return result
 
 
-def distribution(accelerator: Accelerator, model, optimizer) -> Observed:
-    """How training is distributed, read from the engine, the optimizer and the process group."""
+def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
+    """How training is distributed, read from the engine, the optimizer and the process group.
+
+    A loop without Accelerate has no accelerator; what only that would say is then None.
+    """
     inner = inner_optimizer(optimizer)
     group = inner.param_groups[0]
     plain = plain_model(model)
+    mixed = getattr(accelerator, "mixed_precision", "no")
     seen = Observed(
-        distributed_type=str(accelerator.distributed_type.value),
-        device=str(accelerator.device.type),
-        ranks=accelerator.num_processes,
-        ranks_counted=_count_ranks(accelerator),
+        distributed_type=str(accelerator.distributed_type.value) if accelerator else None,
+        device=(accelerator.device if accelerator else device_of(model)).type,
+        ranks=dist.get_world_size() if dist.is_initialized() else 1,
         backend=dist.get_backend() if dist.is_initialized() else None,
         wrapper=type(model).__name__,
         optimizer=type(inner).__name__,
-        optimizer_settings={name: group.get(name) for name in ("betas", "eps", "weight_decay", "fused", "amsgrad")},
+        optimizer_settings={name: _plain(group.get(name)) for name in OPTIMIZER_SETTINGS},
         offload_optimizer="none",
         offload_param="none",
         clipping=0.0,
-        accumulation=accelerator.gradient_accumulation_steps,
-        attention=plain.config._attn_implementation,
-        checkpointing=plain.is_gradient_checkpointing,
+        accumulation=getattr(accelerator, "gradient_accumulation_steps", None),
+        attention=getattr(getattr(plain, "config", None), "_attn_implementation", None),
+        checkpointing=getattr(plain, "is_gradient_checkpointing", None),
         compiled=getattr(model, "is_compiled", False) or isinstance(model, torch._dynamo.OptimizedModule),
         threads=torch.get_num_threads(),
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
-        autocast=accelerator.mixed_precision if accelerator.mixed_precision != "no" else None,
+        autocast=mixed if mixed != "no" else None,
         tf32=torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
-        parameters=sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
-        held_parameters=sum(p.ds_tensor.numel() if hasattr(p, "ds_tensor") else p.numel() for p in model.parameters()),
+        **_sizes(model),
     )
     if hasattr(model, "zero_optimization_stage"):
-        return seen.model_copy(update=_engine(model, optimizer.optimizer))
+        return seen.model_copy(update=_engine(model, zero_optimizer(optimizer)))
     if hasattr(model, "bucket_bytes_cap"):
         seen.bucket_bytes, seen.overlap = model.bucket_bytes_cap, True  # DDP cannot do otherwise
     return seen
+
+
+def device_of(model) -> torch.device:
+    """Where a model computes: its parameters may be elsewhere, as under offloading."""
+    for known in (getattr(model, "device", None), getattr(model, "compute_device", None)):
+        if isinstance(known, torch.device):
+            return known
+    return next(model.parameters()).device
+
+
+def _sizes(model) -> dict[str, int]:
+    """Parameters of the model, and those that this rank holds."""
+    whole = held = 0
+    for parameter in model.parameters():
+        if hasattr(parameter, "ds_tensor"):
+            whole, held = whole + parameter.ds_numel, held + parameter.ds_tensor.numel()
+        else:
+            whole, held = whole + parameter.numel(), held + getattr(parameter, "_local_tensor", parameter).numel()
+    if fsdp_version(model) == 1:  # its parameters are views of what this rank holds
+        flat = [h.flat_param for m in model.modules() if hasattr(h := getattr(m, "_handle", None), "flat_param")]
+        whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
+        held = sum(parameter._local_shard.numel() for parameter in flat)
+    return {"parameters": whole, "held_parameters": held}
 
 
 def _engine(engine, zero) -> dict:
@@ -189,7 +257,7 @@ def _plain(value):
     return value if is_plain else str(value)
 
 
-def _count_ranks(accelerator: Accelerator) -> int | None:
+def count_ranks(accelerator: "Accelerator") -> int | None:
     """The ranks that take part in a real collective, which no setting can fake. None where collectives move no data."""
     if not dist.is_initialized():
         return 1
@@ -217,7 +285,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     }
     pairs = {name: (value, getattr(seen, name)) for name, value in expected.items()}
     differences = [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
-    if seen.distributed_type not in {kind.value for kind in PROMISED_TYPES[arm.distributed_type]}:
+    if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
         differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
@@ -233,13 +301,13 @@ def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[st
     return [f"{role}: {settings.precision} promises {wrong[role]}, observed {seen[role]}" for role in wrong]
 
 
-def loss_scale(accelerator: Accelerator, optimizer) -> float | None:
+def loss_scale(accelerator: "Accelerator", optimizer) -> float | None:
     """fp16's loss scale now: 65536, halved once for each step that overflowed. None without one."""
     scaler = getattr(optimizer.optimizer, "torch_autocast_gradscaler", None) or accelerator.scaler
     return scaler.get_scale() if scaler else None
 
 
-def weights_checksum(accelerator: Accelerator, model) -> str | None:
+def weights_checksum(accelerator: "Accelerator", model) -> str | None:
     """A digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
@@ -269,27 +337,69 @@ def before_each_update(optimizer, call):
         hook.remove()
 
 
+class ComponentLook:
+    """Memory at the peak of a step and after it, by role: what `MemoryWatch` sees of STEPS untimed steps in a row.
+
+    `exact` resets the allocator's peak counters, so that a step's own peak is known; a loop of somebody else keeps its.
+    """
+
+    STEPS = 1 + LOOKS
+
+    def __init__(self, model, optimizer, device_type: str, exact: bool = True):
+        self.mode = memory.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer))
+        # At the update every gradient exists; DDP's buckets stay when the gradients in them are gone.
+        self._marking = before_each_update(optimizer, self._mark)
+        self._exact, self._looks, self._peak_before, self._after = exact, [], None, {}
+
+    def __enter__(self) -> "ComponentLook":
+        self._marking.__enter__()
+        self.mode.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.mode.__exit__(*error)
+        self._marking.__exit__(*error)
+
+    def _mark(self) -> None:
+        try:
+            self.mode.mark()
+        except Exception as error:  # in the middle of somebody's update
+            self.mode.failed = self.mode.failed or error
+
+    def step_ended(self) -> None:
+        """To be called after each of the steps, which are as many on every rank."""
+        if self._peak_before is not None:
+            allocated = memory.peaks().peak_allocated_bytes if self._exact else None
+            self._looks.append((self.mode.at_peak, self.mode.peak, self._peak_before, allocated))
+        self._peak_before, self._after = self.mode.peak, self.mode.by_role()
+        if len(self._looks) < LOOKS:
+            self.mode.look_again()
+            if self._exact:
+                memory.reset_peaks()
+
+    def components(self) -> RankComponents | None:
+        """What was seen. None if no step was looked at to its end, as where a loop ends early."""
+        if self._peak_before is None:
+            return None
+        looks = self._looks or [(None, self._peak_before, None, None)]
+        at_peak, peak, peak_before, allocated = max(looks, key=lambda look: (look[0] is not None, look[1]))
+        return RankComponents(
+            at_peak=at_peak,
+            after_step=self._after,
+            tracked_peak_bytes=peak,
+            tracked_peak_step_before_bytes=peak_before,
+            allocator_peak_bytes=allocated,  # of the same step, by the allocator itself: includes what libraries take
+            tracked_mean_bytes=self.mode.mean if len(self._looks) == LOOKS else None,
+            gloo_copy_bytes=self.mode.gloo_copy_bytes,
+        )
+
+
 def memory_by_component(step, model, optimizer, device_type: str) -> RankComponents:
     """Memory at the peak of a step and after it, by role. Takes three untimed steps, on every rank."""
-    watch = memory.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer))
-    # At the update every gradient exists; DDP's buckets stay when the gradients in them are gone.
-    with before_each_update(optimizer, watch.mark), watch:
-        step()
-        looks = []
-        for _ in range(LOOKS):  # the same number on every rank, or they would wait for each other for ever
-            peak_before = watch.peak
-            watch.look_again()
-            memory.reset_peaks()
+    with ComponentLook(model, optimizer, device_type) as look:
+        for _ in range(look.STEPS):
             step()
-            looks.append((watch.at_peak, watch.peak, peak_before, memory.peaks().peak_allocated_bytes))
-        after = watch.by_role()
-    at_peak, peak, peak_before, allocated = max(looks, key=lambda look: (look[0] is not None, look[1]))
-    return RankComponents(
-        at_peak=at_peak,
-        after_step=after,
-        tracked_peak_bytes=peak,
-        tracked_peak_step_before_bytes=peak_before,
-        allocator_peak_bytes=allocated,  # of the same step, by the allocator itself: includes what libraries take
-        tracked_mean_bytes=watch.mean,
-        gloo_copy_bytes=watch.gloo_copy_bytes,
-    )
+            look.step_ended()
+    if look.mode.failed:
+        raise look.mode.failed
+    return look.components()

@@ -12,19 +12,22 @@ from torch.utils._pytree import tree_leaves
 from study.machine.linux import fields
 from study.records.schema import Collective
 
-NAMES = {  # what the dispatcher calls each kind
-    "all_reduce": "allreduce_ allreduce_coalesced_",
-    "all_gather": "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_",
-    "reduce_scatter": "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_",
-    "broadcast": "broadcast_",
+NAMES = {  # what the dispatcher calls each kind; the names without _ at the end are those of functional collectives
+    "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+    "all_gather": "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ "
+    "all_gather_into_tensor all_gather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ "
+    "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
+    "broadcast": "broadcast_ broadcast",
     "reduce": "reduce_",
     "gather": "gather_",
     "scatter": "scatter_",
-    "all_to_all": "alltoall_ alltoall_base_",
+    "all_to_all": "alltoall_ alltoall_base_ all_to_all_single",
     "send": "send",
     "recv": "recv_",
     "barrier": "barrier",
 }
+MOVES_NOTHING = ("wait_tensor",)
 KINDS = {name: kind for kind, names in NAMES.items() for name in names.split()}
 
 
@@ -39,17 +42,26 @@ class CollectiveCounter(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.counts: dict[str, Collective] = {}
+        self.not_counted: set[str] = set()  # collectives that are not in NAMES
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace in ("c10d", "_c10d_functional"):
-            self._count(function.__name__.split(".")[0], args)
-        return function(*args, **(kwargs or {}))
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again, with what this rank holds of it
+        out = function(*args, **(kwargs or {}))
+        if function.namespace == "c10d":
+            self._count(function.__name__.split(".")[0], args[:2])
+        elif function.namespace == "_c10d_functional":  # it returns what it makes
+            self._count(function.__name__.split(".")[0], (args[0], out))
+        return out
 
-    def _count(self, name: str, args) -> None:
+    def _count(self, name: str, values) -> None:
+        if name in MOVES_NOTHING:
+            return
         if (kind := KINDS.get(name)) is None:
-            raise NotImplementedError(f"collective {name} is not in NAMES, so its bytes would not be counted: add it")
-        # Input and output are both among the arguments; the larger one is the full tensor.
-        sides = [[leaf for leaf in tree_leaves(arg) if isinstance(leaf, torch.Tensor)] for arg in args[:2]]
+            self.not_counted.add(name)
+            return
+        # Input and output are both among them; the larger one is the full tensor.
+        sides = [[leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in values]
         full = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
         count = self.counts.setdefault(kind, Collective(calls=0, bytes=0, bytes_by_dtype={}))
         count.calls += 1
@@ -57,6 +69,12 @@ class CollectiveCounter(TorchDispatchMode):
             dtype = str(tensor.dtype).removeprefix("torch.")
             count.bytes += tensor.nbytes
             count.bytes_by_dtype[dtype] = count.bytes_by_dtype.get(dtype, 0) + tensor.nbytes
+
+
+def refuse_uncounted(counter: CollectiveCounter) -> None:
+    if counter.not_counted:
+        names = " and ".join(sorted(counter.not_counted))
+        raise NotImplementedError(f"{names}: not in NAMES, so their bytes were not counted: add them")
 
 
 def socket_bytes_written() -> int | None:

@@ -64,7 +64,7 @@ def peak(record: Record) -> Peak:
     ranks = {number: rank for number, rank in enumerate(record.memory.components.per_rank) if rank.at_peak}
     if not ranks:
         raise Stop(
-            f"{record.run_id} ({record.requested.arm or 'unknown'}, {record.status}) has no memory by component",
+            f"{record.run_id} ({record.arm or 'unknown'}, {record.status}) has no memory by component",
             "Run it again to its end, without --no-instruments",
         )
     exact = [number for number, rank in ranks.items() if sum(rank.at_peak.values()) == rank.tracked_peak_bytes]
@@ -133,7 +133,7 @@ def unlike(a: Record, b: Record) -> str | None:
 def sentences(a: Record, b: Record) -> list[str]:
     """Up to three sentences on what makes the difference."""
     rows = [row for row in explain(peak(a), peak(b)) if row["kind"] != UNTRACKED]
-    arms = (a.requested.arm, b.requested.arm)
+    arms = (a.arm, b.arm)
     names = arms if arms[0] != arms[1] else ("the first run", "the second")
     texts = [_one_memory(record) for record in (a, b)]
     texts += [_sentence(row, rows, names, b) for row in rows if (row["share"] or 0) > NEGLIGIBLE]
@@ -148,7 +148,7 @@ def _one_memory(record: Record) -> str | None:
     held = [role for role in roles if components.get(role)]
     if record.observed.device != "cpu" or not held:
         return None
-    amount = f"{size(sum(components[role] for role in held))} of {record.requested.arm}'s peak"
+    amount = f"{size(sum(components[role] for role in held))} of {record.arm}'s peak"
     return (
         f"On this CPU host and device share one memory: {amount} ({' and '.join(held)}) "
         "would be in host memory on a machine with a GPU."

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def arm(self) -> str:
-        return self.record.requested.arm or "unknown"
+        return self.record.arm or "unknown"
 
     @property
     def kind(self) -> str:
@@ -103,7 +103,7 @@ class Run:
         cell = {name: value for name, value in self.record.requested if value is not None and name not in NOT_IN_A_CELL}
         if self.record.observed.data_checksum:  # it identifies the rows; in which folder they were does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
-        return cell | {"ranks": self.ranks}
+        return cell | (_watched_cell(self.record) if self.record.is_watched else {}) | {"ranks": self.ranks}
 
     def key(self, without: Iterable[str] = (), only: Iterable[str] | None = None) -> str:
         """The one definition of the same cell: equal keys mean equal cells, but for the fields left out."""
@@ -134,6 +134,23 @@ class Run:
             "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+
+def _watched_cell(record: Record) -> dict:
+    """Somebody else's script says nothing that can be compared: its cell is what was observed of it."""
+    seen, weights = record.observed, record.observed.dtypes.get("weights")
+    cast = "bf16_cast" if weights == "bfloat16" and seen.dtypes.get("master") == "float32" else weights
+    cell = {
+        "arm": record.arm,
+        "script": record.watched.script,
+        "model": record.watched.model,
+        "parameters": seen.parameters,
+        "precision": seen.autocast or ("fp32" if weights == "float32" else cast),
+        "micro_batch": record.watched.rows_per_pass,
+        "accumulation": seen.accumulation,
+        "tokens_per_step": seen.tokens_per_step,
+    }
+    return {name: value for name, value in cell.items() if value is not None}
 
 
 def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:

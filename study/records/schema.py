@@ -24,6 +24,7 @@ MEASURE_VERSION = 3
 Status = Literal["running", "done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupted", "unavailable"]
 MEASURED = ("loss", "time", "memory", "traffic", "energy")
 NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time")
+KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # its losses may be known to it alone
 
 
 class Section(BaseModel):
@@ -74,6 +75,18 @@ class Promised(Section):
     weights: str | None = None  # the dtype of the model before it was prepared: "bfloat16"
     optimizer: str | None = None  # its class before it was prepared
     checkpointing: bool | None = None
+
+
+class Watched(Section):
+    """Somebody else's script that `study.watch` looked into. Empty in a run of this study's own scripts."""
+
+    script: str | None = None
+    loop: str | None = None  # whose loop it is: accelerate, deepspeed, torch, or the class of a Trainer
+    model: str | None = None  # its class
+    looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
+    not_timed: list[int] = []  # further steps without a time: the first ones, and those with an evaluation in them
+    rows_per_pass: int | None = None  # of one rank; None where they differ
+    clip_grad_norm: float | None = None  # what the script passed to clip_grad_norm_; DeepSpeed ignores it
 
 
 class Cell(Section):
@@ -306,6 +319,7 @@ class Record(Section):
     argv: list[str] = []
     requested: Requested = Requested()
     promised: Promised = Promised()
+    watched: Watched = Watched()
     observed: Observed = Observed()
     hardware: Hardware = Hardware()
     software: dict[str, str | None] = {}
@@ -332,6 +346,7 @@ class Record(Section):
         """A finished run has all its sections; one that ended badly says why."""
         if self.status == "done":
             needed = (*NEEDED_WHEN_DONE, *(() if self.is_virtual else ("loss",)))
+            needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else needed
             if missing := [name for name in needed if not getattr(self, name)]:
                 raise ValueError(f"status is done, but {missing[0]!r} is empty")
         elif self.status != "running" and self.error is None:
@@ -347,6 +362,16 @@ class Record(Section):
     def is_script(self) -> bool:
         """A run of document 002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
+
+    @property
+    def is_watched(self) -> bool:
+        """A run of somebody else's script."""
+        return bool(self.watched)
+
+    @property
+    def arm(self) -> str | None:
+        """The arm that was asked for; of somebody else's script, the one that its prepared objects are."""
+        return self.requested.arm or self.observed.arm
 
     @property
     def wall_s(self) -> float | None:

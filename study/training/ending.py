@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -14,19 +13,12 @@ import torch.distributed as dist
 
 from study.errors import Stop
 from study.machine.linux import die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
+from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.training.launch import Launch, ranks_alive
-from study.training.limits import device_is_full, host_is_full
 from study.training.log import say
 
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
-
-# How gloo, NCCL and torch's store report a connection that another rank has closed (torch 2.13; NCCL's are from its
-# source and were never seen here).
-LOST_CONNECTION = re.compile(
-    "Connection closed by peer|Read error|Write error|Connection reset by peer|Broken pipe|"
-    "Connection was likely closed|failed to recv|remote process exited|ncclRemoteError"
-)
 
 
 def interrupt_when_told(parent: int) -> None:
@@ -58,7 +50,7 @@ def lost_another_rank(error: BaseException) -> bool:
         return False
     if isinstance(error, KeyboardInterrupt) and error.args == (signal.SIGTERM.name,):
         return ranks_alive() < int(os.environ["LOCAL_WORLD_SIZE"])
-    return isinstance(error, RuntimeError) and bool(LOST_CONNECTION.search(str(error)))
+    return lost_connection(error)
 
 
 def reason(error: BaseException, launch: Launch | None = None, capped: bool = False) -> Stop:

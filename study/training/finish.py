@@ -190,6 +190,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     ):
         step()
     after = traffic.socket_bytes_written()
+    traffic.refuse_uncounted(counter)
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     on_gloo = observed.backend == "gloo"
     wire = gloo_wire_bytes(counter.counts, run.accelerator.num_processes) if on_gloo else None

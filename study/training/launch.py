@@ -1,6 +1,5 @@
 """The launcher above this process, and which of the processes that it started take part."""
 
-import argparse
 import contextlib
 import os
 import sys
@@ -10,14 +9,12 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
+from study.machine import launcher
 from study.machine.linux import oom_kills
 from study.measure.hardware import CUDA
 from study.spec.arms import Arm
 
 RANKS_WITHOUT_GPU = 2
-OPTIONS = argparse.ArgumentParser(allow_abbrev=False, add_help=False)  # of the launcher, those that matter here
-OPTIONS.add_argument("--config_file", "--config-file", nargs="?")
-OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,11 @@ def find_launch() -> Launch:
     record one arm and run another.
     """
     script = Path(sys.argv[0])
-    for process in psutil.Process().parents():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            places = [i for i, word in enumerate(words) if Path(word).name in (script.name, f"study.{script.stem}")]
-            options, _ = OPTIONS.parse_known_args(words[: places[0]] if places else [])
-            if options.config_file:
-                count = options.num_processes or ""
-                ranks = int(count) if count.isdigit() else None
-                return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
+    if above := launcher.find():
+        process, options = above
+        count = options.num_processes or ""
+        ranks = int(count) if count.isdigit() else None
+        return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
     raise Stop(
         "this script is started by `accelerate launch` with --config_file, which says how to distribute it",
         f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script.name}",

@@ -1,4 +1,4 @@
-"""The threads and the memory that a rank may use, and how running out of memory shows."""
+"""The threads and the memory that a rank may use."""
 
 import os
 
@@ -32,23 +32,3 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
         raise Stop(f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB", "give a smaller cap")
     torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
     return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")
-
-
-def device_is_full(error: BaseException) -> bool:
-    """Whether the device refused memory: to PyTorch's allocator, or to a library with its own."""
-    message = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in message:
-        return True
-    # NCCL, Triton and the pinning of host memory have their own messages.
-    return "out of memory" in message and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 2**30
-
-
-def host_is_full(error: BaseException) -> bool:
-    """Whether the host refused memory, in the words of Python or of PyTorch's CPU allocator."""
-    messages = (
-        "DefaultCPUAllocator: can't allocate memory",
-        "std::bad_alloc",
-        "Cannot allocate",
-        "CUDA error: out of memory",  # pinning host memory; a full device has the same message
-    )
-    return isinstance(error, MemoryError) or any(words in str(error) for words in messages)

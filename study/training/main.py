@@ -128,6 +128,7 @@ def prepare(run: Run) -> None:
     if settings.precision == "fp16" and run.arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
     seen = run.record.observed = readback.distribution(accelerator, run.model, run.optimizer)
+    seen.ranks_counted = readback.count_ranks(accelerator)
     seen.arm, seen.steps, seen.virtual_ranks = run.arm.name, run.steps, settings.virtual_ranks
     seen.rows_per_step = settings.micro_batch * settings.accumulation * accelerator.num_processes
     seen.tokens_per_step = seen.rows_per_step * settings.sequence

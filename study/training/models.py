@@ -11,10 +11,10 @@ from transformers.models.auto import modeling_auto
 
 from study.errors import Stop
 from study.machine import hub
+from study.measure.failures import device_is_full, host_is_full
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES
 from study.training import cache
-from study.training.limits import device_is_full, host_is_full
 
 
 def model_config(settings: Settings, vocabulary: int):

@@ -1,0 +1,108 @@
+"""The few steps of a run that the instruments look at: one for collectives, then some for memory by component."""
+
+import contextlib
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from study.measure import readback, traffic
+from study.measure.readback import ComponentLook
+from study.records.schema import Collective, RankComponents
+
+ATTEMPTS = 3  # a step with an evaluation in it is not what was to be looked at
+
+
+class CollectiveLook:
+    """Collectives of one step, what the kernel says was written meanwhile, and the dtypes at the update."""
+
+    STEPS = 1
+
+    def __init__(self, model, optimizer):
+        self.mode, self.dtypes = traffic.CollectiveCounter(), {}
+        self.written_bytes: int | None = None
+        self._reading = readback.before_each_update(optimizer, lambda: self._read(model, optimizer))
+
+    def __enter__(self) -> None:
+        self._reading.__enter__()
+        self._before = traffic.socket_bytes_written()
+        self.mode.__enter__()
+
+    def __exit__(self, *error) -> None:
+        self.mode.__exit__(*error)
+        self._reading.__exit__(*error)
+
+    def step_ended(self) -> None:
+        after = traffic.socket_bytes_written()
+        self.written_bytes = None if None in (self._before, after) else after - self._before
+
+    def _read(self, model, optimizer) -> None:
+        with contextlib.suppress(Exception):  # in the middle of somebody's update
+            self.dtypes |= {role: dtype for role, dtype in readback.dtypes(model, optimizer).items() if dtype}
+
+
+class Looks:
+    """Decides after each step what the next one is looked at with. Every rank decides alone: nothing here waits."""
+
+    def __init__(self, model, optimizer, device_type: str, after: int):
+        self.model, self.optimizer, self.device_type, self.after = model, optimizer, device_type, after
+        self.looked_at: list[int] = []
+        self.counts: dict[str, Collective] | None = None
+        self.written_bytes: int | None = None
+        self.dtypes: dict[str, str] = {}
+        self.components: RankComponents | None = None
+        self._modes = _get_current_dispatch_mode_stack()  # of the script itself
+        self._plan = [self._collectives, self._memory]
+        self._look, self._left, self._attempts = None, 0, 0
+
+    @property
+    def looking(self) -> bool:
+        return self._look is not None
+
+    @property
+    def over(self) -> bool:
+        return not (self._plan or self._look)
+
+    def step_ended(self, step: int, evaluated: bool) -> None:
+        """`step` is the number of the step that has just ended."""
+        if self._look is not None:
+            self.looked_at.append(step)
+            self._look.step_ended()
+            self._left -= 1
+            if self._left <= 0 or evaluated:
+                self._finish(again=evaluated)
+        if self._look is None and self._plan and step >= self.after and self._undisturbed():
+            self._look = self._plan[0]()
+            self._look.__enter__()
+            self._left = self._look.STEPS
+
+    def stop(self) -> None:
+        """The loop is over, or its watch: take what is known of a look that is not finished."""
+        if self._look is not None:
+            self._finish(again=False)
+        self._plan = []
+
+    def _undisturbed(self) -> bool:
+        """Whether only the script's own modes are active: another one would be ended in place of ours."""
+        return _get_current_dispatch_mode_stack() == self._modes
+
+    def _finish(self, again: bool) -> None:
+        stack = _get_current_dispatch_mode_stack()
+        if not stack or stack[-1] is not self._look.mode:
+            return  # the script has begun a mode of its own within the step: wait until it has ended
+        look, self._look = self._look, None
+        look.__exit__(None, None, None)
+        self._attempts += 1
+        if again and self._attempts < ATTEMPTS:
+            return
+        self._attempts = 0
+        del self._plan[0]
+        if isinstance(look, CollectiveLook):
+            traffic.refuse_uncounted(look.mode)
+            self.counts, self.written_bytes, self.dtypes = look.mode.counts, look.written_bytes, look.dtypes
+        else:
+            self.components = look.components()
+
+    def _collectives(self) -> CollectiveLook:
+        return CollectiveLook(self.model, self.optimizer)
+
+    def _memory(self) -> ComponentLook:
+        return ComponentLook(self.model, self.optimizer, self.device_type, exact=False)

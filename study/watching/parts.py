@@ -1,0 +1,103 @@
+"""What each rank saw of a run, and the record that the first rank makes of all parts."""
+
+import statistics
+from collections.abc import Iterable
+
+from study.records.metrics import gloo_wire_bytes
+from study.records.schema import (
+    Collective,
+    Components,
+    Loss,
+    Memory,
+    RankComponents,
+    RankMemory,
+    Record,
+    Section,
+    Time,
+    Traffic,
+)
+from study.spec import arms
+
+
+class Part(Section):
+    """What one rank saw. Steps count from 1."""
+
+    steps: int
+    step_s: dict[int, float]  # of the timed steps
+    losses: list[float]  # of all steps; empty where one of them is not known
+    rows_per_step: int | None = None
+    tokens_per_step: int | None = None
+    timed_rows: int | None = None
+    timed_tokens: int | None = None
+    memory: RankMemory = RankMemory()
+    held_parameters: int | None = None
+    components: RankComponents | None = None
+    traffic: dict[str, Collective] | None = None
+    written_bytes: int | None = None
+
+
+def fill(record: Record, parts: list[Part]) -> None:
+    """The measured sections of a record, from the parts of the ranks that told theirs, in order."""
+    seen = record.observed
+    whole = len(parts) == seen.ranks  # else sums over ranks would leave some out
+    seen.steps = parts[0].steps
+    seen.held_parameters_per_rank = _all(part.held_parameters for part in parts)
+    record.time = _times([part.step_s for part in parts])
+    if whole:
+        seen.rows_per_step = _sum(part.rows_per_step for part in parts)
+        seen.tokens_per_step = _sum(part.tokens_per_step for part in parts)
+        rows, tokens = _sum(part.timed_rows for part in parts), _sum(part.timed_tokens for part in parts)
+        if record.time.window_s:
+            record.time.samples_per_s = rows and rows / record.time.window_s
+            record.time.tokens_per_s = tokens and tokens / record.time.window_s
+        if all(len(part.losses) == seen.steps for part in parts):
+            record.loss.train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=True)]
+    elif seen.ranks == 1:
+        record.loss.train = parts[0].losses
+    record.loss = Loss(train=record.loss.train, final_train=record.loss.train[-1] if record.loss.train else None)
+    homes = {"optimizer_home": seen.offload_optimizer, "weights_home": seen.offload_param}
+    components = Components(per_rank=_all(part.components for part in parts), **homes)
+    record.memory = Memory(per_rank=[part.memory for part in parts], components=components)
+    if counts := _all(part.traffic for part in parts):
+        wire = [gloo_wire_bytes(each, seen.ranks) if seen.backend == "gloo" else None for each in counts]
+        written = [part.written_bytes for part in parts]
+        record.traffic = Traffic(per_rank=counts, kernel_bytes_written=written, gloo_wire_bytes=wire)
+
+
+def _times(ranks_step_s: list[dict[int, float]]) -> Time:
+    """Each step by its slowest rank, of the steps that all of them timed."""
+    steps = sorted(set.intersection(*(set(step_s) for step_s in ranks_step_s)))
+    if not steps:
+        return Time()
+    step_s = [max(each[step] for each in ranks_step_s) for step in steps]
+    window_s = max(sum(each[step] for step in steps) for each in ranks_step_s)
+    return Time(step_s=step_s, median_step_s=statistics.median(step_s), window_s=window_s)
+
+
+def _all(values: Iterable) -> list:
+    """Those of all ranks, or none: a place in the list is a rank."""
+    values = list(values)
+    return [] if None in values else values
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    return sum(known) if (known := _all(values)) else None
+
+
+def arm_of(seen, fsdp: int | None) -> str | None:
+    """The arm that the prepared objects are, in this study's words. None for ranks that do not train together."""
+    if seen.stage is not None:
+        homes = (seen.stage, seen.offload_optimizer, seen.offload_param)
+        for name in arms.NAMES:
+            arm = arms.read(arms.all_paths()[name])
+            if (arm.stage, arm.offload_optimizer, arm.offload_param) == homes:
+                return name
+        parts = [
+            f"{part}_{home}" for part, home in zip(("optimizer", "param"), homes[1:], strict=True) if home != "none"
+        ]
+        return "_".join([f"zero{seen.stage}", *parts])
+    if fsdp is not None:
+        return f"fsdp{fsdp}"
+    if seen.bucket_bytes is not None:
+        return "ddp"
+    return "single" if seen.ranks == 1 else None

@@ -1,0 +1,40 @@
+"""How the ranks of a script tell each other what they saw: through the store of its process group.
+
+A collective would have to be called by all ranks, and would be one more thing that can hang.
+"""
+
+import datetime
+import itertools
+import os
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_count = itertools.count()  # of the watches of this process, which is the same on every rank
+
+
+class Ranks:
+    """This rank and the others of its process group."""
+
+    def __init__(self):
+        self.together = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+        self.count = dist.get_world_size() if dist.is_initialized() else 1
+        self._store = distributed_c10d._get_default_store() if self.together else None
+        self._prefix = f"study.watch/{next(_count)}"
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def tell(self, name: str, text: str) -> None:
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/{name}", text)
+
+    def heard(self, name: str, timeout_s: float) -> str | None:
+        """What another rank told under this name; None if it did not do so in time."""
+        try:
+            self._store.wait([f"{self._prefix}/{name}"], datetime.timedelta(seconds=timeout_s))
+            return self._store.get(f"{self._prefix}/{name}").decode()
+        except RuntimeError:  # it is late, or gone
+            return None

@@ -1,0 +1,51 @@
+"""A small process beside each rank: it outlives the rank, and says in the record that it died.
+
+A rank that is killed, or that crashes in native code, can write nothing itself. Signal handlers would change how the
+script reacts to signals. This process imports nothing until it is needed.
+"""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+ALL_WELL = b"."
+
+
+def start(folder: Path, rank: int) -> subprocess.Popen | None:
+    """The process beside this rank; None where none can be started."""
+    words = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
+    with contextlib.suppress(OSError):
+        # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
+        return subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+
+def dismiss(witness: subprocess.Popen | None) -> None:
+    """The record has its end: nothing is left to say."""
+    if witness is None:
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        witness.communicate(ALL_WELL, timeout=5)
+
+
+def main(folder: Path, rank: int, watched: int) -> None:
+    while os.getppid() == watched:
+        if select.select([0], [], [], 1)[0]:
+            if os.read(0, 1) == ALL_WELL:
+                return
+            break
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from study.errors import Stop
+    from study.records import store
+
+    what = "the process ended without a word: it was killed, crashed in native code, or called os._exit"
+    remedy = "look for a signal in the launcher's output, and for the kernel's out-of-memory killer in its log"
+    store.end_badly(folder, Stop(what, remedy, "interrupted", f"rank {rank}"), "Died")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,51 @@
+"""What a watch says at its end: why a run ended badly, and what was seen of it."""
+
+from pathlib import Path
+
+from study.errors import Stop
+from study.measure.failures import device_is_full, host_is_full, lost_connection
+from study.records.metrics import most
+from study.records.schema import Record
+from study.text.numbers import short, size
+
+SHOWN = 4  # components, the largest first
+
+
+def reason(error: BaseException, where: str) -> Stop:
+    """Why somebody's training ended, as one sentence with a remedy."""
+    text = str(error).partition("\n")[0]
+    if device_is_full(error):
+        remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
+        return Stop(f"the device ran out of memory ({text})", remedy, "oom", where)
+    if host_is_full(error):
+        return Stop(
+            f"the host refused more memory ({text})", "take fewer rows per pass or fewer ranks", "host_oom", where
+        )
+    if lost_connection(error):
+        return Stop("another rank died", "look in the launcher's output for which one, and why", "failed", where)
+    if isinstance(error, KeyboardInterrupt):
+        return Stop("interrupted", "start it again", "interrupted", where)
+    return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", "failed", where)
+
+
+def summary(record: Record, folder: Path) -> list[str]:
+    """Lines of at most 100 columns."""
+    seen = record.observed
+    ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
+    lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
+    if record.error:
+        lines.append(f"  {record.status}: {record.error.message:.80}")
+    if record.time.median_step_s:
+        rate = f", {short(record.time.tokens_per_s)} tokens/s" if record.time.tokens_per_s else ""
+        lines.append(f"  {short(record.time.median_step_s)} s per step (median){rate}")
+    if (peak_bytes := most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)) is not None:
+        fullest = max(record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes).at_peak or {}
+        largest = sorted(fullest.items(), key=lambda item: -item[1])[:SHOWN]
+        detail = ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in largest)
+        lines.append(f"  {size(peak_bytes)} of tensors at the peak of a rank" + (f": {detail}" if detail else ""))
+    if record.traffic.per_rank:
+        kinds = [f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in record.traffic.per_rank[0].items()]
+        lines.append(f"  collectives of a step: {', '.join(kinds) or 'none'}")
+    if not record.watched.looked_at:
+        lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
+    return [*lines, f"  {folder / 'record.json'}"]
