@@ -1,8 +1,8 @@
 """Findings: each planted mistake is named with its numbers, and a record without it does not have the finding."""
 
+import ast
 import functools
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,6 @@ RECORDS = {
     "zero3_nvme": "smoke/arms-zero3_nvme-39c5a67b-r1.1",
     "script": "as_printed/script-single-4865fa9a-r1.1",
 }
-EVIDENCE = r"[A-Z]\w*-\d+|[a-z0-9]+(?:_[a-z0-9]+){2,}"
 SCRIPT = {"source": "mine.yaml", "deepspeed": True, "stage": 2}  # what somebody's own script asks for
 
 
@@ -79,6 +78,8 @@ PLANTED = [  # record, the change that is the mistake, what is said, what shows 
      "Gradients are clipped at 1 although nothing asks for it: DeepSpeed's default is 1.0 since June 2026", "L-15"),
     ("zero2", {"promised": SCRIPT | {"clipping": 0.25}, "observed__clipping": 1.0},
      "Clipping is 1 although mine.yaml says 0.25", "max_grad_norm_unused"),
+    ("zero2", {"watched": {"clip_grad_norm": 0.5}},
+     "Clipping is 0 although the script calls clip_grad_norm_ with 0.5", "clip_grad_norm_ignores_its_norm"),
     ("ddp", {"promised": {"clipping": 1.0}}, "Clipping is 0 although the script says 1", "L-56"),
     ("zero2", {"promised": SCRIPT | {"accumulation": 4}},
      "Accumulation is set twice: mine.yaml says 4 passes a step, and 1 is what counts",
@@ -148,8 +149,10 @@ def test_a_planted_mistake_is_named(name, changes, says, evidence):
 
 
 def test_each_finding_is_planted_and_what_shows_it_exists():
-    sources = [path.read_text() for path in Path(study.diagnosis.__file__).parent.glob("*.py")]
-    named = {name for text in sources for name in re.findall(rf'"({EVIDENCE})",?\s*\)', text)}
+    sources = [ast.parse(path.read_text()) for path in Path(study.diagnosis.__file__).parent.glob("*.py")]
+    calls = [node for source in sources for node in ast.walk(source) if isinstance(node, ast.Call)]
+    findings = [call.args for call in calls if getattr(call.func, "id", None) == "Finding"]
+    named = {arguments[2].value for arguments in findings if len(arguments) == 3}
     assert named == {evidence for *_, evidence in PLANTED if evidence}
     claims = {claim.id for claim in model.read_all()}
     assert all(evidence in claims or (REPRODUCTIONS / f"{evidence}.py").exists() for evidence in named)

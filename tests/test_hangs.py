@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from study.cli import diagnosis as command
 from study.diagnosis.hangs import hangs, state
 from study.errors import Stop
-from study.records import collectives
+from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 
 # PyTorch is imported once; the ranks are forked.
@@ -148,6 +149,18 @@ def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> Ran
             [log(0, "all_reduce 5?"), log(2, "all_reduce 5?")],
             ["Ranks 0 and 2 wait in all_reduce 5, and rank 1 left no log: ended, never started, or died at once"],
         ),
+        (  # its thread has not written since
+            [log(0, "all_reduce 5?"), log(1, "all_reduce 5?"), log(2)],
+            ["Ranks 0 and 1 wait in all_reduce 5, and rank 2 was at work when last heard of"],
+        ),
+        (
+            [log(0, "broadcast 5"), log(1, "broadcast 5?"), log(2, "broadcast 5?")],
+            ["Ranks 1 and 2 wait in broadcast 5, which rank 0 left"],
+        ),
+        (
+            [log(0, "all_reduce 5?"), log(1, "all_reduce 5?"), log(2, "all_gather 5?")],
+            ["Ranks took different branches: at collective 5, ranks 0 and 1 in all_reduce, rank 2 in all_gather"],
+        ),
         ([log(rank, "all_reduce 5") for rank in range(3)], []),
         ([log(0), log(1), log(2)], []),
         ([], []),
@@ -157,6 +170,21 @@ def test_what_is_said_of_ranks(logs, said):
     found = sentences(logs)
     assert found[: len(said)] == said
     assert bool(found) == bool(said)
+
+
+def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path, capsys):
+    for each in (log(0, "all_gather 412", "all_reduce 413?", ranks=2), log(1, "all_gather 412?", ranks=2)):
+        (tmp_path / f"collectives-rank{each.rank}.json").write_text(each.model_dump_json())
+    command.diagnose((tmp_path,))
+    before = capsys.readouterr().out
+    assert "no record yet" in before
+    store.write(tmp_path, store.new("mine", []))
+    command.diagnose((tmp_path,))
+    running = capsys.readouterr().out
+    assert "mine: unknown, running" in running
+    for printed in (before, running):
+        assert "1. Rank 1 waits in all_gather 412, rank 0 is at all_reduce 413." in printed
+        assert max(map(len, printed.splitlines())) <= 100
 
 
 def test_a_file_that_no_rank_wrote_is_refused(tmp_path):

@@ -28,7 +28,7 @@ COMMANDS = {
     "compare": ("study.cli.experiments:compare", "time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.experiments:explain", "why two runs differ in memory"),
     "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and which rank waits for whom"),
-    "diff": ("study.cli.diagnosis:diff", "why two configs or runs differ in losses or memory"),
+    "diff": ("study.cli.differences:diff", "why two configs or runs differ in losses or memory"),
     "claims": ("study.cli.results:claims", "what was published, and whether it holds"),
     "report": ("study.cli.results:report", "verdicts, figures and runs as pages to open in a browser"),
     "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, sealed"),

@@ -1,4 +1,4 @@
-"""Commands that look into anybody's runs and configs: what is wrong in them, and what makes two of them differ."""
+"""The command that looks into anybody's run: what is wrong or costly in it, and which rank waits for whom."""
 
 import dataclasses
 import json
@@ -75,20 +75,20 @@ def _how(record: Record) -> str:
 
 def _lines(answer: dict) -> list[str]:
     """At most 100 columns."""
-    lines = _wrapped(f"{answer['run']}: {answer['how']}")
+    lines = wrapped(f"{answer['run']}: {answer['how']}")
     if answer["ranks"]:
-        lines += _wrapped(f"{answer['ranks']}.", "  ")
+        lines += wrapped(f"{answer['ranks']}.", "  ")
     for number, finding in enumerate(answer["findings"], 1):
-        lines += ["", *_wrapped(f"{number:>2}. {finding['sentence']}.", "    ", first="")]
+        lines += ["", *wrapped(f"{number:>2}. {finding['sentence']}.", "    ", first="")]
         if finding["remedy"]:
-            lines += _wrapped(f"What to do: {finding['remedy']}.", "    ")
+            lines += wrapped(f"What to do: {finding['remedy']}.", "    ")
         if finding["evidence"]:
             lines.append(f"    Shown by: {shown_by(finding['evidence'])}")
     if not answer["findings"]:
         lines.append("  Nothing was found.")
-    lines += ["", *_wrapped(f"Looked at: {', '.join(answer['looked_at'])}.", "  ")]
+    lines += ["", *wrapped(f"Looked at: {', '.join(answer['looked_at'])}.", "  ")]
     if answer["not_known"]:
-        lines += _wrapped(f"Not in this record: {', '.join(answer['not_known'])}.", "  ")
+        lines += wrapped(f"Not in this record: {', '.join(answer['not_known'])}.", "  ")
     return lines
 
 
@@ -98,7 +98,7 @@ def shown_by(evidence: str) -> str:
     return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
 
 
-def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+def wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent, break_on_hyphens=False
     )

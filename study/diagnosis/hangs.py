@@ -55,6 +55,11 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
         what = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {_ranks(gone, low=True)}"
         sentence = f"{what} left no log: ended, never started, or died at once"
         return [Finding(sentence, f"read the output of {_ranks(gone, low=True)}")]
+    if busy := sorted(members - by_rank.keys()):
+        they = f"{_ranks(busy, low=True)} {_plural('was', busy)} at work when last heard of"
+        sentence = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {they}"
+        remedy = f"look at what {_ranks(busy, low=True)} does: a long step, or code that lets no other thread run"
+        return [Finding(sentence, remedy)]
     begun = {rank: max(seen, default=0) for rank, seen in by_rank.items()}
     behind = [rank for rank in sorted(begun) if begun[rank] < max(begun.values())]
     if behind:
@@ -116,7 +121,8 @@ def _name(entry: Collective) -> str:
 
 
 def _plural(verb: str, ranks) -> str:
-    return {"wait": "wait" if len(ranks) > 1 else "waits", "is": "are" if len(ranks) > 1 else "is"}[verb]
+    several = {"wait": "wait", "is": "are", "was": "were"}
+    return several[verb] if len(ranks) > 1 else {"wait": "waits"}.get(verb, verb)
 
 
 def _of(group: str) -> str:

@@ -114,7 +114,7 @@ def gathered_weights(facts: Facts) -> list[Finding] | None:
 
 
 def activations(facts: Facts) -> list[Finding] | None:
-    if facts.peak is None or facts.observed.checkpointing is None:
+    if facts.peak is None:
         return None
     held = facts.peak.get("activations", 0)
     if facts.observed.checkpointing or held < facts.peak_bytes / 2:

@@ -67,6 +67,11 @@ def clipping(facts: Facts) -> list[Finding] | None:
     promised, seen = facts.promised.clipping, facts.observed.clipping
     if seen is None or (promised is None and facts.observed.stage is None):
         return None
+    if facts.observed.stage is not None and facts.record.watched.clip_grad_norm not in (None, seen):
+        called = facts.record.watched.clip_grad_norm
+        sentence = f"Clipping is {short(seen)} although the script calls clip_grad_norm_ with {short(called)}"
+        remedy = "write `gradient_clipping` into the DeepSpeed config: under DeepSpeed the call clips nothing"
+        return [Finding(sentence, remedy, "clip_grad_norm_ignores_its_norm")]
     promised_off, seen_off = not promised or promised < 0, seen <= 0
     if promised == seen or (promised_off and seen_off):
         return []

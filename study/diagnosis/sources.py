@@ -1,0 +1,160 @@
+"""Anybody's config or record, read without trusting it, and recognised by what is in it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from study.errors import Stop
+from study.records import store
+from study.records.schema import Record
+
+MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
+MAX_DEPTH, MAX_ALIASES = 30, 10
+RECORD, ACCELERATE, DEEPSPEED, TRAINER, OTHER = (
+    "record",
+    "Accelerate config",
+    "DeepSpeed config",
+    "Trainer arguments",
+    "settings",
+)
+# A file is of the kind of which it has most of these keys.
+KEYS = {
+    ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config fsdp_config num_processes "
+    "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
+    DEEPSPEED: "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
+    "optimizer scheduler gradient_clipping steps_per_print wall_clock_breakdown torch_autocast amp",
+    TRAINER: "per_device_train_batch_size output_dir learning_rate num_train_epochs max_steps max_grad_norm deepspeed "
+    "lr_scheduler_type warmup_steps warmup_ratio gradient_checkpointing logging_steps save_steps weight_decay optim",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A config or a record. `content` is what the file says; a file that it names is in `named`."""
+
+    path: Path
+    kind: str
+    content: dict
+    record: Record | None = None
+    named: "Source | None" = None
+    unread: str | None = None  # why a file that it names is not in `named`
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        if self.record:
+            return f"{self.kind}, {self.record.status}"
+        more = f" with {self.named.path.name}" if self.named else ""
+        return f"{self.kind}{more}"
+
+
+def read(path: Path) -> Source:
+    """Any config or record, or a Stop that says what is wrong with the file."""
+    if path.is_dir():
+        if not (path / store.RECORD).exists():
+            raise Stop(f"{path} is a folder without a {store.RECORD}", "name a config file, or the folder of a run")
+        return _record(path / store.RECORD)
+    content = _parsed(path)
+    if not isinstance(content, dict):
+        what = type(content).__name__ if content is not None else "nothing"
+        raise Stop(f"{path} holds {what} instead of settings with names", "name a yaml or json file with a mapping")
+    content = {str(name): value for name, value in content.items()}
+    if "run_id" in content and "observed" in content:
+        return _record(path)
+    scores = {kind: sum(key in content for key in keys.split()) for kind, keys in KEYS.items()}
+    kind = max(scores, key=scores.get) if any(scores.values()) else OTHER
+    named, unread = _named(path, content, kind)
+    return Source(path, kind, content, named=named, unread=unread)
+
+
+def _record(path: Path) -> Source:
+    record = store.read(path)
+    return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
+
+
+def _parsed(path: Path) -> Any:
+    """What a yaml or json file says. JSON is tried first: yaml reads `1e5` as a text."""
+    try:
+        if not path.exists():
+            raise Stop(f"there is no file {str(path)!r}", "check the path")
+        if not path.is_file():
+            raise Stop(f"{str(path)!r} is not a file", "name a config file, or the folder of a run")
+        with path.open("rb") as file:
+            limit = store.MAX_BYTES if path.name == store.RECORD else MAX_BYTES
+            raw = file.read(limit + 1)
+        if len(raw) > limit:
+            raise Stop(f"{path} has more than {limit} bytes, too many for a config", "name a config file")
+        text = raw.decode("utf-8-sig")
+        content = _first(text, json.loads, _yaml)
+        if _depth(content) > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        return content
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = str(getattr(error, "strerror", None) or getattr(error, "problem", None) or error or type(error).__name__)
+        raise Stop(f"{path} cannot be read as yaml or json ({why:.200})", f"correct {path.name}") from None
+
+
+def _first(text: str, *parsers: Callable[[str], Any]) -> Any:
+    for parse in parsers[:-1]:
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return parsers[-1](text)
+
+
+def _yaml(text: str) -> Any:
+    aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+    if aliases > MAX_ALIASES:  # a few of them can stand for gigabytes
+        raise ValueError(f"it uses {aliases} yaml aliases, at most {MAX_ALIASES} are read")
+    return yaml.safe_load(text)
+
+
+def _depth(content: Any) -> int:
+    """Without recursion, as the content may be nested as deeply as it likes."""
+    level, depth = [content], 0
+    while level and depth <= MAX_DEPTH:
+        level = [
+            item
+            for value in level
+            if isinstance(value, (dict, list))
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        depth += 1
+    return depth
+
+
+def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | None]:
+    """The DeepSpeed config that an Accelerate config or Trainer arguments name, or have inside."""
+    section = content.get("deepspeed_config") if kind == ACCELERATE else content.get("deepspeed")
+    if kind not in (ACCELERATE, TRAINER) or not section:
+        return None, None
+    if kind == ACCELERATE:
+        section = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        return Source(path, DEEPSPEED, section), None
+    if not isinstance(section, str):
+        return None, None
+    places = [Path(section), *(folder / section for folder in path.resolve().parents[:3])]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        return None, f"{section!r:.100}, which {path.name} names, is not here: what it sets is not compared"
+    inner = _parsed(file)
+    if not isinstance(inner, dict):
+        raise Stop(f"{file} holds no DeepSpeed config", f"correct {file.name}")
+    return Source(file, DEEPSPEED, inner), None
+
+
+def flat(content: dict, prefix: str = "") -> dict[str, Any]:
+    """Every value by its dotted path. The depth was limited when the file was read."""
+    values = {}
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            values |= flat(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values

@@ -1,0 +1,184 @@
+"""`study diff`: configs and records of any kind, anybody's: known causes first, nothing trusted."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from study.cli.differences import diff
+from study.diagnosis import sources
+from study.diagnosis.differences import compare, same
+from study.errors import Stop
+
+ROOT = Path(__file__).resolve().parents[1]
+ARMS = ROOT / "accelerate_configs"
+RUNS = ROOT / "reports/cpu-2core/runs"
+
+PLAIN = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+DDP = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}
+ZERO = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8}
+TRAINER = {
+    "output_dir": "out",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 0.5,
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes settings to a file, as json or yaml by its name."""
+
+    def write(name: str, content: dict) -> Path:
+        path = tmp_path / name
+        path.write_text(json.dumps(content) if name.endswith("json") else yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+def known(a: Path, b: Path) -> dict[str, tuple]:
+    compared = compare(sources.read(a), sources.read(b))
+    return {each.name: (each.a.value, each.b.value) for each in compared.known}
+
+
+def test_clipping_comes_first_with_its_history(file, capsys):
+    diff(file("a.json", PLAIN), file("b.json", PLAIN | {"gradient_clipping": 0.0}))
+    lines = capsys.readouterr().out
+    assert "1. clipping: A 1, B 0" in lines
+    assert "DeepSpeed's default is 1.0 since June 2026 (PR 8068), and was 0" in lines
+    assert max(map(len, lines.splitlines())) <= 100
+    assert "Equal: engine, " in lines
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (ZERO, DDP, {"clipping": (1.0, None), "precision": ("cast to bfloat16", "autocast to bfloat16"),
+                     "engine": ("DeepSpeed", "DDP")}),
+        (ZERO | {"deepspeed_config": {"gradient_clipping": 0.0, "zero_stage": 3}},  # Accelerate drops the 0
+         ZERO | {"deepspeed_config": {"gradient_clipping": -1.0, "zero_stage": 3}}, {"clipping": (1.0, -1.0)}),
+        (PLAIN, PLAIN | {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+         {"offload_optimizer": ("none", "cpu")}),  # that is what stage 2 does
+        (PLAIN, PLAIN | {"bf16": {"enabled": True}}, {"precision": ("fp32", "cast to bfloat16")}),
+        (PLAIN | {"bf16": {"enabled": True}}, PLAIN | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+         {"precision": ("cast to bfloat16", "autocast to bfloat16")}),
+        (PLAIN | {"fp16": {"enabled": True}}, PLAIN | {"fp16": {"enabled": True, "loss_scale": 128}},
+         {"loss scale": ("from 2^16, doubled after 1000 steps", "fixed at 128")}),
+        (PLAIN, PLAIN | {"zero_optimization": {"stage": 3}}, {"stage": (2, 3), "overlap_comm": (False, True)}),
+        (PLAIN, PLAIN | {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e7}},
+         {"reduce_bucket_size": (500_000_000, 5e7)}),
+        (TRAINER, TRAINER | {"deepspeed": PLAIN},
+         {"clipping": (0.5, 1.0), "engine": ("DDP, or one process", "DeepSpeed")}),
+        (TRAINER, TRAINER | {"deepspeed": PLAIN | {"gradient_clipping": "auto"}},
+         {"engine": ("DDP, or one process", "DeepSpeed")}),
+        (TRAINER | {"bf16": True}, TRAINER, {"precision": ("autocast to bfloat16", "fp32")}),
+        (TRAINER | {"seed": 1, "learning_rate": 1e-4}, TRAINER | {"seed": 2, "learning_rate": "1e-4"},
+         {"seed": (1, 2)}),
+        (DDP, DDP | {"num_processes": 4}, {"ranks": (8, 4)}),
+        ({"distributed_type": "FSDP", "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}, DDP,
+         {"engine": ("FSDP", "DDP")}),
+        (PLAIN | {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
+         PLAIN | {"optimizer": {"type": "Adam"}},
+         {"optimizer": ("Adam (L2 decay)", "Adam (decoupled decay: AdamW)")}),
+    ],
+)  # fmt: skip
+def test_known_causes(file, a, b, expected):
+    assert known(file("a.json", a), file("b.yaml", b)) == expected
+
+
+def test_other_keys_and_a_secret(file, capsys):
+    a = TRAINER | {"group_by_length": True, "hub_token": "hf_mine", "note": "\x1b[31mred"}
+    diff(file("a.json", a), file("b.yaml", TRAINER | {"group_by_length": False, "hub_token": "x", "note": "plain"}))
+    printed = capsys.readouterr().out
+    assert "No setting differs that is known" in printed
+    assert "group_by_length: A yes, B no" in printed
+    assert "hub_token: A (not shown), B (not shown)" in printed
+    assert "\x1b" not in printed
+    diff(file("a.json", a), file("b.yaml", TRAINER | {"hub_token": "x"}), as_json=True)
+    assert "hf_mine" not in capsys.readouterr().out
+
+
+def test_the_files_that_a_config_names(file, tmp_path, capsys):
+    """A DeepSpeed json beside a yaml is read; one that is not here is named."""
+    yaml_of_json = ZERO | {"mixed_precision": "no", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+    file("ds.json", PLAIN | {"gradient_clipping": 0.0})
+    a = file("a.yaml", yaml_of_json)
+    assert known(a, file("b.json", PLAIN)) == {"clipping": (0.0, 1.0)}
+    gone = file("gone.yaml", ZERO | {"deepspeed_config": {"deepspeed_config_file": "elsewhere.json"}})
+    diff(a, gone)
+    assert "'elsewhere.json', which gone.yaml names, is not here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_records_and_mixed_kinds(capsys):
+    a, b = RUNS / "smoke/arms-zero2-5228df76-r1.1", RUNS / "stages/precision-zero3-29137077-r1.1"
+    causes = known(a, b)
+    assert causes["precision"] == ("fp32", "autocast to bfloat16")
+    assert causes["stage"] == (2, 3)
+    assert next(iter(causes)) == "data"
+    assert known(a, ARMS / "zero2.yaml") == {}
+    assert known(a / "record.json", ARMS / "deepspeed/zero3_cpu.json").keys() == {
+        "stage", "offload_optimizer", "offload_param",
+    }  # fmt: skip
+    diff(a, b, as_json=True)
+    assert {"known", "other", "equal"} <= json.loads(capsys.readouterr().out).keys()
+
+
+def test_arms_differ_as_they_are_meant_to():
+    assert known(ARMS / "zero1.yaml", ARMS / "zero2.yaml").keys() == {"stage"}
+    assert known(ARMS / "zero2.yaml", ARMS / "zero2.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [(1e-5, "1e-5", True), (2, 2.0, True), ([0.9, 0.999], ["0.9", 0.999], True), (True, 1, False), ("a", "b", False),
+     (1, None, False), ([1], [1, 2], False)],
+)  # fmt: skip
+def test_numbers_count_and_not_how_they_are_written(a, b, equal):
+    assert same(a, b) is equal
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds nothing"),
+        (b"[1, 2]", "holds list"),
+        (b"\x80\x81\xff", "cannot be read"),
+        (b"a: [", "cannot be read"),
+        (b"!!python/object/apply:os.system ['echo no']", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, "nested more than"),
+        (("\n".join(" " * n + f"k{n}:" for n in range(400))).encode(), "cannot be read"),
+        (BOMB.encode(), "aliases"),
+        (b"a: 1\n" * 1_000_000, "too many for a config"),
+        (b'{"run_id": "x", "observed": {"sage": 2}}', "not a valid record"),
+    ],
+    ids=["empty", "list", "binary", "broken", "object", "deep", "deep json", "deep yaml", "bomb", "large", "record"],
+)
+def test_what_is_wrong_with_a_file_is_said_and_nothing_runs(tmp_path, content, says):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    started_s = time.monotonic()
+    with pytest.raises(Stop, match=says) as stop:
+        sources.read(tmp_path / "bad.yaml")
+    assert time.monotonic() - started_s < 5
+    assert stop.value.remedy
+    assert len(stop.value.what) < 400 + len(str(tmp_path))
+
+
+def test_a_pipe_a_folder_and_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, says in (
+        (tmp_path / "pipe", "is not a file"),
+        (tmp_path, "without a record"),
+        (tmp_path / "x", "no file"),
+    ):
+        with pytest.raises(Stop, match=says):
+            sources.read(path)
