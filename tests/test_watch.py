@@ -1,6 +1,7 @@
 """`study.watch`: somebody else's loop leaves a record of what it really is, and stays as it is."""
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from study.errors import Stop
 from study.records import runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
+from study.records.prediction import predicted
+from study.watching.promises import promised
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
@@ -265,6 +268,41 @@ def test_planted_mistakes_are_named(start, tmp_path):
     assert "because accumulation is 4" in gathers
 
 
+LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "config", "expected"),
+    [
+        ({}, None, {}),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "precision": "bf16"}),
+        (
+            LAUNCHED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
+            None,  # the launcher's default, which the yaml does not have
+            {"deepspeed": True, "precision": "no", "stage": 3, "ranks": 2},
+        ),
+        (
+            LAUNCHED | {"ACCELERATE_CONFIG_DS_FIELDS": "gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING": "0.0"},
+            None,
+            {"deepspeed": True, "precision": "no", "clipping": 0.0, "ranks": 2},
+        ),
+        (
+            LAUNCHED,
+            {"bf16": {"enabled": True}, "gradient_clipping": "auto", "zero_optimization": {"stage": 2}},
+            {"deepspeed": True, "precision": "bf16", "stage": 2, "ranks": 2}
+            | {"offload_optimizer": "none", "offload_param": "none"},
+        ),
+    ],
+)
+def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    wanted = promised(config).model_dump(exclude_none=True)
+    assert {name: value for name, value in wanted.items() if name != "source"} == expected
+
+
 def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     class Fails(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -295,6 +333,7 @@ def test_the_commands_take_watched_records_and_claims_do_not(tmp_path):
     (row,) = compare(loaded).rows
     assert row["runs"] == 2
     assert sentences(*(run.record for run in loaded)) == ["At the peak both hold the same."]
+    assert [predicted(run.record) for run in loaded] == [None, None]
     gathered = evidence.gather(loaded)
     assert gathered.runs == ()
     assert gathered.notes[0] == "2 records are of other people's scripts and decide nothing"

@@ -12,10 +12,10 @@ from study.theory.setup import Setup
 def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Estimate | None:
     """The estimate of a run, or of the same run on other ranks or with another DeepSpeed config.
 
-    None if its model, or the size of its data in the same memory, is not known here, and for the published script.
+    None if its model, or the size of its data in the same memory, is not known here, and for scripts that are not ours.
     """
     requested, observed = record.requested, record.observed
-    if record.is_script:
+    if record.is_script or record.is_watched:
         return None
     model, held_bytes = architecture(record), data_bytes(requested)
     if model is None or (held_bytes is None and observed.device == "cpu"):

@@ -145,9 +145,11 @@ class Loop:
         return original(parameters, max_norm, *args, **kwargs)
 
 
-def _clipping(max_norm) -> float:
-    """0 means off: so does infinity, with which the Trainer asks for the norm alone."""
-    return 0.0 if math.isinf(norm := float(max_norm)) else norm
+def _clipping(max_norm) -> float | None:
+    """0 means off: so does infinity, with which the Trainer asks for the norm alone. A tensor may be on a GPU."""
+    if not isinstance(max_norm, (int, float)):
+        return None
+    return 0.0 if math.isinf(max_norm) else float(max_norm)
 
 
 def _size_of(inputs: list) -> tuple[int | None, int | None]:
