@@ -4,6 +4,7 @@ accelerate launch --config_file accelerate_configs/zero3.yaml examples/trainer_g
 """
 
 import argparse
+import os
 import tempfile
 
 import torch
@@ -41,11 +42,10 @@ def main():
         output_dir=tempfile.gettempdir(),
         max_steps=args.steps,
         per_device_train_batch_size=4,
-        learning_rate=1e-3,
         max_grad_norm=0.0,  # as the arms' DeepSpeed configs say
         save_strategy="no",
         report_to="none",
-        ddp_backend=None if torch.cuda.is_available() else "gloo",
+        ddp_backend="gloo" if "LOCAL_RANK" in os.environ and not torch.cuda.is_available() else None,
     )
     config = BertConfig(
         vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256

@@ -4,6 +4,7 @@ accelerate launch --config_file accelerate_configs/zero2.yaml examples/trl_sft.p
 """
 
 import argparse
+import os
 import tempfile
 
 import torch
@@ -42,7 +43,7 @@ def main():
         save_strategy="no",
         report_to="none",
         bf16=False,
-        ddp_backend=None if torch.cuda.is_available() else "gloo",
+        ddp_backend="gloo" if "LOCAL_RANK" in os.environ and not torch.cuda.is_available() else None,
     )
     config = LlamaConfig(
         vocab_size=32, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4

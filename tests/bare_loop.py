@@ -1,4 +1,4 @@
-"""Somebody's loop without Accelerate: plain, or wrapped in DDP or FSDP; it may end as loops end that go wrong."""
+"""Somebody's loop without Accelerate: plain, or in DDP, FSDP or DeepSpeed; it may end as loops end that go wrong."""
 
 import argparse
 import contextlib
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from study import watch
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--kind", default="plain", choices=("plain", "ddp", "fsdp1", "fsdp2"))
+parser.add_argument("--kind", default="plain", choices=("plain", "ddp", "fsdp1", "fsdp2", "zero2", "zero3"))
 parser.add_argument("--run_dir")  # without: the same loop without a watch
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--accumulation", type=int, default=1)
@@ -37,6 +37,14 @@ elif args.kind == "fsdp2":
         fully_shard(layer)
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+engine = None
+if args.kind.startswith("zero"):
+    import deepspeed
+
+    zero = {"stage": int(args.kind[-1]), "reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 100_000}
+    config = {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.0, "zero_optimization": zero}
+    config["gradient_accumulation_steps"] = args.accumulation
+    engine = model = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 rows = torch.randn(args.steps, args.accumulation, 8, 64, generator=torch.Generator().manual_seed(rank))
 losses = []
 
@@ -49,8 +57,8 @@ def end() -> None:
     os.kill(os.getpid(), getattr(signal, args.end))
 
 
-watching = watch(model=model, optimizer=optimizer, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext()
-with watching:
+objects = {"model": engine} if engine else {"model": model, "optimizer": optimizer}
+with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext():
     for step in range(args.steps):
         if args.end and step + 1 == args.end_in and rank == args.rank_that_ends:
             end()
@@ -60,11 +68,16 @@ with watching:
                 model(rows[0, 0])
             model.train()
         for batch in rows[step]:
-            loss = model(batch).pow(2).mean() / args.accumulation
-            loss.backward()
+            loss = model(batch).pow(2).mean()
+            if engine:
+                engine.backward(loss)
+                engine.step()
+            else:
+                (loss / args.accumulation).backward()
             losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+        if not engine:
+            optimizer.step()
+            optimizer.zero_grad()
 if args.losses and rank == 0:
     with open(args.losses, "w") as file:  # noqa: PTH123
         file.write(" ".join(loss.hex() for loss in losses))

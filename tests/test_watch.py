@@ -26,6 +26,7 @@ from study.watching.promises import promised
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
 LOOKED_AT = [6, 7, 8, 9]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -133,10 +134,10 @@ def test_what_cannot_be_watched_is_said():
     ("end", "status", "message"),
     [
         ("error", "failed", "ValueError: the data has a hole"),
-        ("SIGINT", "interrupted", "interrupted"),
+        pytest.param("SIGINT", "interrupted", "interrupted", marks=SLOW),
         ("SIGTERM", "interrupted", "without a word"),
         ("SIGKILL", "interrupted", "without a word"),
-        ("exit", "interrupted", "without a word"),
+        pytest.param("exit", "interrupted", "without a word", marks=SLOW),
     ],
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):
@@ -165,7 +166,9 @@ def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):
     assert len(record.time.step_s) == 4
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize(
+    "kind", ["ddp", "zero3", *(pytest.param(kind, marks=SLOW) for kind in ("fsdp1", "fsdp2", "zero2"))]
+)
 def test_two_ranks_without_accelerate(start, tmp_path, kind):
     losses = {}
     for name, flags in (("watched", ()), ("alone", ("--run_dir=",))):
@@ -178,7 +181,7 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
     size, counts = 4 * record.observed.parameters, record.traffic.per_rank[0]
     if kind == "ddp":
         assert {name: each.bytes for name, each in counts.items()} == {"all_reduce": size}
-    else:
+    if kind.startswith("fsdp"):
         assert counts["reduce_scatter"].bytes == pytest.approx(size, rel=0.01)  # padded
         # A second time in the backward pass; FSDP1's only unit keeps what it gathered until then.
         assert counts["all_gather"].bytes == pytest.approx((1 if kind == "fsdp1" else 2) * size, rel=0.05)
@@ -186,6 +189,7 @@ def test_two_ranks_without_accelerate(start, tmp_path, kind):
     for rank in record.memory.components.per_rank:
         assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
         share = 1 if kind == "ddp" else 2
+        assert ("master" in rank.at_peak) == kind.startswith("zero")
         assert rank.at_peak["moments"] == pytest.approx(2 * size / share, rel=0.01)
 
 
@@ -210,7 +214,7 @@ def check(record, arm: str) -> None:
     assert list(moved.values()) == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["ddp", "zero3", pytest.param("single", marks=SLOW), pytest.param("zero2", marks=SLOW)])
 def test_an_accelerate_loop_in_each_arm(start, arm):
     output, record = start("examples/accelerate_loop.py", arm)
     check(record, arm)
@@ -224,24 +228,19 @@ def test_the_callback_of_a_trainer(start):
     assert (record.watched.loop, record.watched.model) == ("Trainer", "BertForSequenceClassification")
 
 
-def test_a_bare_deepspeed_loop(start):
-    record = start("examples/deepspeed_loop.py", "ddp", "--stage=3")[1]  # only the script asks for DeepSpeed
-    check(record, "zero3")
-    assert (record.watched.loop, record.promised.stage) == ("deepspeed", 3)
-
-
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("script", EXAMPLES[1:])
 def test_a_trainer_in_each_arm(start, script, arm):
     check(start(f"examples/{script}.py", arm)[1], arm)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "arm"), [(0, "zero0"), (1, "zero1"), (2, "zero2")])
+@SLOW
+@pytest.mark.parametrize(("stage", "arm"), [(0, "zero0"), (1, "zero1"), (2, "zero2"), (3, "zero3")])
 def test_a_bare_deepspeed_loop_in_each_stage(start, stage, arm):
-    record = start("examples/deepspeed_loop.py", "ddp", f"--stage={stage}")[1]
+    record = start("examples/deepspeed_loop.py", "ddp", f"--stage={stage}")[1]  # only the script asks for DeepSpeed
     assert (record.status, record.arm, record.observed.stage) == ("done", arm, stage)
+    assert (record.watched.loop, record.promised.stage) == ("deepspeed", stage)
     assert len(record.loss.train) == 16
     for rank in record.memory.components.per_rank:
         assert rank.at_peak["moments"] == pytest.approx(8 * record.observed.parameters / (2 if stage else 1), rel=0.01)
@@ -260,6 +259,10 @@ def test_planted_mistakes_are_named(start, tmp_path):
     assert "fp32 copies of fp32 weights" in words
     assert "reduce_bucket_size" in words + " ".join(finding.remedy or "" for finding in diagnose(record))
     assert "Clipping is 1 although clips.yaml says 0" in output
+
+
+@SLOW
+def test_more_planted_mistakes_are_named(start):
     record = start("tests/bare_loop.py", "zero2", "--kind=ddp")[1]
     assert "DeepSpeed is not on" in " ".join(finding.sentence for finding in diagnose(record))
     record = start("examples/accelerate_loop.py", "variants/zero3_textbook", "--accumulation=4", "--steps=10")[1]

@@ -61,7 +61,8 @@ def _arguments(arguments) -> dict:
     precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
     wanted = {"source": "TrainingArguments", "clipping": float(arguments.max_grad_norm or 0), "precision": precision}
     wanted |= {"accumulation": arguments.gradient_accumulation_steps}
-    wanted |= {"checkpointing": bool(arguments.gradient_checkpointing)}
+    names = ("activation_checkpointing", "gradient_checkpointing")  # the second is the old name
+    wanted |= {"checkpointing": any(getattr(arguments, name, False) for name in names)}
     if config := arguments.deepspeed:
         config = config if isinstance(config, dict) else _read(Path(config))
         wanted |= {"deepspeed": True} | {name: value for name, value in _json(config).items() if value is not None}
