@@ -113,6 +113,12 @@ def test_the_files_that_a_config_names(file, tmp_path, capsys):
     assert "'elsewhere.json', which gone.yaml names, is not here" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_is_set_twice_is_said(file, capsys):
+    a = TRAINER | {"deepspeed": PLAIN | {"gradient_accumulation_steps": 4}}
+    diff(file("a.json", a), file("b.json", TRAINER | {"gradient_accumulation_steps": 1}))
+    assert "A: the json says 4: the Trainer refuses the pair." in capsys.readouterr().out
+
+
 def test_records_and_mixed_kinds(capsys):
     a, b = RUNS / "smoke/arms-zero2-5228df76-r1.1", RUNS / "stages/precision-zero3-29137077-r1.1"
     causes = known(a, b)

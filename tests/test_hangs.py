@@ -137,6 +137,10 @@ def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> Ran
             [log(0, "all_reduce 7?", "all_reduce 8?"), log(1, "all_reduce 7?", "all_reduce 8?"), log(2, "barrier 6")],
             ["Rank 2 has not begun all_reduce 7, where ranks 0 and 1 are"],
         ),
+        (  # rank 1's last calls are all in another group
+            [log(0, "all_reduce 912?"), log(1, "broadcast 2@pair"), log(2, "all_reduce 912?")],
+            ["Rank 1 has not begun all_reduce 912, where ranks 0 and 2 are"],
+        ),
         (  # each of two groups waits for the other
             [log(0, "all_reduce 5?"), log(1, "all_reduce 4", "broadcast 2?@pair"), log(2, "all_reduce 5?")],
             ["Rank 1 waits in broadcast 2 of group pair and has not begun all_reduce 5, where ranks 0 and 2 are"],

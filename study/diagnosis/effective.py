@@ -238,7 +238,16 @@ def _of_trainer(source: Source) -> Settings:
         "label_smoothing_factor": "label smoothing",
         "average_tokens_across_devices": "average_tokens_across_devices",
     }
-    values |= _written(arguments, names)
+    written = _written(arguments, names)
+    for name in ("rows per pass and rank", "accumulation"):
+        if name in written and name in values and values[name].value != written[name].value:
+            why = f"the json says {values[name].value}: the Trainer refuses the pair"
+            written[name] = Said(written[name].value, why)
+    if str(arguments.get("optim", "")).startswith("adamw_torch"):
+        written["optimizer"] = Said("AdamW")
+    if "optimizer" in values:  # the json's counts
+        written.pop("optimizer", None)
+    values |= written
     betas = [arguments.get("adam_beta1"), arguments.get("adam_beta2")]
     return values | ({} if None in betas else {"betas": Said(betas)}) | _steps(arguments)
 

@@ -60,19 +60,18 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
         sentence = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {they}"
         remedy = f"look at what {_ranks(busy, low=True)} does: a long step, or code that lets no other thread run"
         return [Finding(sentence, remedy)]
-    begun = {rank: max(seen, default=0) for rank, seen in by_rank.items()}
+    # A log has the last collectives of all groups: of this group there may be none among them.
+    begun = {rank: max(seen, default=first.index - 1) for rank, seen in by_rank.items()}
     behind = [rank for rank in sorted(begun) if begun[rank] < max(begun.values())]
     if behind:
         by_log = {log.rank: log for log in logs}
         return [_behind(by_log[rank], group, by_rank, begun, waits) for rank in behind[:MAX_NAMED]]
     if len(waits) < len(members):
         left = sorted(members - set(waits))
-        sentence = (
-            f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, which {_ranks(left, low=True)} left"
-        )
-        return [
-            Finding(sentence, "wait: nothing is missing that a rank has not sent; if it lasts, look at the network")
-        ]
+        they = f"{_ranks(list(waits))} {_plural('wait', waits)}"
+        sentence = f"{they} in {_name(first)}, which {_ranks(left, low=True)} left"
+        remedy = "wait: all ranks have called it; if it lasts, look at the network"
+        return [Finding(sentence, remedy)]
     sentence = f"All {len(members)} ranks wait in {_name(first)} together: what fails is the connection between them"
     return [Finding(sentence, STUCK)]
 
