@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -16,9 +15,7 @@ from shaped import changed, finished, put
 
 from study.claims import evidence, ledger, model, theory_checks
 from study.claims import verdict as findings
-from study.claims.evidence import Evidence
 from study.claims.ledger import Verdict
-from study.claims.model import Reference
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
 from study.claims.words import lines
 from study.cli import results
@@ -45,6 +42,7 @@ SETTLE = '{ machine = "a GPU", command = "study sweep smoke" }'
 WORD = {"unit": '""', "tolerance": "0"}
 
 
+TREND = {"check": '"trend"', "with": '{ quantity = "states_ratio", along = { ranks = [2, 4] }, where = { stage = 3 } }'}
 STATES = {"check": '"theory"', "value": "16e9", "unit": '"bytes"'}
 STATES |= {"with": '{ quantity = "states_bytes", parameters = 1e9, stage = 0, ranks = 8 }'}
 
@@ -127,6 +125,7 @@ def test_a_claim_is_read(claims):
         ({"check": '"theory"', "with": '{ quantity = "state_bytes" }'}, "did you mean 'states_bytes'"),
         ({"check": '"tried"', "with": '{ what = "colour" }'}, "with 'colour' is not known; choose one of"),
         ({"check": '"ran"', "with": "{ where = {} }"}, "line 7, claim X-1: settle is missing: ran reads records"),
+        (WORD | TREND | {"value": '"fall"'}, "with never finds 'fall': value is one of rises, falls, neither"),
         ({"settle": '"later"'}, "line 19, claim X-1: settle "),
         ({"settle": '{ machine = "m" }'}, "line 19, claim X-1: settle.command is missing"),
         ({"with": f"{{ times = [4] }}{ALSO}with = {{ time = [9] }}"}, "line 21, claim X-1: also.0.with does not fit"),
@@ -331,39 +330,6 @@ def test_every_quote_is_in_its_document():
             assert " ".join(piece.split()) in document, claim.id
 
 
-def answering(case: model.Case, answers: list) -> model.Case:
-    """A case whose check gives these answers: one in each call, or all in one."""
-    if len(case.calls) == 1:
-        return replace(case, function=lambda *_, **__: Finding(answers if len(answers) > 1 else answers[0], ""))
-    in_turn = itertools.cycle(answers)
-    return replace(case, function=lambda *_, **__: Finding(next(in_turn), ""))
-
-
-def others(value, factor: float) -> list:
-    """A finding that agrees with a value, and others that do not, in the units of the check."""
-    if isinstance(value, bool | str):
-        return [value, not value if isinstance(value, bool) else f"not {value}"]
-    middle = sum(value) / 2 if isinstance(value, tuple) else value
-    return [each * factor for each in (middle, middle + 1 + 9 * abs(middle), middle - 1 - 9 * abs(middle))]
-
-
-def test_every_claim_could_fail(monkeypatch):
-    """For each claim there are findings for which the ledger says that it holds, and others for which it does not."""
-    claims = model.read_all()
-    monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
-    for claim in claims:
-        values = [1.0] if isinstance(claim.value, Reference) else model.as_list(claim.value)
-        words = set()
-        for which in (0, 1, -1):
-            answers = [others(value, claim.factor)[which] for value in values]
-            cases = [answering(case, answers) for case in claim.cases]
-            with monkeypatch.context() as patch:
-                patch.setattr(model.Claim, "cases", property(lambda _, cases=cases: cases))
-                words.add(ledger.judge(claim.model_copy(update={"also": ()}), Evidence()).verdict)
-        assert words & {"supported", "consistent"}, claim.id
-        assert words & {"refuted", "contradicts itself"}, claim.id
-
-
 # --- records -------------------------------------------------------------------------------------------------------
 
 STEP_S = {"ddp": 0.1, "zero2": 0.12, "zero3": 0.2}
@@ -403,6 +369,12 @@ def of_loss(record: dict) -> dict:
 CLAIMS = {
     "ratio": (f'{{ quantity = "step_s", of = {ZERO2}, to = {TO_DDP} }}', 1.2, "time", slower(2)),
     "order": ('{ quantity = "step_s", arms = ["ddp", "zero2", "zero3"] }', True, "time", slower(5)),
+    "measured_trend": (
+        '{ quantity = "step_s", along = { arm = ["ddp", "zero2", "zero3"] } }',
+        "rises",
+        "time",
+        slower(5),
+    ),
     "counted": (f"{{ where = {ZERO2}, over = {TO_DDP} }}", 1.5, "bytes", of_traffic),
     "same_loss": ('{ arms = ["ddp", "zero2"], margin = 0.01 }', True, "convergence", of_loss),
     "observed": (f'{{ field = "{PEAK}", where = {ZERO2} }}', 6e8, "memory", of_memory),
@@ -534,6 +506,9 @@ def test_the_table_can_be_filtered(claims, printed):
     assert ids(verdict=CONTRADICTS) == ["X-2"]
     assert ids(kind="memory") == ["X-3"]
     assert ids(basis="measured") == []
+    claims(TOML["ratio"])
+    assert ids(basis="measured") == [], "no run is left: what is not tested here rests on nothing"
+    claims(text(), text(id='"X-2"', value="3"), text(id='"X-3"', kind='"memory"'))
     assert ids(document="000", verdict=CONSISTENT, kind="time") == ["X-1"]
     assert ids("x-2", "X-1") == ["X-2", "X-1"]
     assert printed("X-2", verdict="supported") == "No claim is left by X-2 --verdict 'supported'.\n"

@@ -219,6 +219,27 @@ def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
     probes.prepare([claim.model_construct(**dict(claim) | {"arguments": trial, "also": (), "unsaid": {}})])
 
 
+def test_scripts_run_beside_each_other_and_what_measures_time_alone(cache, monkeypatch, tmp_path):
+    """Each of two waits until the other has begun. The one that measures time begins when both have ended."""
+    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
+    monkeypatch.setattr(probes, "TIMED", ("timed",))
+    waits = """import json, pathlib, time
+here, end = pathlib.Path(__file__).parent, time.monotonic() + 20
+(here / "{mine}.begun").touch()
+while not (here / "{other}.begun").exists() and time.monotonic() < end:
+    time.sleep(0.01)
+print(json.dumps({{"found": (here / "{other}.begun").exists()}}))
+time.sleep(0.2)
+(here / "{mine}.ended").touch()
+"""
+    ended = "import json, pathlib\nnames = [path.name for path in pathlib.Path(__file__).parent.glob('*.ended')]\n"
+    (tmp_path / "a.py").write_text(waits.format(mine="a", other="b"))
+    (tmp_path / "b.py").write_text(waits.format(mine="b", other="a"))
+    (tmp_path / "timed.py").write_text(f"{ended}print(json.dumps({{'found': sorted(names)}}))\n")
+    trials = [{"what": "reproduction", "name": name} for name in ("timed", "a", "b")]
+    assert [answer.found for answer in probes.answers(trials)] == [["a.ended", "b.ended"], True, True]
+
+
 # --- reproductions -------------------------------------------------------------------------------------------------
 
 

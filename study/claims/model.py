@@ -37,6 +37,7 @@ STRICT = {"extra": "forbid", "strict": True, "frozen": True, "allow_inf_nan": Fa
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
 PREDICTED, OWN, READ = "predicted", "own numbers", "read"
 BASES = (MEASURED, VIRTUAL, TRIED, PREDICTED, OWN, READ)  # what a verdict may rest on
+TRENDS = ("rises", "falls", "neither")
 LONGEST_QUOTE = 40  # words
 MOST_CASES = 200
 Form = TypeVar("Form", bound=BaseModel)
@@ -52,6 +53,7 @@ class Kind:
     own: tuple[str, ...] = ()  # those of the functions that only need the document's own numbers
     # The unit of what is found, by the function's name and the arguments. None: the claim says it, whatever it is.
     unit: Callable[[str, dict], str | None] = lambda name, arguments: None
+    finds: tuple[str, ...] = ()  # the only texts that it can find
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,7 @@ class Check(BaseModel):
     @classmethod
     def _fit_the_check(cls, arguments: dict, info) -> dict:
         if name := info.data.get("check"):
+            _can_be_found(info.data.get("value"), kinds()[name])
             _as_many_as_values(name, function_and_calls(name, arguments)[1], info.data.get("value"))
         return arguments
 
@@ -191,6 +194,13 @@ class Check(BaseModel):
         if self.better and (self.relation != "equal" or not numbers):
             raise ValueError("better goes with a number and the relation equal: the others have their direction")
         return self
+
+
+def _can_be_found(value, kind: Kind) -> None:
+    """A misspelt word would be refuted for ever."""
+    for text in as_list(value):
+        if kind.finds and isinstance(text, str) and text not in kind.finds:
+            raise ValueError(f"never finds {text!r}: value is one of {', '.join(kind.finds)}")
 
 
 def _as_many_as_values(name: str, calls: list[dict], value) -> None:
@@ -438,6 +448,15 @@ def argument_model(function: Callable) -> type[BaseModel]:
 def _argument(arguments: dict, name: str):
     """What an argument is, or what it asks of the records."""
     return arguments[name] if name in arguments else (arguments.get("where") or {}).get(name)
+
+
+def one_argument(along: dict[str, list]) -> tuple[str, list]:
+    """The argument along which there is a trend, and its values."""
+    if len(along) != 1 or len(next(iter(along.values()))) < 2:
+        raise Stop(
+            f"a trend is along two or more values of one argument (got {along})", "give along = { name = [...] }"
+        )
+    return next(iter(along.items()))
 
 
 def _replaced(check: str, arguments: dict, values: dict) -> dict:

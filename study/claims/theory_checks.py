@@ -13,7 +13,21 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from study.claims.model import FOLDER, OWN, PREDICTED, READ, SOURCES, STRICT, Kind, Source, as_list, calls_of, read_form
+from study.claims.model import (
+    FOLDER,
+    OWN,
+    PREDICTED,
+    READ,
+    SOURCES,
+    STRICT,
+    TRENDS,
+    Kind,
+    Source,
+    as_list,
+    calls_of,
+    one_argument,
+    read_form,
+)
 from study.claims.verdict import Finding
 from study.errors import Stop
 from study.machine.gpus import GPUS
@@ -427,9 +441,7 @@ def stated(*, needed: list[str], given: list[str]) -> Finding:
 
 def trend(*, quantity: str, along: dict[str, list], where: dict) -> Finding:
     """Whether a quantity of theory "rises" or "falls" along the values of an argument, in their order, or "neither"."""
-    if len(along) != 1:
-        raise Stop(f"a trend is along one argument (got {', '.join(along) or 'none'})", "give along = { name = [...] }")
-    ((name, values),) = along.items()
+    name, values = one_argument(along)
     results = [_quantity(quantity, where | {name: value}) for value in values]
     pairs = list(itertools.pairwise(results))
     word = "rises" if all(a < b for a, b in pairs) else "falls" if all(a > b for a, b in pairs) else "neither"
@@ -512,6 +524,8 @@ UNITS |= {"parameters": "parameters", "largest_parameters": "parameters", "link_
 UNITS |= {"fitted_bytes_per_parameter": "bytes"}
 FROM_THE_DOCUMENT = ("fitted_bytes_per_parameter", "rest_bytes", "rest_spread")  # differences of its own figures
 KINDS = {check.__name__: Kind(OWN, {"": check}) for check in (arithmetic, stated)}
-KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (bound, fits, trend, quotient)}
+KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (bound, quotient)}
+KINDS |= {"fits": Kind(PREDICTED, {"": fits}, finds=("fits", "does not fit"))}
+KINDS |= {"trend": Kind(PREDICTED, {"": trend}, finds=TRENDS)}
 KINDS |= {"theory": Kind(PREDICTED, QUANTITIES, "quantity", FROM_THE_DOCUMENT, lambda name, arguments: UNITS.get(name))}
 KINDS |= {"cited": Kind(READ, {"": cited})}

@@ -45,7 +45,7 @@ def claims(
         runs: Folders with runs in them, at any depth. Default: runs/, and the runs/ of every folder in reports/.
         document: 000 to 003, P1 to P5, pages or libraries. This and the next three leave the claims that are so.
         verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or "contradicts itself".
-        basis: measured, virtual, tried, predicted, "own numbers" or read.
+        basis: measured, virtual, tried, predicted, "own numbers" or read. What was not tested here has none.
         kind: memory, bytes, time, capacity, convergence or configuration.
         file: A claims file, or a folder of them.
         verbose: Print a line for every claim as well.
@@ -62,7 +62,7 @@ def claims(
     gathered = evidence.gather(loaded)
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
     verdicts = ledger.judge_all(chosen, loaded, gathered)
-    verdicts = [each for each in verdicts if _passes(each, filters, "verdict", "basis")]
+    verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     set_aside = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     if as_json:
         entries = [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
