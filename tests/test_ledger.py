@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 from shaped import changed, finished, put
 
-from study.claims import evidence, ledger, model, theory_checks
+from study.claims import evidence, files, ledger, model, theory_checks
 from study.claims import verdict as findings
 from study.claims.ledger import Verdict
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
@@ -43,6 +43,8 @@ WORD = {"unit": '""', "tolerance": "0"}
 
 
 TREND = {"check": '"trend"', "with": '{ quantity = "states_ratio", along = { ranks = [2, 4] }, where = { stage = 3 } }'}
+CITED = {"check": '"cited"'}
+LONG = f'{{ source = "P1", where = "page 1", value = 2, sentence = "{"word " * 41}" }}'
 STATES = {"check": '"theory"', "value": "16e9", "unit": '"bytes"'}
 STATES |= {"with": '{ quantity = "states_bytes", parameters = 1e9, stage = 0, ranks = 8 }'}
 
@@ -60,7 +62,7 @@ def claims(tmp_path):
     def write(*several: str, head: str = HEAD):
         path = tmp_path / "claims.toml"
         path.write_text(head + "".join(several or (text(),)))
-        return model.read_all(path)
+        return files.read_all(path)
 
     return write
 
@@ -126,6 +128,11 @@ def test_a_claim_is_read(claims):
         ({"check": '"tried"', "with": '{ what = "colour" }'}, "with 'colour' is not known; choose one of"),
         ({"check": '"ran"', "with": "{ where = {} }"}, "line 7, claim X-1: settle is missing: ran reads records"),
         (WORD | TREND | {"value": '"fall"'}, "with never finds 'fall': value is one of rises, falls, neither"),
+        (
+            CITED | {"with": '{ source = "P1", where = "page 1", value = 2 }'},
+            "with does not fit cited: sentence is missing",
+        ),
+        (CITED | {"with": LONG}, "with does not fit cited: sentence must have 1 to 40 words"),
         ({"settle": '"later"'}, "line 19, claim X-1: settle "),
         ({"settle": '{ machine = "m" }'}, "line 19, claim X-1: settle.command is missing"),
         ({"with": f"{{ times = [4] }}{ALSO}with = {{ time = [9] }}"}, "line 21, claim X-1: also.0.with does not fit"),
@@ -160,10 +167,10 @@ def test_an_id_stands_once_in_all_files(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(HEAD + text())
     with pytest.raises(Stop, match=r"b\.toml, line 7: the id X-1 is taken, at a\.toml, line 7"):
-        model.read_all(tmp_path)
+        files.read_all(tmp_path)
     (tmp_path / "b.toml").write_text(HEAD + text(id='"X-2"'))
     (tmp_path / "sources.toml").write_text("this is no claims file")
-    assert [claim.id for claim in model.read_all(tmp_path)] == ["X-1", "X-2"]
+    assert [claim.id for claim in files.read_all(tmp_path)] == ["X-1", "X-2"]
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
@@ -322,7 +329,7 @@ SOURCES = ROOT.parent / "shared" / "sources"
 @pytest.mark.skipif(not SOURCES.is_dir(), reason="the texts of the documents are not beside the repository")
 def test_every_quote_is_in_its_document():
     texts = {path.name: " ".join(path.read_text().split()) for path in SOURCES.glob("*.txt")}
-    quoted = [claim for claim in model.read_all() if claim.text and claim.quote]
+    quoted = [claim for claim in files.read_all() if claim.text and claim.quote]
     assert len(quoted) >= 178
     for claim in quoted:
         (document,) = [text for name, text in texts.items() if fnmatch(name, claim.text)]
@@ -421,7 +428,7 @@ def test_two_thousand_records_take_less_than_ten_seconds(claims, tmp_path):
         own = {"requested__seed": n // len(PER_ARM), "observed__weights_checksum": str(n // len(PER_ARM))}
         own |= {"loss__train__0": 7.6 + n / 1e6, "time__step_s": next(orders[fields["run_id"]])}
         put(tmp_path, changed(fields, run_id=f"run{n}", started_utc=started, **own))
-    several += [claim for claim in model.read_all() if "tried" not in {check.basis for check in (claim, *claim.also)}]
+    several += [claim for claim in files.read_all() if "tried" not in {check.basis for check in (claim, *claim.also)}]
     started = time.process_time()
     verdicts = ledger.judge_all(several, load([tmp_path]))
     seconds = time.process_time() - started
@@ -553,7 +560,7 @@ def test_what_was_set_aside_is_shown(claims, printed):
 
 def test_the_studys_claims_are_well_formed():
     """Every file is read; what is predicted or read is decided without a run."""
-    claims = [claim for claim in model.read_all() if claim.basis not in (model.MEASURED, model.TRIED)]
+    claims = [claim for claim in files.read_all() if claim.basis not in (model.MEASURED, model.TRIED)]
     for verdict in [ledger.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id

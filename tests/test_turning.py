@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from study.claims import ledger, model
+from study.claims import files, ledger, model
 from study.claims.evidence import Evidence, choose, gather
 from study.claims.model import Case, Check, Reference
 from study.claims.record_checks import ANSWERS, TRAINING
@@ -33,7 +33,7 @@ def others(value, factor: float) -> list:
 
 def test_every_claim_could_fail(monkeypatch):
     """For each claim there are findings for which the ledger says that it holds, and others for which it does not."""
-    claims = model.read_all()
+    claims = files.read_all()
     monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
     for claim in claims:
         values = [1.0] if isinstance(claim.value, Reference) else model.as_list(claim.value)
@@ -139,7 +139,7 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
 
 def test_other_records_turn_each_verdict_that_rests_on_records(kept):
     """Copies of the records, in which only what the claim is about is another."""
-    claims = [claim for claim in model.read_all() if claim.basis == model.MEASURED]
+    claims = [claim for claim in files.read_all() if claim.basis == model.MEASURED]
     verdicts = [ledger.judge(claim.model_copy(update={"also": ()}), kept) for claim in claims]
     decided = [verdict for verdict in verdicts if verdict.verdict in HOLDS + FAILS]
     assert len(decided) >= 29

@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from study.claims import catalogue, ledger, model, words
+from study.claims import catalogue, files, ledger, model, words
 from study.claims import verdict as v
 from study.claims.ledger import Verdict
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
@@ -167,7 +167,7 @@ def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):
 
 
 def test_every_check_is_listed_with_its_arguments_and_an_example():
-    entries = catalogue.entries(model.read_all())
+    entries = catalogue.entries(files.read_all())
     assert {entry.name for entry in entries} >= {"arithmetic", "states_bytes", "ratio", "default", "reproduction"}
     for entry in entries:
         lines = catalogue.lines(entry)
@@ -213,6 +213,6 @@ def test_the_claims_file_of_the_guide_is_valid(tmp_path):
     guide = (ROOT / "CONTRIBUTING.md").read_text().split("## How to write a claims file")[1]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(re.findall(r"^    (.*)$", guide, re.MULTILINE)))
-    first, second, third = ledger.judge_all(model.read_all(path), Runs(()))
+    first, second, third = ledger.judge_all(files.read_all(path), Runs(()))
     assert (first.verdict, first.holds_under) == (v.INCONCLUSIVE, ("recipe mixed-adam",))
     assert (second.verdict, third.verdict) == (v.CONSISTENT, v.NOT_TESTED)

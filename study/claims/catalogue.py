@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, Union, get_args, get_origin
 
 from study.claims import evidence, model, probes
+from study.claims.citations import sources
 from study.claims.model import CONDITIONS, OWN, SORTS, Check, Claim, Reference
-from study.claims.theory_checks import sources
 from study.claims.words import WIDTH
 from study.machine.gpus import GPUS
 from study.records import metrics

@@ -4,9 +4,9 @@ import math
 import re
 import textwrap
 
+from study.claims.citations import sources
 from study.claims.ledger import Verdict, in_units, otherwise
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim, as_list, is_number
-from study.claims.theory_checks import sources
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
 from study.text.numbers import count, quantity, short, size
 
@@ -65,6 +65,8 @@ def _outcome(verdict: Verdict) -> str:
 
 def _undecided(verdict: Verdict, ours: str) -> str:
     holds, fails = verdict.holds_under, verdict.fails_under
+    if verdict.claim.check == "searched":
+        return "no source that we read says so"
     if not holds and not fails:
         return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
     words = " ".join((*holds, *fails)).split()
@@ -190,7 +192,7 @@ def lines(verdict: Verdict) -> list[str]:
         *_line("differs", _few(verdict.differs, "; ")),
         *_line("working", verdict.working),
         *_evidence(verdict),
-        *_line("sentence", verdict.sentence and f"“{verdict.sentence}”"),
+        *_line("nearest" if claim.check == "searched" else "sentence", verdict.sentence and f"“{verdict.sentence}”"),
         *_line("missing", verdict.missing if verdict.missing != otherwise(verdict) else ""),
         *_line("changed by", otherwise(verdict)),
         *_line("reading", claim.reading or ""),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from study.claims import catalogue, evidence, ledger, model, words
+from study.claims import catalogue, evidence, files, ledger, words
 from study.claims.ledger import Verdict
 from study.claims.model import BASES, OWN, SORTS, Claim
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
@@ -33,7 +33,7 @@ def claims(
     verdict: str | None = None,
     basis: str | None = None,
     kind: str | None = None,
-    file: Path = model.FOLDER,
+    file: Path = files.FOLDER,
     verbose: bool = False,
     checks: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -54,7 +54,7 @@ def claims(
     """
     if checks:
         return say(*_checks(claim))
-    known = model.read_all(file)
+    known = files.read_all(file)
     filters = {"document": document, "verdict": verdict, "basis": basis, "kind": kind}
     filters = {name: wanted for name, wanted in filters.items() if wanted is not None}
     _check(filters, known)
@@ -83,7 +83,7 @@ def claims(
 
 def _checks(names: tuple[str, ...]) -> list[str]:
     """Every check that a claims file can name, or those of these names, with claims of this study as examples."""
-    entries = catalogue.entries(model.read_all())
+    entries = catalogue.entries(files.read_all())
     known = [entry.name for entry in entries]
     for name in names:
         if name not in known:
