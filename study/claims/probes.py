@@ -1,7 +1,7 @@
 """Claims about the libraries, tried for real. `probe_worker` tries configurations in a process of its own.
 
 An answer is kept under its trial, the code that tries it and the versions of the libraries. A failure of the trial
-itself (a time limit, a crash) is not kept. Trying everything takes ten minutes, so the answers for the pinned versions
+itself (a time limit, a crash) is not kept. Trying everything takes minutes, so the answers for the pinned versions
 come with the reports, in one file for each machine.
 """
 
@@ -38,7 +38,7 @@ KEPT = "trials.json"  # beside the records of a machine
 WORKER_VERSION = 1  # raise it when `probe_worker` tries something in another way
 WORKER = [sys.executable, "-m", "study.claims.probe_worker"]
 LIMIT_S = 300
-AT_A_TIME = 2  # processes, of 1 GB: each rendezvous has a port that is free
+AT_A_TIME = 2  # processes of at most 1.5 GB, and each rendezvous has a port that is free
 TIMED = ("cpu_adam_speed",)  # scripts that measure time: nothing runs beside them
 NEEDED = ("deepspeed", "accelerate", "torch")
 LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers")
