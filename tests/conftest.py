@@ -205,11 +205,11 @@ def real_runs(trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
-    from study.claims import model, probes
+    from study.claims import files, probes
 
     cache = tmp_path_factory.mktemp("home")
     (cache / "zero-study" / "trials").mkdir(parents=True)
-    for claim in model.read_all():
+    for claim in files.read_all():
         for check in (claim, *claim.also):
             if check.basis == "tried":
                 trials = probes.trials_of(check)
