@@ -4,8 +4,7 @@ import functools
 import json
 import math
 import re
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
@@ -13,6 +12,7 @@ from study.machine import hub
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.spec.validation import nearest
 from study.text import numbers
+from study.theory.profile import Tensor
 
 FAMILIES = ("bert", "gpt2", "gptj", "gpt_neox", "gemma2")
 NUMBERS = "--params with --layers and --hidden"
@@ -73,19 +73,6 @@ class Wanted:
     """With --params: attention heads. Default: at least 64 elements each."""
     vocabulary: int | None = None
     """With --params: size of the vocabulary. Default: GPT-2's."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head"."""
-
-    name: str
-    shape: tuple[int, ...]
-    block: str
-    elements: int = field(init=False, compare=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "elements", prod(self.shape))
 
 
 def describe(model: str | dict, vocabulary: int | None = None, dropout: float | None = None) -> Architecture:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from study.theory import deepspeed_memory, papers
-from study.theory.activations import Activations, activations
+from study.theory.activations import profile
 from study.theory.architecture import Architecture, flops_per_row, parameters
 from study.theory.deepspeed_memory import NORM_BYTES, Engine
+from study.theory.profile import Profile
 from study.theory.setup import Setup
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
@@ -50,7 +51,7 @@ def estimate(setup: Setup) -> Estimate:
     columns = 2 if model.family == "bert" else 1  # token ids and BERT's attention mask
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + setup.tokens * 8 * columns
 
-    times = moments(engine, model, activations(setup))
+    times = moments(engine, profile(setup))
     peak_when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, now)
     operations = flops_per_row(model, setup.sequence) * setup.micro_batch * setup.accumulation
@@ -117,10 +118,9 @@ def constants(model: Architecture) -> int:
     return 4 * model.layers * model.positions * model.rotary if model.family == "gptj" else 0
 
 
-def moments(engine: Engine, model: Architecture, kept: Activations) -> Iterator[tuple[str, dict]]:
+def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
     """The moments of the last backward pass of a step and of its update, each with what is held besides the states."""
-    tied = engine.tensors[0].elements if model.tied and model.family != "bert" else 0
-    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept, tied))
+    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
     yield from (("update", now) for now in _update(engine))
 
 
