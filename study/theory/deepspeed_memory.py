@@ -24,14 +24,19 @@ class Engine:
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
         self.stage, self.ranks = zero.get("stage", 0), setup.ranks
-        self.tensors = tensors(setup.model)
+        self.all_tensors = tensors(setup.model)
+        self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
-        # A rank's part: of the flat weights, or, in stage 3, of each tensor by itself.
-        self.part = padded(self.elements, self.ranks) // self.ranks
+        frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]
+        # A rank's part: of the flat weights, or, in stage 3, of each tensor by itself. Frozen weights have no optimizer
+        # state and no gradient; only stage 3 takes them apart.
+        self.part, self.frozen_part = padded(self.elements, self.ranks) // self.ranks, sum(frozen)
         if self.stage == 3:
             self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
+            self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
+        self.foreach = setup.optimizer == "foreach"  # a square root of one moment beside it
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero.get("reduce_bucket_size", 5e8))
         overlap = zero.get("overlap_comm")
@@ -39,7 +44,7 @@ class Engine:
         self.reduces_by_all_reduce = zero.get("use_multi_rank_bucket_allreduce", True)  # stages 1 and 2
         self.prefetch_elements = int(zero.get("stage3_prefetch_bucket_size", 5e7))
         self.persistent_elements = int(zero.get("stage3_param_persistence_threshold", 1e5))
-        self.persistent = [tensor for tensor in self.tensors if tensor.elements <= self.persistent_elements]
+        self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]
         reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
         self.reuse_elements = min(map(int, reuse))
         homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
@@ -59,6 +64,11 @@ class Engine:
 def padded(elements: int, ranks: int) -> int:
     """Stages 1 and 2 pad the flat weights to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py)."""
     return ceil(elements / (2 * ranks)) * 2 * ranks
+
+
+def everything(engine: Engine) -> int:
+    """Elements of all weights, whether they train or not."""
+    return sum(tensor.elements for tensor in engine.all_tensors)
 
 
 def first_part(engine: Engine) -> dict[str, int]:
@@ -217,14 +227,14 @@ def gathered(engine: Engine) -> int:
     if not engine.gathers:
         return 0
     after, alive = 0, sum(t.elements for t in engine.persistent)
-    for tensor in reversed(engine.tensors):
+    for tensor in reversed(engine.all_tensors):
         if tensor.elements > engine.persistent_elements:
             if 2 * after >= engine.reuse_elements:
                 alive += min(engine.prefetch_elements, engine.reuse_elements) or tensor.elements
                 break
             alive += tensor.elements
         after += tensor.elements
-    return min(alive, engine.elements) * engine.weight_bytes
+    return min(alive, everything(engine)) * engine.weight_bytes
 
 
 def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
@@ -236,7 +246,7 @@ def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
     """
     if not engine.gathers:
         return []
-    queue = [tensor for tensor in engine.tensors if tensor.elements > engine.persistent_elements]
+    queue = [tensor for tensor in engine.all_tensors if tensor.elements > engine.persistent_elements]
     module = queue[0].name.rpartition(".")[0] if queue else ""
     queue = [tensor for tensor in queue if tensor.name.rpartition(".")[0] != module]
     batches = []
@@ -250,7 +260,7 @@ def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
 
 def refetched(engine: Engine) -> int:
     """Elements that are gathered again for the backward pass, because they were released after the forward pass."""
-    alive, whole = gathered(engine) // engine.weight_bytes, engine.elements
+    alive, whole = gathered(engine) // engine.weight_bytes, everything(engine)
     if alive >= whole:
         return 0
     return max(0, whole - alive + min(engine.prefetch_elements, engine.reuse_elements))
