@@ -1,0 +1,35 @@
+"""Configs of the families that people train today: small ones that run in a test, and the published dimensions."""
+
+TEXT = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
+TEXT |= {"num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1}
+TEXT |= {"eos_token_id": 2}
+GROUPED = TEXT | {"num_key_value_heads": 2}
+EXPERTS = GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+SMALL = {
+    "llama": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": GROUPED | {"head_dim": 24},
+    "mistral": GROUPED,
+    "gemma2": GROUPED | {"head_dim": 24},
+    "gemma3_text": GROUPED | {"head_dim": 24},
+    "phi3": GROUPED,
+    "olmo2": GROUPED,
+    "mixtral": GROUPED | {"num_local_experts": 4},
+    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 48},
+    "qwen3_moe": EXPERTS | {"head_dim": 24},
+    "bert": TEXT,
+    "modernbert": TEXT | {"cls_token_id": 1, "sep_token_id": 2},
+    "t5": {"vocab_size": 512, "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4},
+    "vit": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"image_size": 32, "patch_size": 8},
+    "whisper": ENDS
+    | {"vocab_size": 512, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    | {"decoder_attention_heads": 4, "encoder_ffn_dim": 160, "decoder_ffn_dim": 160}
+    | {"max_source_positions": 50, "max_target_positions": 64},
+}
+
+
+def config_of(name: str, **changes) -> dict:
+    """A small config.json of a family."""
+    return {"model_type": name} | SMALL[name] | changes
