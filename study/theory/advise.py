@@ -13,9 +13,8 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.spec import arms
 from study.spec.arms import Arm
-from study.spec.shapes import NO_FUSED_ATTENTION
 from study.theory import papers
-from study.theory.architecture import parameters
+from study.theory.architecture import has_fused_attention, parameters, trained
 from study.theory.estimate import Estimate, estimate
 from study.theory.question import Question, check, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
@@ -112,10 +111,11 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)
     tried = []
-    for checkpointing in (False, True) if question.checkpointing is None else (question.checkpointing,):
+    for checkpointing in (True, False) if question.checkpointing is None else (question.checkpointing,):
         settled = replace(question, precision=precision, checkpointing=checkpointing)
         tried += [most_rows(settled, each, miss) for miss in (MISS, 0) for each in with_buckets(arm)]
-    # Of what does not fit, the last has the smallest buckets and no margin.
+        if not any(row.headroom_bytes >= 0 for row in tried):
+            break  # without checkpointing it would need more; a model that has to be looked at takes seconds for each
     return best_of([row for row in tried if row.fits]) or max(tried, key=lambda row: row.headroom_bytes)
 
 
@@ -128,8 +128,10 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     """Model states that an arm keeps on a GPU: if they do not fit, nothing else needs to be known of it."""
     if arm.offload_optimizer != "none":
         return 0
-    recipe = papers.OF_PRECISION[precision]
-    return int(sum(papers.states_bytes(parameters(question.model), arm.stage or 0, question.gpus, recipe).values()))
+    stage, recipe, trains = arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
+    states = sum(papers.states_bytes(trains, stage, question.gpus, recipe).values())
+    frozen = (parameters(question.model) - trains) / (question.gpus if stage == 3 else 1)
+    return int(states + frozen * papers.RECIPES[recipe][0])
 
 
 def with_buckets(arm: Arm) -> Iterator[Arm]:
@@ -144,15 +146,14 @@ def most_rows(question: Question, arm: Arm, miss: float) -> Row:
     """The most rows per pass that fit although the prediction misses by so much, or a single one."""
     share = question.batch // question.gpus
     sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
-    row = row_of(question, arm, 1)
-    fits, too_many = 0, len(sizes)
-    while too_many - fits > 1 and row.headroom_bytes >= miss * row.peak_bytes:
-        tried = row_of(question, arm, sizes[middle := (fits + too_many) // 2])
-        if tried.headroom_bytes >= miss * tried.peak_bytes:
-            row, fits = tried, middle
+    most, fits, too_many = None, -1, len(sizes)
+    while too_many - fits > 1:  # ends at a single row if nothing fits
+        row = row_of(question, arm, sizes[middle := (fits + too_many) // 2])
+        if row.headroom_bytes >= miss * row.peak_bytes:
+            most, fits = row, middle
         else:
             too_many = middle
-    return row
+    return most or row
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
@@ -202,7 +203,7 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
         micro_batch=micro_batch,
         accumulation=question.batch // question.gpus // micro_batch,
         sequence=question.sequence,
-        attention="eager" if question.model.family in NO_FUSED_ATTENTION else "sdpa",
+        attention="sdpa" if has_fused_attention(question.model) else "eager",
         checkpointing=bool(question.checkpointing),
         device="cuda",
     )

@@ -76,13 +76,19 @@ def lacks(advice: Advice) -> str:
 
 
 def remedies_in_words(helps: list[tuple[str, Advice]], question: Question) -> list[str]:
-    """What would make it fit."""
-    lines = []
-    for kind, advice in helps:
+    """What would make it fit, and what was not tried."""
+    lines, adapters = [], False
+    for what, advice in helps:
         asked = advice.question
-        what = f"{size(asked.host_memory_bytes)} of host memory" if kind == "more host memory" else machine(asked)
+        if what.startswith("LoRA"):
+            adapters = True
+        elif what == "more host memory":
+            what = f"{size(asked.host_memory_bytes)} of host memory"
+        else:
+            what = machine(asked)
         lines.append(f"With {what}: {use(advice.choice, asked)}.")
-    return [*lines, "Training fewer weights (LoRA) or 8-bit optimizers need far less memory; they were not tried."]
+    rest = "8-bit optimizers need" if adapters else "Training fewer weights (LoRA) or 8-bit optimizers need"
+    return [*lines, f"{rest} far less memory; they were not tried."]
 
 
 def table(advice: Advice) -> list[dict]:

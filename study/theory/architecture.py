@@ -9,7 +9,7 @@ from pathlib import Path
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES, VOCABULARY
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
 from study.spec.validation import nearest
 from study.text import numbers
 from study.theory.profile import Tensor
@@ -218,6 +218,15 @@ def _tensors(model: Architecture) -> tuple[Tensor, ...]:
     for i in range(model.layers):
         rows += [Tensor(f"{prefix}.{i}.{name}", shape, f"layer.{i}") for name, shape in layer(model)]
     return (*rows, *(Tensor(name, shape, "head") for name, shape in last))
+
+
+def has_fused_attention(model: Architecture | Transformer) -> bool:
+    return model.has_fused_attention if isinstance(model, Transformer) else model.family not in NO_FUSED_ATTENTION
+
+
+def trained(model: Architecture | Transformer) -> int:
+    """Parameters that are not frozen."""
+    return sum(tensor.elements for tensor in tensors(model) if tensor.trains)
 
 
 def parameters(model: Architecture | Transformer) -> int:

@@ -9,6 +9,7 @@ from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.spec.validation import nearest
 from study.theory import papers
 from study.theory.architecture import Architecture
+from study.theory.transformer import Transformer
 
 # All assumed until measured; an advice says so.
 OUTSIDE_BYTES = 2e9  # of a GPU, for what PyTorch does not count: the driver's own, the CUDA context, NCCL
@@ -36,7 +37,7 @@ class Given:
 class Question:
     """What to train, and on which machine. `batch` is the rows of an optimizer step, over all GPUs."""
 
-    model: Architecture
+    model: Architecture | Transformer
     gpus: int
     gpu: str
     link: str | None  # the slowest between GPUs: a name in papers.LINKS; None for a single GPU
@@ -59,7 +60,7 @@ class Question:
         return GPUS[self.gpu].has_bf16
 
     @classmethod
-    def of(cls, model: Architecture, gpus: int, gpu: str, given: Given) -> "Question":
+    def of(cls, model: Architecture | Transformer, gpus: int, gpu: str, given: Given) -> "Question":
         """The question with a default for everything that is not given."""
         name = gpu_named(gpu)
         kind = GPUS[name]
@@ -72,7 +73,7 @@ class Question:
             gpu=name,
             link=None if gpus == 1 else link_named(given.link, kind, several_nodes=gpus > local),
             host_memory_bytes=given.host_memory_bytes or host,
-            sequence=given.sequence or min(SEQUENCE, model.positions),
+            sequence=given.sequence or min(SEQUENCE, model.positions or SEQUENCE),
             batch=given.batch or -(-BATCH // gpus) * gpus,
             precision=given.precision,
             checkpointing=given.checkpointing,

@@ -6,9 +6,11 @@ its operations, (1/a + 1/b + 1/t) times what the GPU computes per byte (the roof
 functions, additions and the gradients add to that traffic. And a GPU waits where Python is slower to launch a layer
 than the GPU is to run it.
 
-The constants below were chosen so that the interval holds most of two published sets of iterations: vTrain's (GPT on
-A100, Megatron-DeepSpeed, kernels not fused; nearly all the worst) and MosaicML's llm-foundry (MPT on A100 and H100,
-FSDP, fused attention). Nothing was measured here.
+The constants below were chosen so that the interval holds most published iterations of vTrain (GPT on A100, kernels
+not fused: near the worst), MosaicML's llm-foundry (MPT on A100 and H100, FSDP, fused attention) and IBM's
+fms-acceleration (Llama and Mistral on A100: near the best, also because causal attention skips half of the operations
+that are counted). In DeepSpeed's own examples of stage 3 a layer of few tokens took 10 to 15 ms. Nothing was measured
+here.
 """
 
 import functools
@@ -17,9 +19,10 @@ from dataclasses import dataclass
 from study.machine.gpus import GPUS
 from study.spec.arms import Arm
 from study.theory import papers
-from study.theory.architecture import Architecture, tensors
+from study.theory.architecture import Architecture, tensors, trained
 from study.theory.estimate import Estimate
 from study.theory.question import Question
+from study.theory.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,15 @@ class Pace:
     share: float  # of a GPU's peak, in large products
     traffic: float = 0  # memory traffic of a layer, in that of its products alone
     launch_s: float = 0  # of a layer's kernels, for a forward and a backward pass
+    fetch_s: float = 0  # the same in stage 3, where Python gathers and releases the weights of each module
     update_bytes: int = 0  # of memory traffic for each parameter that a GPU updates
     link_share: float = 1  # of a link's bandwidth
     pcie_share: float = 1  # of it, between GPUs that share PCIe switches or go through the host
 
 
 # Adam reads and writes at least fp32 weights and two moments, reads a gradient and writes 16-bit weights: 28 bytes.
-BEST = Pace(0.8, traffic=2, launch_s=0.3e-3, update_bytes=28)
-WORST = Pace(0.5, traffic=7, launch_s=3e-3, update_bytes=56, link_share=0.7, pcie_share=0.3)
+BEST = Pace(0.85, traffic=2, launch_s=0.3e-3, fetch_s=0.3e-3, update_bytes=28)
+WORST = Pace(0.5, traffic=7, launch_s=3e-3, fetch_s=15e-3, update_bytes=56, link_share=0.7, pcie_share=0.3)
 
 
 def step_s(
@@ -51,7 +55,7 @@ def step_s(
 
 
 @functools.cache
-def narrowness(model: Architecture) -> float:
+def narrowness(model: Architecture | Transformer) -> float:
     """1/a + 1/b of the layers' matrices, the mean over their elements."""
     shapes = [
         tensor.shape[-2:] for tensor in tensors(model) if len(tensor.shape) > 1 and tensor.block.startswith("layer")
@@ -60,7 +64,7 @@ def narrowness(model: Architecture) -> float:
     return sum(a + b for a, b in shapes) / elements if elements else 0.0
 
 
-def layers(model: Architecture) -> int:
+def layers(model: Architecture | Transformer) -> int:
     return len({tensor.block for tensor in tensors(model) if tensor.block.startswith("layer")})
 
 
@@ -74,10 +78,10 @@ def _seconds(question: Question, arm: Arm, prediction: Estimate, micro_batch: in
     flops = prediction.flops_per_rank_and_step
     computing = flops / (peak * pace.share) + flops / peak * pace.traffic * moving
     launches = accumulation * layers(question.model) * (4 / 3 if question.checkpointing else 1)
-    seconds = {"compute": max(computing, launches * pace.launch_s)}
+    seconds = {"compute": max(computing, launches * (pace.fetch_s if arm.stage == 3 else pace.launch_s))}
     offloads = arm.offload_optimizer != "none"
     if not offloads:
-        updated = prediction.parameters / (ranks if arm.stage else 1)
+        updated = trained(question.model) / (ranks if arm.stage else 1)
         seconds["update"] = pace.update_bytes * updated / gpu.memory_bytes_per_s
     if ranks > 1:
         share = pace.pcie_share if question.link.startswith("pcie") else pace.link_share
@@ -88,12 +92,12 @@ def _seconds(question: Question, arm: Arm, prediction: Estimate, micro_batch: in
     # Gradients go down in each pass that reduces them, and those of earlier passes come up to be added to
     # (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu; stage3.py, partition_grads). Weights come up once a step,
     # or, if they live on the host, for each forward and each backward pass (ZeRO-Infinity, 4.1).
-    part = (2 if question.precision == "bf16_cast" else 4) * prediction.parameters / ranks
+    part = (2 if question.precision == "bf16_cast" else 4) * trained(question.model) / ranks
     passes = accumulation if arm.stage > 1 else 1
     moved = part * (4 * passes - 1 if arm.offload_param != "none" else 2 * passes)
     seconds["host link"] = moved / (papers.LINKS[gpu.host_link].bytes_per_s * pace.link_share)
     # A host updates what all its ranks own; the published speed is that of a whole host.
-    updated = prediction.parameters * question.local / ranks
+    updated = trained(question.model) * question.local / ranks
     seconds["update on host"] = updated / 1e9 * papers.CPU_ADAM_S_PER_BILLION
     if arm.uses_nvme:
         disk_bytes = prediction.nvme_bytes["read_per_step"] + prediction.nvme_bytes["written_per_step"]
