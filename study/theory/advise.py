@@ -14,7 +14,7 @@ from study.machine.gpus import GPUS
 from study.spec import arms
 from study.spec.arms import Arm
 from study.theory import papers
-from study.theory.architecture import has_fused_attention, parameters, trained
+from study.theory.architecture import parameters, trained
 from study.theory.estimate import Estimate, estimate
 from study.theory.question import Question, check, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
@@ -203,7 +203,7 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
         micro_batch=micro_batch,
         accumulation=question.batch // question.gpus // micro_batch,
         sequence=question.sequence,
-        attention="sdpa" if has_fused_attention(question.model) else "eager",
+        attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),
         device="cuda",
     )

@@ -159,8 +159,9 @@ def _update(engine: Engine) -> Iterator[dict]:
     elif engine.stage == 3:
         stay = _after_step(engine)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
-        yield stay | {"temporaries": mine * (w if w == 4 else w + 4)}  # flattened, then in fp32 (_prepare_fp32_grad)
-        yield stay | {"temporaries": 4 * mine + 4 * min(mine, SUB_GROUP_ELEMENTS) * engine.foreach}
+        group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
+        yield stay | {"temporaries": group * (w if w == 4 else w + 4)}  # _prepare_fp32_grad_for_sub_group
+        yield stay | {"temporaries": 4 * group * (1 + engine.foreach)}  # _release_sub_group frees them
     else:
         owned = deepspeed_memory.first_part(engine)
         whole = deepspeed_memory.owned_whole(engine) * w
