@@ -25,7 +25,8 @@ def in_words(advice: Advice) -> list[str]:
         return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
     lines = [f"Use {use(choice, question)}."]
     if choice.is_tight:
-        lines.append("It fits only just: if it runs out of memory, take fewer rows per pass.")
+        instead = "fewer rows per pass" if choice.micro_batch > 1 else "what needs less, below"
+        lines.append(f"It fits only just: if it runs out of memory, take {instead}.")
     if other is None:
         return [*lines, "No other arm fits."]
     kind = "Simplest alternative" if other.simplicity < choice.simplicity else "Alternative"
