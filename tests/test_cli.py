@@ -115,7 +115,7 @@ WRONG = {
     ADVISE + "--model broken": "broken/config.json cannot be read",
     ADVISE + "--model list": "list/config.json is not the config of a model",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
-    ADVISE + "--model negative": "-4 for hidden",
+    ADVISE + "--model negative": "negative dimension -4",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9": "give --layers and --hidden as well",
@@ -197,7 +197,7 @@ def test_a_model_is_advised_by_its_numbers_as_by_its_name(monkeypatch, capsys):
     [
         ("advise --model gpt2-xl --gpus 8 --gpu H100", "Use ddp, "),
         ("advise --model gpt-j-6b --gpus 1 --gpu 4090 --host-memory 64G", "Nothing fits on 1 x RTX4090: "),
-        ("advise --model gpt-neox-20b", "Enough: 4 x B200"),
+        ("advise --model gpt-neox-20b", "Enough: 2 x B200"),
         ("advise --model gpt2-xl --gpus 1..4 --gpu T4", "Enough: 4 x T4"),
     ],
 )

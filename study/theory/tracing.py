@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import freeze
 from study.models.build import build
@@ -144,7 +145,11 @@ def _config(model: Transformer, attention: str | None = None):
 
 def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     with _quiet():
-        built = build(config, "meta", dtype)
+        try:
+            built = build(config, "meta", dtype)
+        except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+            what = f"transformers cannot build the model of {model.name} ({' '.join(str(error).split())[:200]})"
+            raise Stop(what, "correct its config.json") from error
         with torch.device("meta"):
             freeze(built, model.lora_rank, model.train_only)
     return built
