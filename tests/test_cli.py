@@ -91,7 +91,7 @@ def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):
 
 
 CONFIGS = {
-    "t5": '{"model_type": "t5"}',
+    "t6": '{"model_type": "t6"}',
     "broken": "{",
     "list": "[]",
     "empty": None,
@@ -104,7 +104,9 @@ WRONG = {
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
     ADVISE + "--model gpt2 --disk 6": "such as 6GB/s",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",
-    ADVISE + "--model gpt2 --gpu h100-80g": "did you mean 'H100-80GB'",
+    ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
+    ADVISE + "--model gpt2 --gpus 8-16": "or two, as in 1..64",
+    ADVISE + "--model gpt2 --gpus 8..16 --write mine.yaml": "give --gpu and one number as --gpus",
     "estimate --model gpt2 --sequence 2048": "--sequence 2048 is more than the model's 1024 positions",
     "estimate --params 7X": "give a number such as 7e9, 7B or 350M",
     ADVISE + "--model gpt2 --batch 15": "8 GPUs do not divide a batch of 15",
@@ -112,8 +114,8 @@ WRONG = {
     ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
     ADVISE + "--model broken": "broken/config.json cannot be read",
     ADVISE + "--model list": "list/config.json is not the config of a model",
-    ADVISE + "--model t5": "model_type t5 is not known",
-    ADVISE + "--model negative": "-4 for hidden",
+    ADVISE + "--model t6": "Unrecognized model identifier: t6",
+    ADVISE + "--model negative": "negative dimension -4",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9": "give --layers and --hidden as well",
@@ -170,11 +172,11 @@ def test_a_sentence_is_all_that_reaches_the_terminal():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
-@pytest.mark.parametrize("words", ["estimate --ranks many", "advise --model gpt2", "virtual --precision fp8"])
+@pytest.mark.parametrize("words", ["estimate --ranks many", "advise --sequence long", "virtual --precision fp8"])
 def test_what_cannot_be_read_is_told_with_its_flag(words, monkeypatch, capsys):
     assert in_this_process(monkeypatch, words) == 2
     said = capsys.readouterr().err
-    assert any(flag in said for flag in ("--ranks", "--gpus", "--precision"))
+    assert any(flag in said for flag in ("--ranks", "--sequence", "--precision"))
     assert "Traceback" not in said
 
 
@@ -186,8 +188,25 @@ def test_a_model_is_advised_by_its_numbers_as_by_its_name(monkeypatch, capsys):
         advice.append(json.loads(capsys.readouterr().out))
     named, numbered = advice
     assert named["choice"]["fits"]
-    assert any("1.56 billion parameters" in line for line in named["in_words"])
+    assert any("1.56 billion parameters" in line for line in named["assumed"])
     assert numbered == named
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("advise --model gpt2-xl --gpus 8 --gpu H100", "Use ddp, "),
+        ("advise --model gpt-j-6b --gpus 1 --gpu 4090 --host-memory 64G", "Nothing fits on 1 x RTX4090: "),
+        ("advise --model gpt-neox-20b", "Enough: 2 x B200"),
+        ("advise --model gpt2-xl --gpus 1..4 --gpu T4", "Enough: 4 x T4"),
+    ],
+)
+def test_the_answer_comes_first_and_fits_the_screen(words, first, monkeypatch, capsys):
+    """The model and the GPUs are enough; also without the GPUs there is an answer."""
+    assert in_this_process(monkeypatch, words) is None
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(first)
+    assert max(len(line.rstrip()) for line in lines) <= 100
 
 
 def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):

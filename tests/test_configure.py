@@ -9,11 +9,12 @@ from conftest import launch
 
 from study.errors import Stop
 from study.spec import arms
-from study.theory.advise import Advice, Question, advise
+from study.theory.advise import BUCKETS, Advice, advise
 from study.theory.architecture import describe
 from study.theory.configure import config, write
+from study.theory.question import Question
 
-QUESTION = Question(describe("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, disk_bytes_per_s=3e9)
+QUESTION = Question(describe("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)
 
 
 def advised(**change) -> Advice:
@@ -30,8 +31,10 @@ def test_what_is_written_is_the_arm(arm, tmp_path):
     if ours.deepspeed:
         added = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "bf16": {"enabled": True}}
         expected = json.loads(json.dumps(ours.deepspeed)) | added
+        zero = expected["zero_optimization"]
+        zero |= {name: 50_000_000 for name in BUCKETS if name in zero}
         if ours.uses_nvme:
-            expected["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(tmp_path / "disk")
+            zero["offload_optimizer"]["nvme_path"] = str(tmp_path / "disk")
         assert written_arm.deepspeed == expected
 
 
@@ -41,8 +44,45 @@ def test_the_choice_is_what_is_written_by_default(tmp_path):
     ours = arms.read(arms.all_paths()[advice.choice.arm])
     assert arms.read(tmp_path / "mine.yaml").distributed_type == ours.distributed_type
     comments = (tmp_path / "mine.yaml").read_text().splitlines()
-    assert "predicted" in comments[0]
-    assert "gradient_accumulation_steps=1" in comments[1]
+    assert comments[0].startswith(f"# {advice.choice.arm}, 8 rows per pass, 1 pass; ")
+    assert "Predicted for 2 x L4" in comments[1]
+    assert "gradient_accumulation_steps=1" in comments[2]
+
+
+def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
+    """Json has no comments, so the yaml says why each of its lines is there."""
+    defaults = {"compute_environment", "num_machines", "deepspeed_config", "deepspeed_config_file"}
+    for arm in ("ddp", "zero2", "zero3_nvme"):
+        path = tmp_path / f"{arm}.yaml"
+        write(path, advised(precision="bf16"), arm, tmp_path)
+        lines = path.read_text().splitlines()
+        settings = [line for line in lines if not line.startswith("#")]
+        assert {line.split(":")[0].strip() for line in settings if " # " not in line} <= defaults
+        if arm != "ddp":
+            config = json.loads(path.with_suffix(".json").read_text())
+            names = [*(name for name in config if name != "zero_optimization"), *config["zero_optimization"]]
+            notes = [line.split()[1] for line in lines if line.startswith("#   ")]
+            assert sorted(notes) == sorted(names)
+            assert not any("as in the arm" in line for line in lines)
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero3", "zero3_nvme"])
+@pytest.mark.parametrize("gpus", [2, 16])
+def test_accelerate_reads_it(arm, gpus, tmp_path):
+    """Its own classes refuse what they do not know; what the launcher and the plugin take over is what was meant."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils import DeepSpeedPlugin
+
+    row = next(row for row in advised(gpus=gpus).rows if row.arm == arm)
+    write(tmp_path / "mine.yaml", advised(gpus=gpus), arm, tmp_path)
+    read = load_config_from_file(str(tmp_path / "mine.yaml"))
+    assert (read.num_processes, read.num_machines) == (gpus, gpus // min(gpus, 8))
+    if arm == "ddp":
+        return
+    plugin = DeepSpeedPlugin(hf_ds_config=read.deepspeed_config["deepspeed_config_file"])
+    assert plugin.gradient_accumulation_steps == row.accumulation
+    assert plugin.zero_stage == int(arm[4])
+    assert plugin.hf_ds_config.get_value("train_micro_batch_size_per_gpu") == row.micro_batch
 
 
 def autocast(dtype: str) -> dict:

@@ -14,13 +14,24 @@ from study.theory import papers
 def test_a_gpu_is_what_its_name_says():
     assert len({gpu.name for gpu in GPUS.values()}) == len(GPUS), "no two have one name"
     for name, gpu in GPUS.items():
-        assert gpu.host_link in papers.LINKS
+        assert {gpu.host_link, gpu.peer_link, gpu.network} <= set(papers.LINKS)
         assert gpu.has_bf16 == ("tf32" in gpu.peaks), "both came with Ampere"
         assert gpu.half_flops_per_s == gpu.peaks.get("bf16", gpu.peaks["fp16"])
         assert gpu.half_flops_per_s > gpu.single_flops_per_s >= gpu.peaks["fp32"]
         printed = name.rpartition("-")[2].removesuffix("GB")
         if printed.isdigit():
             assert gpu.memory_bytes == pytest.approx(int(printed) * 2**30, rel=0.01)
+
+
+def test_a_gpu_is_named_as_people_do():
+    said = {"H100": "H100-80GB", "h100-80gb": "H100-80GB", "H100 PCIe": "H100-PCIe", "a100 40": "A100-40GB"}
+    said |= {"A10": "A10", "4090": "RTX4090", "nvidia rtx 3090": "RTX3090", "h100sxm": "H100-80GB", "l4": "L4"}
+    said |= {name: name for name in GPUS} | {gpu.name: name for name, gpu in GPUS.items()}
+    assert {text: gpus.gpu_named(text) for text in said} == said
+    for text, near in (("H800", "'H100'"), ("A10G", "'A10'"), ("nvidia", "H100"), ("", "choose one of")):
+        with pytest.raises(Stop, match="is not a known GPU") as stop:
+            gpus.gpu_named(text)
+        assert near in stop.value.remedy
 
 
 @pytest.mark.parametrize(

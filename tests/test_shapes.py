@@ -5,6 +5,7 @@ import json
 import pytest
 
 from study.errors import Stop
+from study.models.config import class_for
 from study.spec.settings import Settings, resolve
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, shape_of
 from study.training import models
@@ -71,7 +72,7 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
 def test_a_shape_is_built_with_its_default_attention(model):
     """Fused, wherever transformers has that: read from the classes themselves."""
     settings = resolve(Settings(model=model, task=task_of(model), sequence=128), gpu=False)
-    assert models.model_class(settings, config_of(settings))._supports_sdpa == (model not in UNFUSED)
+    assert class_for(config_of(settings))._supports_sdpa == (model not in UNFUSED)
     attention = built(settings).config._attn_implementation
     assert attention == "eager" if model in UNFUSED else "sdpa" in attention
     assert UNFUSED == ["gpt-j-6b", "gemma2-9b"]

@@ -94,7 +94,8 @@ def test_what_stage_3_keeps_gathered():
     assert gathered(engine("zero3_textbook", 8)) < everything
     assert 0.4e9 < gathered(engine("zero3", 8, "gemma2-9b")) / 4 < 1.2e9
     assert last_fetches(engine("zero3", 1)) == []
-    assert last_fetches(engine("zero3", 8)) == [("layer.11", 12 * 768**2)], "the pooler after it is alone"
+    ((last, elements),) = last_fetches(engine("zero3", 8))
+    assert (last.block, elements) == ("layer.11", 12 * 768**2), "the pooler after it is alone"
 
 
 def test_nvme_in_stage_2_is_the_host():
@@ -223,3 +224,11 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
     held = [of_model("bert-large", config, device="cuda").host_bytes for config in (ours, default)]
     layer = 4 * 2**22 + 2 * 2**24 + 9 * 2**12 + 2**14
     assert held[1] - held[0] == pytest.approx(2**27 + 2**21 + 24 * layer + 2**22, rel=0.001)
+
+
+def test_stage_3_updates_a_sub_group_at_a_time():
+    """Of a billion elements, by default. A virtual rank 0 of 2 was seen to hold 54.5 GB of GPT-J at its peak."""
+    how = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 32, "attention": "eager"}
+    update = estimate(Setup.of_arm(describe("gpt-j-6b"), "zero3", ranks=2, **how))
+    assert update.peak_when == "update"
+    assert update.peak_bytes == pytest.approx(54.5e9, rel=0.005)

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from shaped import finished, put
 
-ADVISE = "advise --model gpt2-xl --gpus 8 --gpu A100-80GB --link nvswitch --host-memory 1TB --sequence 1024 --batch 64"
+ADVISE = "advise --model gpt2-xl --gpus 8 --gpu A100"
 COMMANDS = {
     "--version": "zero-study",
     "arms": "zero3_nvme",

@@ -16,13 +16,15 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.spec.validation import nearest
 from study.text.numbers import count, short, size
-from study.theory import advise, papers
 from study.theory import estimate as estimates
+from study.theory import papers
 from study.theory.activations import activations
+from study.theory.advise import step_interval
 from study.theory.architecture import Architecture, generic, named
 from study.theory.architecture import parameters as count_parameters
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
+from study.theory.question import Question, reserve_bytes
 from study.theory.setup import Setup, arm_named
 
 Name, Number, Whole = str | None, float | None, int | None
@@ -33,6 +35,7 @@ MIXED = "mixed-adam"
 # Exponent and stored mantissa bits: IEEE 754 for the first two; bfloat16 is fp32 with 16 bits of the mantissa cut off.
 FORMATS = {"fp32": (8, 23), "fp16": (5, 10), "bf16": (8, 7)}
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward: ZeRO-Infinity, section 4
+EFFICIENCIES = (0.3, 0.5)  # of the peak, alike in both arms of a ratio: about what published trainings report
 estimate = functools.lru_cache(maxsize=1000)(estimates.estimate)  # many claims are of the same trainings
 
 
@@ -270,7 +273,7 @@ def fits(
     else:
         prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
         needed, on_host, what = prediction.peak_bytes, prediction.host_bytes, f"the peak of {arm} on {ranks} ranks"
-        has -= advise.reserve_bytes(GPUS[gpu]) if gpu else 0
+        has -= reserve_bytes(GPUS[gpu]) if gpu else 0
     if host_memory_bytes is not None and on_host > host_memory_bytes:
         return Finding("does not fit", f"a rank keeps {size(on_host)} on the host, of {size(host_memory_bytes)} for it")
     needed += rest_bytes
@@ -341,11 +344,9 @@ def step_ratio(
     """
     model, ratios = model_of(**given), []
     how = {"checkpointing": checkpointing, "disk_bytes_per_s": disk_bytes_per_s}
-    for share in advise.EFFICIENCY:
-        ask = advise.Question(
-            model, gpus, gpu, link, 1e15, sequence, batch, precision, **how, efficiency=(share, share)
-        )
-        mine, other = (advise.step_interval(ask, arm_named(each), micro_batch) for each in (arm, over))
+    for share in EFFICIENCIES:
+        ask = Question(model, gpus, gpu, link, 1e15, sequence, batch, precision, **how, efficiency=share)
+        mine, other = (step_interval(ask, arm_named(each), micro_batch) for each in (arm, over))
         ratios += [mine[0] / other[1], mine[1] / other[0]]
     low, high = min(ratios), max(ratios)
     if speed:

@@ -20,7 +20,7 @@ COMMANDS = {
     "arms": ("study.cli.machine:arms", "the ways to distribute a training, and which of them can run here"),
     "doctor": ("study.cli.machine:doctor", "what this machine has and lacks, and what to do about it"),
     "operators": ("study.cli.machine:operators", "compile DeepSpeed's operators that are missing"),
-    "advise": ("study.cli.predictions:advise", "which arms fit a model on your GPUs, and which to take"),
+    "advise": ("study.cli.predictions:advise", "which arm to use on your GPUs and how, or how many are needed"),
     "estimate": ("study.cli.predictions:estimate", "what one rank will hold and move"),
     "virtual": ("study.cli.predictions:virtual", "the same, measured on one rank of N, without the others"),
     "sweep": ("study.cli.experiments:sweep", "run a declared experiment; start it again to go on"),
@@ -39,7 +39,7 @@ COMMANDS = {
     "offline": ("study.offline.run", "run on such a machine, and bring the results back"),
 }
 EXAMPLES = """\
-  study advise --model gpt2-xl --gpus 8 --gpu A100-80GB --link nvswitch --host-memory 1TB --sequence 1024 --batch 64
+  study advise --model gpt2-xl --gpus 8 --gpu H100
   study sweep smoke --runs runs/smoke
   study claims S000-13 --runs runs/smoke"""
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
-from study.machine.gpus import num_gpus
+from study.machine.gpus import GPUS, gpu_named, num_gpus
 from study.records import store
 from study.records.schema import Record
 from study.spec.arms import ROOT
@@ -22,13 +23,16 @@ from study.sweeps.protocol import Cell
 from study.text.numbers import size
 from study.text.tables import say, show
 from study.theory import advise as advising
-from study.theory import configure, room
+from study.theory import answer, configure, room
 from study.theory.advise import Advice
 from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
 from study.theory.papers import OF_PRECISION, states_bytes
-from study.theory.setup import Setup, arm_named
+from study.theory.purchase import fewest, remedies
+from study.theory.question import Given, Question, bytes_of, counts_of
+from study.theory.setup import Loss, Optimizer, Setup, arm_named
 
+WIDTH = 100
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast"]
@@ -45,7 +49,9 @@ def estimate(
     accumulation: int = 1,
     sequence: int | None = None,
     checkpointing: bool = False,
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    attention: Literal["sdpa", "eager"] | None = None,
+    loss: Loss = "whole",
+    optimizer: Optimizer = "fused",
     device: Literal["cuda", "cpu"] = "cuda",
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +67,9 @@ def estimate(
         accumulation: Passes per step.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
         checkpointing: Recompute activations.
-        attention: Fused (sdpa), or written out (eager).
+        attention: Fused (sdpa), or written out (eager). Default: fused where transformers has it for the model.
+        loss: From all logits at once, as the trainer computes it, or chunked, as fused kernels do (Liger).
+        optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
         as_json: Print it as JSON.
     """
@@ -77,8 +85,10 @@ def estimate(
             precision=precision,
             micro_batch=micro_batch,
             accumulation=accumulation,
-            sequence=min(1024, model.positions) if sequence is None else sequence,
-            attention=attention,
+            sequence=min(1024, model.positions or 1024) if sequence is None else sequence,
+            attention=attention or ("sdpa" if model.has_fused_attention else "eager"),
+            loss=loss,
+            optimizer=optimizer,
             checkpointing=checkpointing,
             device=device,
         )
@@ -145,64 +155,87 @@ def _show_virtual_rank(record: Record) -> None:
 def advise(
     wanted: Model,
     *,
-    gpus: int,
-    gpu: str,
+    gpus: str = "1..64",
+    gpu: str | None = None,
     link: str | None = None,
-    host_memory: str,
-    sequence: int,
-    batch: int,
-    precision: Precision = "bf16_cast",
-    checkpointing: bool = False,
+    host_memory: str | None = None,
+    sequence: int | None = None,
+    batch: int | None = None,
+    precision: Precision | None = None,
+    checkpointing: Literal["try", "on", "off"] = "try",
     disk: str | None = None,
-    gpus_per_node: int = 8,
+    gpus_per_node: int | None = None,
     write: Path | None = None,
     nvme_dir: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which arms fit, how fast they should be, and which to take. Everything is predicted; nothing is run.
+    """Say which arm to use and how, or how many of which GPUs are needed. Everything is predicted; nothing is run.
 
     Args:
         wanted: The model.
-        gpus: How many there are, over all nodes.
-        gpu: Which: A100-80GB, H100-80GB, L4 and others.
-        link: Between them, the slowest on the way: nvswitch, pcie4, ib-hdr and others. One GPU needs none.
-        host_memory: Of a node, such as 1TB.
-        sequence: Tokens per row.
-        batch: Rows per optimizer step, over all GPUs.
-        precision: As in the trainer.
-        checkpointing: Recompute activations.
+        gpus: How many there are, over all nodes: 8. Or from how many to how many to try: 1..64.
+        gpu: Which: H100, A100-40GB, L4, RTX4090 and others. Default: all are tried.
+        link: Between them, the slowest on the way: nvlink, pcie4, ib-hdr and others. Default: as such machines have.
+        host_memory: Of a node, such as 1TB. Default: twice that of its GPUs, and at least 64 GB.
+        sequence: Tokens per row. Default: 2048, or as many as the model reads.
+        batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
+        precision: As in the trainer. Default: 16 bits, in the usual way of each arm.
+        checkpointing: Recompute activations. Default: where it helps.
         disk: What a node's disk reads and writes, such as 6GB/s. Without one nothing is offloaded to disk.
-        gpus_per_node: They share a host.
+        gpus_per_node: They share a host. Default: 8, or as many as such machines have.
         write: A new file for an Accelerate config, with a DeepSpeed json beside it where one is needed.
         nvme_dir: The folder on the disk, for that config.
         as_json: Print it as JSON.
     """
-    host_bytes = advising.bytes_of(host_memory, "--host-memory")
-    disk_bytes_per_s = disk and advising.bytes_of(disk, "--disk", "B/s")
-    question = (asked_for(wanted, sequence), gpus, gpu, link, host_bytes, sequence, batch, precision, checkpointing)
-    advice = advising.advise(
-        advising.Question(*question, disk_bytes_per_s=disk_bytes_per_s, gpus_per_node=gpus_per_node)
+    counts = counts_of(gpus)
+    given = Given(
+        sequence=sequence,
+        batch=batch,
+        link=link,
+        host_memory_bytes=host_memory and bytes_of(host_memory, "--host-memory"),
+        gpus_per_node=gpus_per_node,
+        precision=precision,
+        checkpointing={"try": None, "on": True, "off": False}[checkpointing],
+        disk_bytes_per_s=disk and bytes_of(disk, "--disk", "B/s"),
     )
+    model = asked_for(wanted, sequence or 1)
+    if gpu is None or len(counts) > 1:
+        if write is not None:
+            raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
+        kinds = [gpu_named(gpu)] if gpu else list(GPUS)
+        return _show_needed(
+            [advice for kind in kinds for advice in fewest(model, counts, kind, given)], counts, as_json
+        )
+    advice = advising.advise(Question.of(model, counts[0], gpu, given))
+    written = configure.write(write, advice, nvme_dir=nvme_dir) if write else []
+    helps = [] if advice.choice else remedies(advice.question, given)
+    lines = answer.in_words(advice) + (answer.remedies_in_words(helps, advice.question) if helps else [])
+    assumed = answer.assumptions(advice.question)
     if as_json:
-        say(json.dumps(dataclasses.asdict(advice) | {"in_words": advising.sentences(advice)}, indent=1))
+        say(json.dumps(dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}, indent=1))
     else:
-        _show_advice(advice)
-    for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
+        say(*_wrapped(lines), "")
+        show(answer.table(advice))
+        say("", "Assumed:", *_wrapped(assumed, "- "))
+    for path in written:
         sys.stderr.write(f"written: {path}\n")
 
 
-def _show_advice(advice: Advice) -> None:
-    sizes = {"peak": "peak_bytes", "spare": "headroom_bytes", "host": "host_bytes", "sent": "sent_bytes"}
-    rows = []
-    for row in advice.rows:
-        known = {name: getattr(row, field) for name, field in sizes.items()}
-        rows.append(
-            {"predicted": row.arm, "fits": "yes" if row.fits else "no", "limit": row.limit}
-            | {"rows/pass": row.micro_batch, "passes": row.accumulation}
-            | {"largest part": max(row.components, key=row.components.get, default=None)}
-            | {name: None if size_bytes is None else size(size_bytes) for name, size_bytes in known.items()}
-            | {"s/step": row.step_s and "{:.3g} to {:.3g}".format(*row.step_s)}
-            | {"tokens/s": row.tokens_per_s and "{1:.0f} to {0:.0f}".format(*row.tokens_per_s)}
-        )
-    show(rows)
-    say("", *advising.sentences(advice))
+def _show_needed(enough: list[Advice], counts: tuple[int, ...], as_json: bool) -> None:
+    line = answer.needed_in_words(enough, counts)
+    if as_json:
+        return say(json.dumps({"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}, indent=1))
+    say(*_wrapped([line]), "")
+    show(answer.needed_table(enough))
+    if enough:
+        say("", "Assumed, for the first of them; give --gpus and --gpu for another:")
+        say(*_wrapped(answer.assumptions(enough[0].question), "- "))
+
+
+def _wrapped(lines: list[str], bullet: str = "") -> list[str]:
+    indent = " " * len(bullet)
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(bullet + line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    ]

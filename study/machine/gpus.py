@@ -7,12 +7,14 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from study.errors import Stop
+from study.spec.validation import nearest
 
 MIB = 2**20
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
@@ -21,12 +23,18 @@ CUDA_ERROR_NO_DEVICE = 100
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records; the peaks are in FLOP/s, from its datasheet, without sparsity."""
+    """A GPU. `name` is PyTorch's, as in records; speeds are of its datasheet, peaks in FLOP/s and without sparsity."""
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
-    host_link: str  # a name in theory.LINKS
+    memory_bytes_per_s: float
     peaks: dict[str, float]
+    host_link: str  # links are names in theory.LINKS
+    peer_link: str  # between two of a node, as such nodes are mostly built
+    network: str  # between nodes, assumed where nobody says
+    source: str
+    also: str = ""  # more words that people use for it
+    per_node: int = 8  # at most, as such nodes are mostly built
 
     @property
     def has_bf16(self) -> bool:
@@ -43,31 +51,77 @@ class Gpu:
         return self.peaks.get("tf32", self.peaks["fp32"])
 
 
-# V100 and T4 have no bf16 units and no TF32.
-_A100 = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
-_H100_SXM = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12}
-_H100_PCIE = {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51.2e12}
-_V100_SXM = {"fp16": 125e12, "fp32": 15.7e12}
-_V100_PCIE = {"fp16": 112e12, "fp32": 14e12}
-_L4 = {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "fp32": 30.3e12}
-_RTX4090 = {"bf16": 165.2e12, "fp16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12}
+def _peaks(half: float, tf32: float | None, fp32: float) -> dict[str, float]:
+    """Peaks from TFLOP/s. A GPU without TF32 has no bf16 either: both came with Ampere."""
+    printed = {"fp16": half, "fp32": fp32} | ({} if tf32 is None else {"bf16": half, "tf32": tf32})
+    return {kind: float(round(tflops * 1e12)) for kind, tflops in printed.items()}
 
+
+_A100, _H100_SXM, _V100_SXM, _V100_PCIE = (312, 156, 19.5), (989.4, 494.7, 66.9), (125, None, 15.7), (112, None, 14)
+# To the host, to other GPUs of the node, to other nodes. NVLink bridges of PCIe cards join no more than two.
+_HOPPER, _AMPERE, _VOLTA = (
+    ("pcie5", "nvswitch", "ib-ndr"),
+    ("pcie4", "nvlink3", "ib-hdr"),
+    ("pcie3", "nvlink-v100", "ib-edr"),
+)
+_PCIE5, _PCIE4, _PCIE3 = ("pcie5", "pcie5", "ib-ndr"), ("pcie4", "pcie4", "eth-25"), ("pcie3", "pcie3", "eth-25")
+_XGMI = ("pcie5", "infinity-fabric", "ib-ndr")
+# Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
+# Not certain: what nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth of a T4
+# (300 or 320 GB/s), fp32 of a B200 (75 or 80).
+# A text that fits several means the first of them: `H100` is an H100 SXM.
 GPUS = {
-    "A100-40GB": Gpu("NVIDIA A100-SXM4-40GB", 40960 * MIB, "pcie4", _A100),
-    "A100-80GB": Gpu("NVIDIA A100-SXM4-80GB", 81920 * MIB, "pcie4", _A100),
-    "A100-PCIe-40GB": Gpu("NVIDIA A100-PCIE-40GB", 40960 * MIB, "pcie4", _A100),
-    "A100-PCIe-80GB": Gpu("NVIDIA A100 80GB PCIe", 81920 * MIB, "pcie4", _A100),
-    "H100-80GB": Gpu("NVIDIA H100 80GB HBM3", 81559 * MIB, "pcie5", _H100_SXM),
-    "H100-PCIe": Gpu("NVIDIA H100 PCIe", 81559 * MIB, "pcie5", _H100_PCIE),
-    "H200": Gpu("NVIDIA H200", 143771 * MIB, "pcie5", _H100_SXM),
-    "V100-32GB": Gpu("Tesla V100-SXM2-32GB", 32768 * MIB, "pcie3", _V100_SXM),
-    "V100-16GB": Gpu("Tesla V100-SXM2-16GB", 16384 * MIB, "pcie3", _V100_SXM),
-    "V100-PCIe-32GB": Gpu("Tesla V100-PCIE-32GB", 32768 * MIB, "pcie3", _V100_PCIE),
-    "V100-PCIe-16GB": Gpu("Tesla V100-PCIE-16GB", 16384 * MIB, "pcie3", _V100_PCIE),
-    "L4": Gpu("NVIDIA L4", 23034 * MIB, "pcie4", _L4),
-    "T4": Gpu("Tesla T4", 15360 * MIB, "pcie3", {"fp16": 65e12, "fp32": 8.1e12}),
-    "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564 * MIB, "pcie4", _RTX4090),
+    name: Gpu(full, mib * MIB, gb_per_s * 1e9, _peaks(*peaks), *links, *more)
+    for name, full, mib, gb_per_s, peaks, links, *more in (
+        ("B200", "NVIDIA B200", 183359, 7700, (2250, 1100, 75), ("pcie5", "nvlink5", "ib-ndr"), "HGX B200 datasheet"),
+        ("H200", "NVIDIA H200", 143771, 4800, _H100_SXM, _HOPPER, "H200 datasheet", "SXM5 141GB"),
+        ("H100-80GB", "NVIDIA H100 80GB HBM3", 81559, 3350, _H100_SXM, _HOPPER, "H100 datasheet", "SXM5"),
+        ("H100-PCIe", "NVIDIA H100 PCIe", 81559, 2000, (756, 378, 51.2), _PCIE5, "H100 datasheet", "80GB"),
+        ("H100-NVL", "NVIDIA H100 NVL", 95830, 3900, (835.5, 417.5, 60), _PCIE5, "H100 datasheet", "94GB"),
+        (
+            *("GH200", "NVIDIA GH200 480GB", 97871, 4000, _H100_SXM, ("c2c", "ib-ndr", "ib-ndr")),
+            *("GH200 datasheet, 96 GB of HBM3", "96GB", 1),
+        ),
+        ("A100-80GB", "NVIDIA A100-SXM4-80GB", 81920, 2039, _A100, _AMPERE, "A100 datasheet"),
+        ("A100-40GB", "NVIDIA A100-SXM4-40GB", 40960, 1555, _A100, _AMPERE, "A100 datasheet"),
+        ("A100-PCIe-80GB", "NVIDIA A100 80GB PCIe", 81920, 1935, _A100, _PCIE4, "A100 datasheet"),
+        ("A100-PCIe-40GB", "NVIDIA A100-PCIE-40GB", 40960, 1555, _A100, _PCIE4, "A100 datasheet"),
+        ("V100-32GB", "Tesla V100-SXM2-32GB", 32768, 900, _V100_SXM, _VOLTA, "V100 datasheet"),
+        ("V100-16GB", "Tesla V100-SXM2-16GB", 16384, 900, _V100_SXM, _VOLTA, "V100 datasheet"),
+        ("V100-PCIe-32GB", "Tesla V100-PCIE-32GB", 32768, 900, _V100_PCIE, _PCIE3, "V100 datasheet"),
+        ("V100-PCIe-16GB", "Tesla V100-PCIE-16GB", 16384, 900, _V100_PCIE, _PCIE3, "V100 datasheet"),
+        ("L40S", "NVIDIA L40S", 46068, 864, (362, 183, 91.6), _PCIE4, "L40S datasheet", "48GB"),
+        ("L4", "NVIDIA L4", 23034, 300, (121, 60, 30.3), _PCIE4, "L4 datasheet", "24GB"),
+        ("A10", "NVIDIA A10", 23028, 600, (125, 62.5, 31.2), _PCIE4, "A10 datasheet", "24GB"),
+        ("A6000", "NVIDIA RTX A6000", 49140, 768, (154.8, 77.4, 38.7), _PCIE4, "RTX A6000 datasheet", "48GB"),
+        ("RTX3090", "NVIDIA GeForce RTX 3090", 24576, 936, (71, 35.6, 35.6), _PCIE4, "GA102 whitepaper", "24GB"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", 24564, 1008, (165.2, 82.6, 82.6), _PCIE4, "Ada whitepaper", "24GB"),
+        (
+            *("RTX5090", "NVIDIA GeForce RTX 5090", 32607, 1792, (209.5, 104.8, 104.8), _PCIE5),
+            *("RTX Blackwell whitepaper", "32GB"),
+        ),
+        ("T4", "Tesla T4", 15360, 320, (65, None, 8.1), _PCIE3, "T4 datasheet", "16GB"),
+        ("MI300X", "AMD Instinct MI300X", 196592, 5300, (1307.4, 653.7, 163.4), _XGMI, "MI300X datasheet", "192GB"),
+    )
 }
+
+
+def gpu_named(text: str) -> str:
+    """The name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
+    lower = text.lower()
+    for words in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
+        meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(word, name, gpu) for word in words)]
+        if meant and any(map(str.isdigit, lower)):  # a vendor alone is no GPU
+            return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
+    kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
+    raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
+
+
+def _begins_a_word(word: str, name: str, gpu: Gpu) -> bool:
+    """Whether a word begins one of a GPU's: `80` begins 80GB, but `a10` is not the beginning of A100."""
+    vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # which PyTorch does not say of a Tesla
+    known = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
+    return any(re.match(rf"{word}(?!\d)" if word[-1].isdigit() else word, each) for each in known)
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:

@@ -43,10 +43,10 @@ def _problem(first: dict, known: Iterable[str]) -> str:
     return f"must be {expected} (got {came!r})" if expected else message.removeprefix("Value error, ")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What a misspelt name may have meant; all possible names where none is close."""
-    known = list(known)
-    close = difflib.get_close_matches(name.lower(), [each.lower() for each in known], n=1)
-    if close:
-        return f"did you mean {next(each for each in known if each.lower() == close[0])!r}?"
-    return f"choose one of {', '.join(known)}"
+def nearest(name: str, known: Iterable[str], most: int = 1) -> str:
+    """What a misspelt name may have meant, at most so many; all possible names where none is close."""
+    by_lower = {each.lower(): each for each in known}
+    if close := [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, n=most)]:
+        *others, last = map(repr, close)
+        return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    return f"choose one of {', '.join(by_lower.values())}"

@@ -5,9 +5,11 @@ tokens x width. Tests compare them with what real models keep, at several sizes.
 on a GPU (masks of one byte, attention that is always fused) is from PyTorch's documentation and not measured.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
-from study.theory.architecture import matrix_elements
+from study.theory.architecture import matrix_elements, tensors
+from study.theory.profile import Gradient, Held, Profile
 from study.theory.setup import Setup
 
 WRITTEN_OUT = ("gpt2", "gptj")  # families whose gelu is transformers' NewGELUActivation: no kernel of its own
@@ -63,6 +65,41 @@ def activations(setup: Setup) -> Activations:
     )
 
 
+def profile(setup: Setup) -> Profile:
+    """The activations from moment to moment. A block's are freed in proportion to the elements whose gradient is done.
+
+    The head's gradient of a matrix that is also the embedding waits for the embedding's, and then both for their sum.
+    """
+    a, rows = activations(setup), tensors(setup.model)
+    tied = rows[0] if setup.model.tied and setup.model.family != "bert" else None
+    waits = tied.elements * setup.weight_bytes if tied else 0
+    starts = [Held(a.kept, a.loss_temporaries), Held(a.kept - a.logits, a.gradient_of_logits + waits)]
+    sizes, done, gradients = Counter(), Counter(), []
+    for tensor in rows:
+        sizes[tensor.block] += tensor.elements
+    left = {"head": a.kept - a.logits, "embeddings": a.embeddings}
+    left |= {f"layer.{i}": a.embeddings + (i + 1) * a.layer for i in range(a.layers)}
+    freed = {"head": 0, "embeddings": 0}  # by the backward pass of a block
+    in_use = {"head": 0 if tied else a.gradient_of_logits, "embeddings": 0}
+    for tensor in reversed(rows):
+        block = tensor.block
+        share = done[block] / sizes[block]
+        kept = left[block] - freed.get(block, a.recomputed or a.layer) * share
+        if a.recomputed and block.startswith("layer"):
+            kept += a.recomputed
+        needed = int(in_use.get(block, a.layer_temporaries))
+        waiting, sum_of_two = (0, 2 * waits) if tensor == tied else (waits, waits)
+        gradients.append(Gradient(tensor, Held(kept, needed + sum_of_two), Held(kept, needed + waiting)))
+        done[block] += tensor.elements
+    at_use = {"head": a.kept} | left
+    return Profile(
+        kept=a.kept,
+        most=max(starts[: 2 if tied else 1], key=lambda held: held.total),
+        at_use={tensor.name: at_use[tensor.block] if tensor.block != "head" else a.kept for tensor in rows},
+        gradients=tuple(gradients),
+    )
+
+
 def _gelu_in_fp32(setup: Setup) -> bool:
     """Whether a gelu that is written out takes its cube in fp32: a GPU's autocast does, a CPU's does not."""
     return setup.model.family in WRITTEN_OUT and setup.autocast and setup.on_gpu
@@ -82,6 +119,8 @@ def _layer(setup: Setup) -> int:
         # Four norms in fp32: each keeps its input, or a copy of it, and the normalized; two feed products.
         kept += h * (36 if s == 2 else 42 if setup.autocast else 40)
         kept += 4 * (tokens + m.hidden) * FP32
+    elif m.family == "llama":
+        kept += 4 * f * c + h * (16 if s == 2 else 26 if setup.autocast else 24) + 2 * tokens * FP32
     else:
         norms = 1 if m.family == "gptj" else 2
         adds = {"gptj": 1, "gpt_neox": 1 if m.parallel else 2}.get(m.family, 2)
@@ -104,6 +143,8 @@ def _attention(setup: Setup) -> int:
     drops = m.attention_dropout > 0
     if setup.attention == "sdpa" and (not drops or setup.on_gpu):  # fused: log-sum-exp instead of the scores
         kept = 4 * q * c + tokens * m.heads * FP32
+        if m.family == "llama":  # keys and values that heads share are not repeated
+            kept -= 2 * (m.heads - m.kv_heads) * m.head_width * tokens * c
         if m.family == "bert":
             kept += rows * setup.sequence**2 * c  # the mask, as numbers
         if m.family == "gpt_neox":
@@ -118,7 +159,7 @@ def _attention(setup: Setup) -> int:
         kept += 4 * q if setup.precision == "bf16_cast" else 0  # GPT-J computes queries and keys in fp32
     if m.family == "gemma2":
         kept += scores * c  # the soft cap's tanh
-    fp32_softmax = m.family in ("gptj", "gpt_neox", "gemma2") or setup.autocast
+    fp32_softmax = m.family in ("gptj", "gpt_neox", "gemma2", "llama") or setup.autocast
     kept += scores * (FP32 if fp32_softmax else c)
     if drops:
         late = setup.autocast and m.family in ("bert", "gpt_neox", "gemma2")  # dropped in fp32, then taken to bf16
@@ -146,6 +187,9 @@ def _ends(setup: Setup) -> tuple[int, int, int]:
         embeddings = 2 * setup.sequence * m.head_width * s
         tanh = tokens * m.vocabulary * setup.product_bytes  # the soft cap's
         head = h * (12 if setup.precision == "fp32" else 10) + tanh
+    elif m.family == "llama":
+        embeddings = 2 * setup.sequence * m.head_width * s
+        head = h * (8 if s == 2 else 10 if setup.autocast else 12) + tokens * FP32
     else:
         embeddings = h * s + mask + (2 * setup.sequence * m.rotary * s if m.family == "gpt_neox" else 0)
         head = h * (2 if setup.autocast else s) + 2 * tokens * s

@@ -6,11 +6,38 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.machine.gpus import GPUS
 from study.spec import arms
 from study.spec.settings import AUTOCAST
-from study.text.numbers import short
-from study.theory.advise import Advice, Question, Row
+from study.theory.advise import BUCKETS, Advice, Row
+from study.theory.answer import machine, precision_in_words, use
+from study.theory.question import Question
+
+# Why a line is not what Accelerate or DeepSpeed take by default. A line that is not here is a default, or required.
+WHY_YAML = {
+    "distributed_type": {"DEEPSPEED": "ZeRO", "MULTI_GPU": "DDP", "NO": "one process"},
+    "num_processes": "one for each GPU",
+    "num_machines": "run this on each of them, with --machine_rank and --main_process_ip of the first",
+    "main_process_port": {0: "any free port", 29500: "the same on all machines"},
+    "mixed_precision": "autocast; the weights stay fp32",
+    "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
+}
+WHY_JSON = {
+    "train_micro_batch_size_per_gpu": "rows per pass of the advice",
+    "gradient_accumulation_steps": "passes of the advice",
+    "gradient_clipping": "not clipped, as without DeepSpeed; its default is 1.0",
+    "bf16": "bf16 weights with fp32 master copies",
+    "fp16": "fp16 weights with fp32 master copies and loss scaling: this GPU has no bf16, or fp16 was wanted",
+    "torch_autocast": "weights stay fp32, products are computed in 16 bits",
+    "stage": "default 0",
+    "overlap_comm": "gradients are reduced while others are computed; the default depends on the stage",
+    "reduce_bucket_size": "gradients reduced at once; the default of 5e8 costs GB",
+    "allgather_bucket_size": "weights gathered at once; the default of 5e8 costs GB",
+    "stage3_prefetch_bucket_size": "weights fetched ahead; default 5e7",
+    "stage3_gather_16bit_weights_on_model_save": "saves whole weights; default false",
+    "use_multi_rank_bucket_allreduce": "each gradient is reduced to its owner only; default true",
+    "offload_optimizer": "optimizer states leave the GPU",
+    "offload_param": "weights leave the GPU too",
+}
 
 
 def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
@@ -25,14 +52,18 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     ours = arms.read(arms.all_paths()[row.arm])
     nodes = question.gpus // question.local
     accelerate = yaml.safe_load(ours.path.read_text()) | {"num_processes": question.gpus, "num_machines": nodes}
-    if nodes > 1:
-        accelerate["main_process_port"] = 29500  # a port that is free on one machine may not be free on another
-    precision = _precision_on_gpu(question)
+    if nodes > 1:  # a port that is free on one machine may not be free on another
+        accelerate["main_process_port"] = 29500
+    precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None
+    if nodes > 1:
+        accelerate["deepspeed_config"] |= {"deepspeed_multinode_launcher": "standard"}
+    buckets = {name: row.bucket_elements for name in BUCKETS if name in ours.deepspeed["zero_optimization"]}
     deepspeed = ours.deepspeed | {
         "train_micro_batch_size_per_gpu": row.micro_batch,
         "gradient_accumulation_steps": row.accumulation,
+        "zero_optimization": ours.deepspeed["zero_optimization"] | buckets,
     }
     if precision in AUTOCAST:
         autocast = {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}
@@ -42,29 +73,33 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     if ours.uses_nvme:
         if nvme_dir is None:
             raise Stop(f"{row.arm} needs a folder on a disk", "give --nvme-dir")
-        deepspeed["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(nvme_dir.resolve())
+        on_disk = deepspeed["zero_optimization"]["offload_optimizer"] | {"nvme_path": str(nvme_dir.resolve())}
+        deepspeed["zero_optimization"]["offload_optimizer"] = on_disk
     return accelerate, deepspeed
 
 
-def _precision_on_gpu(question: Question) -> str:
-    """The precision of the question, in fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
-    return question.precision if GPUS[question.gpu].has_bf16 else question.precision.replace("bf16", "fp16")
+def precision_of(row: Row, question: Question) -> str:
+    """The precision of a row, in fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
+    return row.precision if question.has_bf16 else row.precision.replace("bf16", "fp16")
 
 
 def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> list[Path]:
     """Write the config, and its json beside it if it has one; return the paths. Nothing is overwritten.
 
-    The yaml names the json by its absolute path, so that it can be launched from any folder.
+    The yaml names the json by its absolute path, so that it can be launched from any folder. Json has no comments, so
+    the yaml has those of its lines.
     """
     if path.suffix not in (".yaml", ".yml"):
         raise Stop(f"{path} is not the name of a yaml file", "give a name that ends in .yaml")
     accelerate, deepspeed = config(advice, arm, nvme_dir)
     beside = path.with_suffix(".json")
-    texts = {path: "".join(f"# {line}\n" for line in _comments(advice.question, _row(advice, arm), deepspeed))}
+    lines = [f"# {line}" for line in script_notes(advice.question, _row(advice, arm), deepspeed)]
+    texts = {}
     if deepspeed:
-        accelerate["deepspeed_config"] = {"deepspeed_config_file": str(beside.resolve())}
+        accelerate["deepspeed_config"] |= {"deepspeed_config_file": str(beside.resolve())}
         texts[beside] = json.dumps(deepspeed, indent=2) + "\n"
-    texts[path] += yaml.safe_dump(accelerate, sort_keys=False)
+        lines += [f"# In {beside.name}:", *(f"#   {line}" for line in json_notes(deepspeed))]
+    texts = {path: "\n".join([*lines, *commented(accelerate)]) + "\n"} | texts
     if existing := next((target for target in texts if target.exists()), None):
         raise Stop(f"{existing} exists already", "give another name, or remove it")
     try:
@@ -85,28 +120,46 @@ def _row(advice: Advice, arm: str | None) -> Row:
     return fitting[arm]
 
 
-def _comments(question: Question, row: Row, deepspeed: dict | None) -> list[str]:
+def commented(config: dict, indent: str = "") -> list[str]:
+    """A mapping as lines of yaml, each with the reason for a value that is not a default."""
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *commented(value, indent + "  ")]
+            continue
+        why = WHY_YAML.get(name) if (name, value) not in (("num_machines", 1), ("mixed_precision", "no")) else None
+        why = why.get(value) if isinstance(why, dict) else why
+        lines.append(indent + yaml.safe_dump({name: value}, width=1000).strip() + (f"  # {why}" if why else ""))
+    return lines
+
+
+def json_notes(deepspeed: dict) -> list[str]:
+    """Each setting of a DeepSpeed config with the reason for it."""
+    settings = {name: value for name, value in deepspeed.items() if name != "zero_optimization"}
+    settings |= deepspeed["zero_optimization"]
+    return [f"{name} {json.dumps(value)}: {WHY_JSON.get(name, 'as in the arm')}" for name, value in settings.items()]
+
+
+def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[str]:
     """What a user's script must do itself, because Accelerate does not set it."""
-    low, high = row.step_s
-    precision = _precision_on_gpu(question)
+    precision = precision_of(row, question)
     lines = [
-        f"{row.arm} on {question.gpus} x {question.gpu}, predicted: {short(low)} to {short(high)} s a step.",
-        f"In your script: {row.micro_batch} rows a process and pass, "
+        f"{use(row, question)}.",
+        f"Predicted for {machine(question)}, {question.sequence} tokens per row and {question.batch} rows per step.",
+        f"In your script: {row.micro_batch} rows per process and pass, "
         f"Accelerator(gradient_accumulation_steps={row.accumulation}).",
     ]
-    if question.checkpointing:
+    if row.checkpointing:
         lines.append("In your script also: model.gradient_checkpointing_enable().")
     if deepspeed:
-        lines.append("Gradients are not clipped: gradient_clipping in the json turns that on.")
         if precision == "fp16":
             fix = "study/training/patches.py has a fix"
             lines.append(f"DeepSpeed 0.19 never lowers this loss scale of 65536 ({fix}).")
-    elif question.precision == "bf16_cast":
-        lines.append("In your script also: weights in bf16, and an fp32 copy of them for the optimizer.")
-    if question.gpus > question.local:
-        lines.append("On each machine: --machine_rank, and --main_process_ip of the first.")
+    elif row.precision == "bf16_cast":
+        weights = precision_in_words(row.precision, question)
+        lines.append(f"In your script also: {weights} for the optimizer.")
     if (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast":
         flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
-        flags += f" --sequence {question.sequence}" + (" --checkpointing" if question.checkpointing else "")
+        flags += f" --sequence {question.sequence}" + (" --checkpointing" if row.checkpointing else "")
         lines.append(f"With study/train.py: {flags}")
     return lines

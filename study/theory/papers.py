@@ -35,10 +35,15 @@ LINKS = {
     "nvlink3": Link(300e9, "A100 datasheet: 600 GB/s of NVLink, both directions together"),
     "nvlink4": Link(450e9, "H100 datasheet: 900 GB/s of NVLink, both directions together"),
     "nvswitch": Link(450e9, "H100 in an HGX board: as nvlink4, between any two of eight"),
+    "nvlink5": Link(900e9, "B200 datasheet: 1.8 TB/s of NVLink, both directions together"),
     "nvlink-v100": Link(150e9, "V100 datasheet: 300 GB/s of NVLink, both directions together"),
+    "c2c": Link(450e9, "GH200 datasheet: 900 GB/s between GPU and host, both directions together"),
+    "infinity-fabric": Link(448e9, "MI300X datasheet: seven links of 128 GB/s, both directions together"),
     "pcie3": Link(15.75e9, "PCI Express 3.0, 16 lanes of 8 GT/s at 128b/130b"),
     "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
     "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
+    "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
+    "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
     "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
     "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),
     "ib-ndr": Link(50e9, "InfiniBand NDR, 400 Gb/s a port; one port a GPU"),
@@ -93,7 +98,7 @@ def overlapped_s(seconds: dict[str, float]) -> float:
     P2 5.2, is not modelled). At best the disk overlaps with the update that it feeds.
     """
     in_pass = max(seconds.get(name, 0) for name in ("compute", "link", "host link"))
-    return in_pass + max(seconds.get(name, 0) for name in ("update on host", "disk"))
+    return in_pass + seconds.get("update", 0) + max(seconds.get(name, 0) for name in ("update on host", "disk"))
 
 
 def infinity_efficiency(intensity: float, bytes_per_s: float, peak_flops_per_s: float) -> float:

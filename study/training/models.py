@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.models.auto import modeling_auto
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from study.errors import Stop
 from study.machine import hub
 from study.measure.failures import device_is_full, host_is_full
+from study.models import config as configs
+from study.models.build import build
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES
 from study.training import cache
@@ -19,60 +19,25 @@ from study.training import cache
 
 def model_config(settings: Settings, vocabulary: int):
     """The model's architecture, with the changes that the settings ask for."""
-    if settings.model in SHAPES:
-        shape = {key: value for key, value in SHAPES[settings.model].items() if key != "hub"}
-        if shape["vocab_size"] is None:
-            shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
-        config = AutoConfig.for_model(**shape)
-    else:
-        try:
-            hub.prepare_to_load(settings.model)
-            config = AutoConfig.from_pretrained(settings.model, trust_remote_code=False)
-        except Exception as error:
-            raise hub.not_found(settings.model, error) from error
-    reads_both_ways = config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if reads_both_ways != (settings.task == "imdb") or model_class(settings, config) is None:
+    values = {"attention": settings.attention, "dropout": settings.dropout}
+    config = configs.load(settings.model, vocabulary=vocabulary, **values)
+    if configs.kind_of(config) != ("encoder" if settings.task == "imdb" else "decoder"):
         other = "wikitext" if settings.task == "imdb" else "imdb"
         what = f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}"
         raise Stop(what, f"give --task {other}, or another model")
     if vocabulary > config.vocab_size:
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
-    if settings.attention == "sdpa" and not model_class(settings, config)._supports_sdpa:
-        raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
-    # Our masks have no window.
-    for name, kind in (("max_position_embeddings", "positions"), ("sliding_window", "tokens of attention window")):
-        most = getattr(config, name, None)
+    limits = [configs.sequence_limit(config), (getattr(config, "sliding_window", None), "tokens of attention window")]
+    for most, kind in filter(None, limits):  # our masks have no window
         if most and settings.sequence > most:
             raise Stop(f"--sequence {settings.sequence} is more than the model's {most} {kind}", f"give at most {most}")
-    config.use_cache = False
-    config._attn_implementation = settings.attention
-    if settings.attention == "sdpa" and settings.task == "wikitext":
-        # transformers' own fused attention, under a name without a mask function: it builds no mask, and uses the
-        # causal kernel instead.
-        transformers.AttentionInterface.register("causal_sdpa", sdpa_attention_forward)
-        config._attn_implementation = "causal_sdpa"
-    if settings.dropout is not None:
-        for name, value in config.to_dict().items():
-            if "drop" in name and isinstance(value, (int, float)):
-                setattr(config, name, settings.dropout)
     return config
-
-
-def _auto(settings: Settings):
-    return AutoModelForSequenceClassification if settings.task == "imdb" else AutoModelForCausalLM
-
-
-def model_class(settings: Settings, config) -> type[PreTrainedModel] | None:
-    """transformers' own class for this config and the task, None if there is none."""
-    return _auto(settings)._model_mapping.get(type(config), None)
 
 
 def on_meta(settings: Settings, config) -> PreTrainedModel:
     """The model without memory, for counting parameters and operations."""
-    with torch.device("meta"):
-        # Not an Auto class: under stage 3 those would partition the model.
-        return model_class(settings, config)(config)
+    return build(config, "meta")
 
 
 def drawn_weights(settings: Settings, config) -> Path:
@@ -83,7 +48,7 @@ def drawn_weights(settings: Settings, config) -> Path:
     """
     key = {
         "config": {k: v for k, v in config.to_dict().items() if "drop" not in k and k != "transformers_version"},
-        "class": model_class(settings, config).__name__,
+        "class": configs.class_for(config).__name__,
         "seed": settings.seed,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -99,7 +64,7 @@ def drawn_weights(settings: Settings, config) -> Path:
         try:
             transformers.set_seed(settings.seed)
             # A copy, because both calls change the config, which is part of the key.
-            model_class(settings, config)(copy.deepcopy(config)).save_pretrained(folder)
+            configs.class_for(config)(copy.deepcopy(config)).save_pretrained(folder)
         finally:
             hf_deepspeed._hf_deepspeed_config_weak_ref = registered
 
@@ -108,7 +73,7 @@ def drawn_weights(settings: Settings, config) -> Path:
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:
     """The model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
-    auto = _auto(settings)
+    auto = AutoModelForSequenceClassification if settings.task == "imdb" else AutoModelForCausalLM
     options = {
         "dtype": torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32,
         "attn_implementation": config._attn_implementation,

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from study.models.shapes import WithoutValues
 from study.training.patches import patched
 
 
@@ -60,19 +60,9 @@ def without_values():
         # PyTorch would create a real tensor for it.
         patched(torch.Tensor, "record_stream", nothing, "streams_are_not_recorded"),
         FakeTensorMode(allow_non_fake_inputs=True),
-        _AnswersZero(),
+        WithoutValues(),
     ):
         yield
-
-
-class _AnswersZero(TorchDispatchMode):
-    """Reading a value from a tensor without memory gives 0: no overflow, no norm to clip."""
-
-    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return 0.0 if dtype.is_floating_point else False if dtype == torch.bool else 0
-        return function(*args, **(kwargs or {}))
 
 
 def reduce_in_python(model) -> None:

@@ -1,0 +1,117 @@
+"""The config of a model, what kind of model it describes, and transformers' class for it."""
+
+from typing import Literal
+
+import transformers
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.auto import modeling_auto as names
+
+from study.errors import Stop
+from study.machine import hub
+from study.spec.shapes import SHAPES
+
+Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
+CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
+# The kinds by the first of these tables that knows the model type, and the Auto class of each.
+TABLES = {
+    "speech": (names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
+    "vision": (names.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
+    "seq2seq": (names.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
+    "encoder": (names.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
+    "decoder": (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+}
+
+
+def load(
+    model: str,
+    *,
+    vocabulary: int | None = None,
+    attention: str | None = None,
+    dropout: float | None = None,
+    trust_remote_code: bool = False,
+) -> PretrainedConfig:
+    """The config of a built-in shape, a folder or a hub name, with what a training changes in it.
+
+    `vocabulary` is for shapes that take their data's; `dropout` replaces every probability of the config. Without
+    `attention` it is fused where transformers has that. Of a model that reads images or sound beside text, this is the
+    config of the part that reads text.
+    """
+    if model in SHAPES:
+        shape = {key: value for key, value in SHAPES[model].items() if key != "hub"}
+        if shape["vocab_size"] is None:
+            shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
+        return prepared(AutoConfig.for_model(**shape), attention, dropout)
+    hub.refuse_code(model, trust_remote_code)
+    try:
+        hub.prepare_to_load(model)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise hub.not_found(model, error) from error
+    if trust_remote_code and type(config).__module__.startswith("transformers_modules."):
+        config.code_from = model
+    return prepared(config, attention, dropout)
+
+
+def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
+    """The same from the content of a config.json. It needs no file and no network."""
+    known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
+    try:
+        config = AutoConfig.for_model(**known)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"transformers {transformers.__version__} cannot read the config ({' '.join(str(error).split())[:200]})"
+        raise Stop(what, "give the config.json of a model that it has, with its model_type") from error
+    return prepared(config, attention, dropout)
+
+
+def prepared(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
+    """A config as the trainer uses it: the part that reads text, no cache, this attention, these probabilities."""
+    if class_for(config) is None or "ConditionalGeneration" in class_for(config).__name__:
+        text = config.get_text_config()
+        config = text if class_for(text) is not None and kind_of(config) in (None, "decoder") else config
+    if class_for(config) is None:
+        what = f"transformers {transformers.__version__} has no class to train a model of type {config.model_type}"
+        raise Stop(what, "give a text decoder or encoder, an encoder-decoder, an image classifier or a speech model")
+    attention = attention or ("sdpa" if class_for(config)._supports_sdpa else "eager")
+    if attention == "sdpa" and not class_for(config)._supports_sdpa:
+        raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
+    config.use_cache = False
+    config._attn_implementation = attention
+    if attention == "sdpa" and kind_of(config) in ("decoder", "seq2seq", "speech"):
+        # It builds no mask, and uses the causal kernel where a mask would be causal. Nothing is padded here.
+        transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
+        config._attn_implementation = CAUSAL
+    if dropout is not None:
+        for name, value in config.to_dict().items():
+            if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+                setattr(config, name, dropout)
+    return config
+
+
+def kind_of(config: PretrainedConfig) -> Kind | None:
+    """What a model of this config does. A text model that can mask words, as BERT can, classifies its rows here."""
+    if hasattr(config, "code_from"):
+        return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
+    if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
+        return "decoder" if config.model_type in TABLES["decoder"][0] else None
+    return next((kind for kind, (types, _) in TABLES.items() if config.model_type in types), None)
+
+
+def class_for(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """transformers' own class for this config, None if there is none. Not an Auto class: under stage 3 those would
+    partition the model while it is built."""
+    kind = kind_of(config)
+    if kind is not None and hasattr(config, "code_from"):
+        return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
+    return None if kind is None else TABLES[kind][1]._model_mapping.get(type(config), None)
+
+
+def sequence_limit(config: PretrainedConfig) -> tuple[int, str] | None:
+    """The most tokens that a row may have, and what limits them. None where the config says nothing."""
+    kind = kind_of(config)
+    if kind in ("vision", "seq2seq"):  # T5's positions are relative
+        return None
+    keys = ("max_target_positions",) if kind == "speech" else ("max_position_embeddings", "n_positions")
+    most = next((most for key in keys if isinstance(most := getattr(config, key, None), int) and most > 0), None)
+    return most and (most, "positions of its decoder" if kind == "speech" else "positions")

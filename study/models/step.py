@@ -1,0 +1,79 @@
+"""What a training step feeds a model of each kind, and the loss of each row."""
+
+import torch
+from torch.nn.functional import cross_entropy, pad
+from transformers import PretrainedConfig
+
+from study.models.config import kind_of
+
+Batch = dict[str, torch.Tensor]
+IGNORED = -100  # the label of a position without a loss, as cross_entropy has it
+
+
+def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.device | str = "cpu") -> Batch:
+    """Tensors as a data set of this kind of model gives them; random values. Images and sounds have the config's size.
+
+    `sequence` is the tokens of a row: of a decoder's or an encoder's input, and of both texts of an encoder-decoder.
+    """
+    kind = kind_of(config)
+    if kind == "vision":
+        height, width = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
+        pixels = torch.randn(rows, config.num_channels, height, width, device=device)
+        return {"pixel_values": pixels, "labels": torch.randint(0, config.num_labels, (rows,), device=device)}
+    ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence), device=device)
+    if kind == "speech":
+        sound = torch.randn(rows, config.num_mel_bins, 2 * config.max_source_positions, device=device)
+        return {"input_features": sound, "labels": ids}
+    if kind == "seq2seq":
+        return {"input_ids": ids, "labels": ids.clone()}
+    if kind == "encoder":
+        labels = torch.randint(0, config.num_labels, (rows,), device=device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return {"input_ids": ids}
+
+
+def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype) -> tuple:
+    """The logits in fp32, whatever the model computes in, and the loss of each row.
+
+    `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it.
+    """
+    kind, labels = kind_of(config), batch.get("labels")
+    fed = {
+        name: values.to(dtype) if values.is_floating_point() else values
+        for name, values in batch.items()
+        if name != "labels"
+    }
+    if kind in ("decoder", "encoder"):
+        fed["attention_mask"] = mask(config, batch, dtype)
+    if kind in ("seq2seq", "speech"):
+        # The decoder reads the labels one position late.
+        start = getattr(config, "decoder_start_token_id", None) or getattr(config, "pad_token_id", None) or 0
+        fed["decoder_input_ids"] = pad(labels[:, :-1], (1, 0), value=start).clamp(min=0)
+    logits = model(**fed).logits.float()
+    if kind in ("encoder", "vision"):
+        return logits, cross_entropy(logits, labels, reduction="none")
+    if kind == "decoder":
+        # Every position but the last predicts the next. The target leaves the last one out: cutting the logits would
+        # copy them, and they are the largest tensor.
+        labels = pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    predicted = labels.shape[1] - (kind == "decoder")
+    return logits, losses.view(labels.shape).sum(1) / predicted
+
+
+def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
+    """The attention mask: rows, 1, positions, positions. None where the fused kernel is causal by itself.
+
+    Built here, because transformers would read the values of a smaller mask, or search for packed rows without one, and
+    both make a GPU wait in every forward pass. It has no window.
+    """
+    length, eager = batch["input_ids"].shape[1], config._attn_implementation == "eager"
+    if kind_of(config) == "encoder":
+        allowed = batch["attention_mask"][:, None, None, :].bool().expand(-1, 1, length, -1)
+    elif not eager or not hasattr(config, "num_attention_heads"):  # Mamba has no attention
+        return None
+    else:
+        allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=batch["input_ids"].device).tril()
+    if not eager:
+        return allowed
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)

@@ -1,0 +1,83 @@
+"""Any transformers model from its config: what it is, what it is fed, and what it may not do."""
+
+import json
+
+import pytest
+import torch
+from families import SMALL, config_of
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from study.errors import Stop
+from study.models import config as configs
+from study.models.build import build
+from study.models.shapes import WithoutValues
+from study.models.step import inputs, logits_and_losses
+
+KINDS = {"bert": "encoder", "modernbert": "encoder", "t5": "seq2seq", "vit": "vision", "whisper": "speech"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_kind_has_inputs_a_loss_of_each_row_and_gradients(name):
+    config = configs.of_dict(config_of(name))
+    assert configs.kind_of(config) == KINDS.get(name, "decoder")
+    model = build(config, "cpu", checkpointing=True)
+    logits, losses = logits_and_losses(config, model, inputs(config, rows=3, sequence=16), torch.float32)
+    losses.mean().backward()
+    assert (losses.shape, losses.dtype) == ((3,), torch.float32)
+    assert len(set(losses.tolist())) == 3, "rows are different"
+    assert logits.shape[0] == 3
+    without = [name for name, tensor in model.named_parameters() if tensor.requires_grad and tensor.grad is None]
+    assert without == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_needs_no_values(name, dtype):
+    """Mixtures of experts in fp32, too, and models that read a value of their mask or their image."""
+    config = configs.of_dict(config_of(name))
+    with FakeTensorMode(), WithoutValues():
+        model = build(config, "cpu", dtype)
+        _, losses = logits_and_losses(config, model, inputs(config, rows=2, sequence=16), dtype)
+        losses.mean().backward()
+    expert = next(
+        (tensor for key, tensor in model.named_parameters() if "experts" in key), model.get_input_embeddings()
+    )
+    shaped = expert if isinstance(expert, torch.Tensor) else next(expert.parameters())
+    assert shaped.grad.shape == shaped.shape
+
+
+def test_text_alone_of_a_model_that_also_sees():
+    config = configs.of_dict({"model_type": "gemma3", "text_config": SMALL["gemma3_text"]})
+    assert (config.model_type, configs.kind_of(config)) == ("gemma3_text", "decoder")
+
+
+def test_code_of_a_model_is_refused_and_not_run(tmp_path):
+    ran = tmp_path / "ran"
+    (tmp_path / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    values = config_of("llama") | {"auto_map": {"AutoConfig": "modeling_own.Own", "AutoModel": "modeling_own.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(Stop, match=r"has Python code of its own \(modeling_own.py\), which was not run"):
+        configs.load(str(tmp_path))
+    assert not ran.exists()
+    with pytest.raises(Stop):  # the file has no such class
+        configs.load(str(tmp_path), trust_remote_code=True)
+    assert ran.exists(), "the user's word was not heard"
+    (tmp_path / "modeling_own.py").unlink()
+    assert configs.load(str(tmp_path)).model_type == "llama", "without that code it is transformers' own"
+    (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": "own"}))
+    with pytest.raises(Stop, match="it needs Python code of its own"):
+        configs.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "no_such"}, "cannot read the config"),
+        ({"model_type": "clip_text_model"}, "has no class to train a model of type clip_text_model"),
+    ],
+)
+def test_what_cannot_be_built_is_a_sentence(values, words):
+    with pytest.raises(Stop, match=words):
+        configs.of_dict(values)
+    with pytest.raises(Stop, match="no fused attention for gemma2"):
+        configs.of_dict(config_of("gemma2"), attention="sdpa")
