@@ -42,7 +42,7 @@ def load(
     """
     if model in SHAPES:
         shape = {key: value for key, value in SHAPES[model].items() if key != "hub"}
-        if shape["vocab_size"] is None:
+        if shape.get("vocab_size", 0) is None:
             shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
         return prepared(AutoConfig.for_model(**shape), attention, dropout)
     refuse_code(model, trust_remote_code)

@@ -38,7 +38,7 @@ def architecture(record: Record) -> Architecture | None:
     if name not in SHAPES:
         return None
     model = describe(name, VOCABULARY, requested.dropout)
-    if SHAPES[name]["vocab_size"] is None and requested.data != "embedded" and size:
+    if SHAPES[name].get("vocab_size", 0) is None and requested.data != "embedded" and size:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
         model = replace(model, vocabulary=model.vocabulary + (size - parameters(model)) // model.hidden)
     return model if size in (None, parameters(model)) else None
