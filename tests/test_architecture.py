@@ -15,7 +15,7 @@ from study.measure.memory import MemoryWatch
 from study.spec.settings import Settings, resolve
 from study.spec.shapes import SHAPES
 from study.theory import architecture
-from study.theory.activations import activations
+from study.theory.activations import activations, profile
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import moments
 from study.theory.setup import Setup
@@ -180,7 +180,7 @@ def test_activations_are_what_the_model_keeps(monkeypatch, family, precision, at
     setup = Setup(model=model, micro_batch=rows, sequence=sequence, **values)
     ours = activations(setup)
     assert ours.kept == pytest.approx(kept, rel=0.02)
-    held = [sum(now.values()) for _, now in moments(Engine(setup), model, ours)]
+    held = [sum(now.values()) for _, now in moments(Engine(setup), profile(setup))]
     assert max(held[:-1]) == pytest.approx(peak, rel=0.12), "the last moment is the update"
 
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 WITHOUT_TORCH = ("spec", "machine", "theory", "records", "sweeps", "claims", "report", "cli", "text")
-NEEDS_TORCH = ("study.claims.probe_worker",)  # a process of its own
+NEEDS_TORCH = ("study.claims.probe_worker", "study.theory.tracing")  # a process of its own; imported when it is needed
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:

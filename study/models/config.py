@@ -108,8 +108,8 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
     config.use_cache = False
     config._attn_implementation = attention
-    if attention == "sdpa" and kind_of(config) == "decoder":
-        # It builds no mask, and uses the causal kernel instead.
+    if attention == "sdpa" and kind_of(config) in ("decoder", "seq2seq", "speech"):
+        # It builds no mask, and uses the causal kernel where a mask would be causal. Nothing is padded here.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
     if dropout is not None:

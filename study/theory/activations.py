@@ -5,9 +5,11 @@ tokens x width. Tests compare them with what real models keep, at several sizes.
 on a GPU (masks of one byte, attention that is always fused) is from PyTorch's documentation and not measured.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
-from study.theory.architecture import matrix_elements
+from study.theory.architecture import matrix_elements, tensors
+from study.theory.profile import Gradient, Held, Profile
 from study.theory.setup import Setup
 
 WRITTEN_OUT = ("gpt2", "gptj")  # families whose gelu is transformers' NewGELUActivation: no kernel of its own
@@ -60,6 +62,41 @@ def activations(setup: Setup) -> Activations:
         layer_temporaries=extra,
         gradient_of_logits=gradient * setup.product_bytes // 4,
         logits=logits,
+    )
+
+
+def profile(setup: Setup) -> Profile:
+    """The activations from moment to moment. A block's are freed in proportion to the elements whose gradient is done.
+
+    The head's gradient of a matrix that is also the embedding waits for the embedding's, and then both for their sum.
+    """
+    a, rows = activations(setup), tensors(setup.model)
+    tied = rows[0] if setup.model.tied and setup.model.family != "bert" else None
+    waits = tied.elements * setup.weight_bytes if tied else 0
+    starts = [Held(a.kept, a.loss_temporaries), Held(a.kept - a.logits, a.gradient_of_logits + waits)]
+    sizes, done, gradients = Counter(), Counter(), []
+    for tensor in rows:
+        sizes[tensor.block] += tensor.elements
+    left = {"head": a.kept - a.logits, "embeddings": a.embeddings}
+    left |= {f"layer.{i}": a.embeddings + (i + 1) * a.layer for i in range(a.layers)}
+    freed = {"head": 0, "embeddings": 0}  # by the backward pass of a block
+    in_use = {"head": 0 if tied else a.gradient_of_logits, "embeddings": 0}
+    for tensor in reversed(rows):
+        block = tensor.block
+        share = done[block] / sizes[block]
+        kept = left[block] - freed.get(block, a.recomputed or a.layer) * share
+        if a.recomputed and block.startswith("layer"):
+            kept += a.recomputed
+        needed = int(in_use.get(block, a.layer_temporaries))
+        waiting, sum_of_two = (0, 2 * waits) if tensor == tied else (waits, waits)
+        gradients.append(Gradient(tensor, Held(kept, needed + sum_of_two), Held(kept, needed + waiting)))
+        done[block] += tensor.elements
+    at_use = {"head": a.kept} | left
+    return Profile(
+        kept=a.kept,
+        most=max(starts[: 2 if tied else 1], key=lambda held: held.total),
+        at_use={tensor.name: at_use[tensor.block] if tensor.block != "head" else a.kept for tensor in rows},
+        gradients=tuple(gradients),
     )
 
 

@@ -4,8 +4,7 @@ import functools
 import json
 import math
 import re
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
@@ -13,6 +12,8 @@ from study.machine import hub
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.spec.validation import nearest
 from study.text import numbers
+from study.theory.profile import Tensor
+from study.theory.transformer import Transformer
 
 FAMILIES = ("bert", "gpt2", "gptj", "gpt_neox", "gemma2")
 NUMBERS = "--params with --layers and --hidden"
@@ -73,19 +74,6 @@ class Wanted:
     """With --params: attention heads. Default: at least 64 elements each."""
     vocabulary: int | None = None
     """With --params: size of the vocabulary. Default: GPT-2's."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head"."""
-
-    name: str
-    shape: tuple[int, ...]
-    block: str
-    elements: int = field(init=False, compare=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "elements", prod(self.shape))
 
 
 def describe(model: str | dict, vocabulary: int | None = None, dropout: float | None = None) -> Architecture:
@@ -199,8 +187,10 @@ def asked_for(wanted: Wanted, sequence: int) -> Architecture:
     return generic(**{name[2:]: value for name, value in given.items()} | {"params": count_of(wanted.params)})
 
 
-def in_words(model: Architecture) -> str:
+def in_words(model: Architecture | Transformer) -> str:
     """The model as a part of a sentence."""
+    if isinstance(model, Transformer):
+        return model.in_words()
     sizes = f"{model.heads} heads, feed-forward {model.inner}, vocabulary {model.vocabulary}"
     count = numbers.count(parameters(model))
     return f"{model.family}, {model.layers} layers of width {model.hidden}, {sizes}: {count} parameters"
@@ -209,9 +199,13 @@ def in_words(model: Architecture) -> str:
 # --- tensors -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def tensors(model: Architecture) -> tuple[Tensor, ...]:
+def tensors(model: Architecture | Transformer) -> tuple[Tensor, ...]:
     """Every parameter once, in the order of the model's modules, which is the order DeepSpeed flattens them in."""
+    return model.tensors if isinstance(model, Transformer) else _tensors(model)
+
+
+@functools.cache
+def _tensors(model: Architecture) -> tuple[Tensor, ...]:
     prefix, ends, layer = {
         "bert": ("bert.encoder.layer", _bert_ends, _bert_layer),
         "gpt2": ("transformer.h", _gpt_ends, _gpt2_layer),
@@ -226,7 +220,7 @@ def tensors(model: Architecture) -> tuple[Tensor, ...]:
     return (*rows, *(Tensor(name, shape, "head") for name, shape in last))
 
 
-def parameters(model: Architecture) -> int:
+def parameters(model: Architecture | Transformer) -> int:
     return sum(tensor.elements for tensor in tensors(model))
 
 
@@ -312,13 +306,15 @@ def _gemma_layer(m: Architecture) -> list:
 # --- operations ----------------------------------------------------------------------------------------------------
 
 
-def flops_per_row(model: Architecture, sequence: int) -> int:
+def flops_per_row(model: Architecture | Transformer, sequence: int) -> int:
     """Operations of a forward and a backward pass over a row of `sequence` tokens, without recomputation.
 
     Forward, two per token and matrix element; backward, twice as many: for the gradient of the input and of the matrix.
     Attention's two products count the same way. Embeddings are looked up, not multiplied. This is how PyTorch's
     FlopCounterMode counts, which counts matrix products only.
     """
+    if isinstance(model, Transformer):
+        return model.flops_per_row(sequence)
     per_layer = sequence * matrix_elements(model) + 2 * sequence**2 * model.heads * model.head_width
     if model.family == "bert":
         head = model.hidden**2 + model.hidden * model.labels  # pooler and classifier see the first token alone

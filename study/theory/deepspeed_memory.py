@@ -4,14 +4,12 @@ The backward pass is followed tensor by tensor, last first. Each moment is a dic
 components are those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 
-from study.theory.activations import Activations
-from study.theory.architecture import Tensor, tensors
+from study.theory.architecture import tensors
+from study.theory.profile import Gradient, Held, Profile, Tensor
 from study.theory.setup import Setup
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -26,14 +24,19 @@ class Engine:
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
         self.stage, self.ranks = zero.get("stage", 0), setup.ranks
-        self.tensors = tensors(setup.model)
+        self.all_tensors = tensors(setup.model)
+        self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
-        # A rank's part: of the flat weights, or, in stage 3, of each tensor by itself.
-        self.part = padded(self.elements, self.ranks) // self.ranks
+        frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]
+        # A rank's part: of the flat weights, or, in stage 3, of each tensor by itself. Frozen weights have no optimizer
+        # state and no gradient; only stage 3 takes them apart.
+        self.part, self.frozen_part = padded(self.elements, self.ranks) // self.ranks, sum(frozen)
         if self.stage == 3:
             self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
+            self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
+        self.foreach = setup.optimizer == "foreach"  # a square root of one moment beside it
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero.get("reduce_bucket_size", 5e8))
         overlap = zero.get("overlap_comm")
@@ -41,7 +44,7 @@ class Engine:
         self.reduces_by_all_reduce = zero.get("use_multi_rank_bucket_allreduce", True)  # stages 1 and 2
         self.prefetch_elements = int(zero.get("stage3_prefetch_bucket_size", 5e7))
         self.persistent_elements = int(zero.get("stage3_param_persistence_threshold", 1e5))
-        self.persistent = [tensor for tensor in self.tensors if tensor.elements <= self.persistent_elements]
+        self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]
         reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
         self.reuse_elements = min(map(int, reuse))
         homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
@@ -61,6 +64,11 @@ class Engine:
 def padded(elements: int, ranks: int) -> int:
     """Stages 1 and 2 pad the flat weights to a multiple of 2 N, so that parts start at 4 bytes (stage_1_and_2.py)."""
     return ceil(elements / (2 * ranks)) * 2 * ranks
+
+
+def everything(engine: Engine) -> int:
+    """Elements of all weights, whether they train or not."""
+    return sum(tensor.elements for tensor in engine.all_tensors)
 
 
 def first_part(engine: Engine) -> dict[str, int]:
@@ -99,35 +107,11 @@ def owners(engine: Engine) -> dict[str, set[int]]:
 # --- the backward pass ---------------------------------------------------------------------------------------------
 
 
-def activations_below(engine: Engine, kept: Activations) -> Iterator[tuple[Tensor, float, int]]:
-    """The tensors, last first, with the activations left when each gradient is computed and the bytes in use then."""
-    sizes = Counter()
-    for tensor in engine.tensors:
-        sizes[tensor.block] += tensor.elements
-    below = {"head": kept.kept - kept.logits, "embeddings": kept.embeddings}
-    below |= {f"layer.{i}": kept.embeddings + (i + 1) * kept.layer for i in range(kept.layers)}
-    own = {"head": 0, "embeddings": 0}
-    done = Counter()
-    for tensor in reversed(engine.tensors):
-        block = tensor.block
-        share = done[block] / sizes[block]  # of the block's backward pass, by elements
-        mine = own.get(block, kept.recomputed or kept.layer)
-        kept_now = below[block] - (0 if kept.recomputed and block.startswith("layer") else mine) + mine * (1 - share)
-        in_use = {"head": kept.gradient_of_logits, "embeddings": 0}.get(block, kept.layer_temporaries)
-        yield tensor, kept_now, int(in_use)
-        done[block] += tensor.elements
-
-
-def backward(engine: Engine, kept: Activations, tied: int) -> Iterator[dict]:
-    """The moments of the last backward pass of a step. `tied`: elements of an embedding that is also the head."""
-    start = _at_start(engine)
-    yield {"activations": kept.kept, "temporaries": kept.loss_temporaries} | start
-    if tied:  # its gradient is not a parameter's yet, and the first bucket is made after it
-        new = kept.gradient_of_logits + tied * engine.weight_bytes
-        yield {"activations": kept.kept - kept.logits, "temporaries": new} | start
-        kept = replace(kept, gradient_of_logits=0)
-    reduce = {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage]
-    yield from reduce(engine, kept, tied)
+def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
+    """The moments of the last backward pass of a step."""
+    kept, in_use = profile.most
+    yield {"activations": kept, "temporaries": in_use} | _at_start(engine)
+    yield from {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage](engine, profile)
 
 
 def _at_start(engine: Engine) -> dict:
@@ -144,20 +128,19 @@ def _at_start(engine: Engine) -> dict:
     return {}
 
 
-def _keep(engine: Engine, kept: Activations, tied: int) -> Iterator[dict]:
+def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or are in DDP's buckets from the start."""
     w = engine.weight_bytes
     ready, everything = 0, engine.elements
     in_buckets = _at_start(engine).get("gradients", 0) // w
-    for tensor, activations, in_use in activations_below(engine, kept):
+    for tensor, (kept, in_use), _ in profile.gradients:
         ready = max(everything, in_buckets - tensor.elements) if in_buckets else ready + tensor.elements
         in_buckets = ready if in_buckets else 0
-        # The head's half of a tied gradient waits for the embedding's.
-        new = (tensor.elements if in_buckets else 0) + (2 * tied if tensor.elements == tied else tied)
-        yield {"activations": activations, "gradients": ready * w, "temporaries": in_use + new * w}
+        new = tensor.elements * w if in_buckets else 0
+        yield {"activations": kept, "gradients": ready * w, "temporaries": in_use + new}
 
 
-def _bucket(engine: Engine, kept: Activations, tied: int) -> Iterator[dict]:
+def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
     w, limit = engine.weight_bytes, engine.bucket_elements
     owned, of_ranks = first_part(engine), owners(engine)
@@ -167,72 +150,65 @@ def _bucket(engine: Engine, kept: Activations, tied: int) -> Iterator[dict]:
     held, large, bucket, filled = accumulated - waits, 0, [], 0
     buckets = (2 if engine.overlap else 1) * limit * w
 
-    def moment(activations, in_use, extra=0, norm=0) -> dict:
-        now = {"activations": activations, "buckets": buckets, "gradients": max(0, waits) + held + large * w}
-        new = in_use + (extra + waiting) * w + norm
+    def moment(activations: Held, extra: float) -> dict:
+        now = {"buckets": buckets, "gradients": max(0, waits) + held + large * w}
         if tensor is None:  # autograd is done, and records count what is allocated then as activations
-            return now | {"activations": activations + new}
-        return now | {"temporaries": new}
+            return now | {"activations": activations.total + extra}
+        return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
 
-    waiting = tied
-    for tensor, activations, in_use in [*activations_below(engine, kept), (None, 0, 0)]:
+    nothing = Held(0, 0)
+    for tensor, most, complete in [*profile.gradients, Gradient(None, nothing, nothing)]:
         elements = tensor.elements if tensor else 0
+        if tensor and bucket:  # the buckets are made with the first gradient
+            yield moment(most, elements * w)
         if bucket and (tensor is None or filled + elements > limit):
             cut = len(set().union(*(of_ranks[t.name] for t in bucket))) > 1
-            yield moment(activations, in_use, (filled if cut else 0) + elements)
+            yield moment(complete, ((filled if cut else 0) + elements) * w)
             has_mine = any(t.name in owned for t in bucket)
             if has_mine and engine.offloads:
-                yield moment(activations, in_use, elements, NORM_BYTES * max(owned.get(t.name, 0) for t in bucket))
+                yield moment(complete, elements * w + NORM_BYTES * max(owned.get(t.name, 0) for t in bucket))
             elif has_mine and held < mine * w + (accumulated if engine.stage == 2 else 0):
                 held += mine * w
-                yield moment(activations, in_use, elements)
+                yield moment(complete, elements * w)
             if engine.stage == 2 or has_mine:
                 large = 0
             bucket, filled = [], 0
         if tensor is None:
             break
-        if tied and elements == tied:
-            yield moment(activations, in_use, 2 * tied)
-            waiting = 0
-        yield moment(activations, in_use, elements)
+        yield moment(complete, elements * w)
         waits -= elements * w if waits else 0
         bucket, filled = [*bucket, tensor], filled + elements
         large += elements if elements > limit else 0
 
 
-def _scatter(engine: Engine, kept: Activations, tied: int) -> Iterator[dict]:
+def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
     w, limit = engine.weight_bytes, engine.bucket_elements
-    alive, waiting = gathered(engine), tied
+    alive = gathered(engine)
     stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
     bucket, filled, large = [], 0, 0
-    for block, flat in last_fetches(engine):
-        layers = int(block.partition(".")[2] or kept.layers - 1) + 1
-        below = kept.kept if block == "head" else kept.embeddings + layers * kept.layer * (block != "embeddings")
-        yield {"activations": below, "gathered_weights": alive, "temporaries": flat * w}
+    for last, flat in last_fetches(engine):
+        yield {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
 
-    def moment(activations: float, temporaries: int) -> dict:
-        states = {"activations": activations, "gathered_weights": alive, "gradients": large * w}
-        return states | {"temporaries": temporaries}
+    def moment(activations: Held, extra: int) -> dict:
+        states = {"activations": activations.kept, "gathered_weights": alive, "gradients": large * w}
+        return states | {"temporaries": activations.in_use + extra}
 
-    for tensor, activations, in_use in [*activations_below(engine, kept), (None, 0, 0)]:
+    nothing = Held(0, 0)
+    for tensor, most, complete in [*profile.gradients, Gradient(None, nothing, nothing)]:
         elements = tensor.elements if tensor else 0
         if bucket and (tensor is None or filled + elements > limit):
             alone = len(bucket) == 1 and bucket[0].elements % engine.ranks == 0
             norm = NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in bucket) * engine.offloads
             if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
                 norm = max(norm, 4 * ceil(filled / engine.ranks))
-            copied = filled * (not alone) * w + norm
-            yield moment(activations, in_use + copied + (elements + waiting) * w)
+            yield moment(complete, filled * (not alone) * w + norm + elements * w)
             bucket, filled, large = [], 0, 0
         if tensor is None:
             break
         if tensor.name not in stay:  # released after the forward pass, and fetched again
             alive = max(alive, stay_bytes + elements * w * engine.gathers)
-        if tied and elements == tied:
-            waiting = 0
-            yield moment(activations, in_use + 3 * tied * w)
-        yield moment(activations, in_use + (elements + waiting) * w)
+        yield moment(most, elements * w)
         bucket, filled = [*bucket, tensor], filled + elements
         large += elements if elements > limit else 0
         if tensor.name not in stay and tensor.block != "embeddings":  # whose backward hook comes after the last reduce
@@ -251,18 +227,18 @@ def gathered(engine: Engine) -> int:
     if not engine.gathers:
         return 0
     after, alive = 0, sum(t.elements for t in engine.persistent)
-    for tensor in reversed(engine.tensors):
+    for tensor in reversed(engine.all_tensors):
         if tensor.elements > engine.persistent_elements:
             if 2 * after >= engine.reuse_elements:
                 alive += min(engine.prefetch_elements, engine.reuse_elements) or tensor.elements
                 break
             alive += tensor.elements
         after += tensor.elements
-    return min(alive, engine.elements) * engine.weight_bytes
+    return min(alive, everything(engine)) * engine.weight_bytes
 
 
-def last_fetches(engine: Engine) -> list[tuple[str, int]]:
-    """The last all-gathers of a forward pass: the block of the last tensor in each, and the elements of each.
+def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
+    """The last all-gathers of a forward pass: the last tensor in each, and the elements of each.
 
     The flat buffer stays beside the weights made from it until the last of them is used (AllGatherCoalescedHandle).
     The first module is fetched when it is needed; from then on at least as much as the prefetch bucket holds is fetched
@@ -270,7 +246,7 @@ def last_fetches(engine: Engine) -> list[tuple[str, int]]:
     """
     if not engine.gathers:
         return []
-    queue = [tensor for tensor in engine.tensors if tensor.elements > engine.persistent_elements]
+    queue = [tensor for tensor in engine.all_tensors if tensor.elements > engine.persistent_elements]
     module = queue[0].name.rpartition(".")[0] if queue else ""
     queue = [tensor for tensor in queue if tensor.name.rpartition(".")[0] != module]
     batches = []
@@ -279,12 +255,12 @@ def last_fetches(engine: Engine) -> list[tuple[str, int]]:
         while queue and sum(tensor.elements for tensor in batch) < engine.prefetch_elements:
             batch.append(queue.pop(0))
         batches.append(batch)
-    return [(batch[-1].block, sum(tensor.elements for tensor in batch)) for batch in batches[-2:] if len(batch) > 1]
+    return [(batch[-1], sum(tensor.elements for tensor in batch)) for batch in batches[-2:] if len(batch) > 1]
 
 
 def refetched(engine: Engine) -> int:
     """Elements that are gathered again for the backward pass, because they were released after the forward pass."""
-    alive, whole = gathered(engine) // engine.weight_bytes, engine.elements
+    alive, whole = gathered(engine) // engine.weight_bytes, everything(engine)
     if alive >= whole:
         return 0
     return max(0, whole - alive + min(engine.prefetch_elements, engine.reuse_elements))

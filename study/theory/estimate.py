@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from study.theory import deepspeed_memory, papers
-from study.theory.activations import Activations, activations
+from study.theory import activations, deepspeed_memory, papers
 from study.theory.architecture import Architecture, flops_per_row, parameters
 from study.theory.deepspeed_memory import NORM_BYTES, Engine
+from study.theory.profile import Profile
 from study.theory.setup import Setup
+from study.theory.transformer import Transformer
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
@@ -47,15 +48,11 @@ def estimate(setup: Setup) -> Estimate:
     if engine.weights_home != "none":
         away.append("weights")
     host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
-    columns = 2 if model.family == "bert" else 1  # token ids and BERT's attention mask
-    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + setup.tokens * 8 * columns
+    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
 
-    times = moments(engine, model, activations(setup))
+    times = moments(engine, profile(setup))
     peak_when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     at_peak = _summed(states, now)
-    operations = flops_per_row(model, setup.sequence) * setup.micro_batch * setup.accumulation
-    if setup.checkpointing:
-        operations = operations * 4 // 3  # another forward pass (ZeRO paper, 3.2)
     count = parameters(model)
     return Estimate(
         parameters=count,
@@ -67,8 +64,30 @@ def estimate(setup: Setup) -> Estimate:
         nvme_bytes=disk_bytes(engine),
         traffic=traffic(engine),
         published_traffic_bytes=papers.published_traffic_bytes(count, engine.stage, setup.ranks, engine.weight_bytes),
-        flops_per_rank_and_step=operations,
+        flops_per_rank_and_step=operations(setup),
     )
+
+
+def profile(setup: Setup) -> Profile:
+    """The activations of a microbatch: seen, where the model is a config; else from formulas."""
+    if isinstance(setup.model, Transformer):
+        return setup.model.profile(setup.way, setup.micro_batch)
+    return activations.profile(setup)
+
+
+def inputs_bytes(setup: Setup) -> int:
+    """What a microbatch feeds the model: token ids, masks, images, sound."""
+    if isinstance(setup.model, Transformer):
+        return setup.model.inputs_bytes(setup.way, setup.micro_batch)
+    return setup.tokens * 8 * (2 if setup.model.family == "bert" else 1)  # BERT has an attention mask
+
+
+def operations(setup: Setup) -> int:
+    """Operations of matrix products of a rank in a step, with those that checkpointing repeats."""
+    if isinstance(setup.model, Transformer):
+        return setup.model.flops(setup.way, setup.micro_batch) * setup.accumulation
+    once = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
+    return once * 4 // 3 if setup.checkpointing else once  # another forward pass (ZeRO paper, 3.2)
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:
@@ -79,16 +98,20 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
     return {role: size for role, size in sizes.items() if size}
 
 
-def standing(engine: Engine, model: Architecture) -> dict[str, int]:
+def standing(engine: Engine, model: Architecture | Transformer) -> dict[str, int]:
     """What stays during the whole step. `host_` marks what an offloading engine keeps with the optimizer states."""
     w, mine, everything = engine.weight_bytes, engine.part, engine.elements
-    states = {"constants": constants(model)}
+    states, frozen = {"constants": constants(model)}, engine.frozen_part * w
     if engine.stage == 0:
-        return states | {"weights": everything * w, "master": 4 * everything * engine.master, "moments": 8 * everything}
+        return states | {
+            "weights": everything * w + frozen,
+            "master": 4 * everything * engine.master,
+            "moments": 8 * everything,
+        }
     # DeepSpeed keeps an fp32 copy even of fp32 weights: 4 / N bytes a parameter that the papers do not have.
     states |= {"master": 4 * mine, "moments": 8 * mine}
     if engine.stage < 3:
-        states["weights"] = deepspeed_memory.padded(everything, engine.ranks) * w
+        states["weights"] = deepspeed_memory.padded(everything, engine.ranks) * w + frozen
         if engine.offloads:
             largest = max(tensor.elements for tensor in engine.tensors)
             states |= {
@@ -99,7 +122,7 @@ def standing(engine: Engine, model: Architecture) -> dict[str, int]:
             if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
                 states["host_gradients"] += deepspeed_memory.owned_whole(engine) * w
         return states
-    states |= {"weights": mine * w, "gradients": mine * w, "buckets": engine.bucket_elements * w}
+    states |= {"weights": mine * w + frozen, "gradients": mine * w, "buckets": engine.bucket_elements * w}
     if engine.offloads:
         states["host_gradients"] = states.pop("gradients")
     if engine.optimizer_home == "cpu":
@@ -110,30 +133,34 @@ def standing(engine: Engine, model: Architecture) -> dict[str, int]:
     return states
 
 
-def constants(model: Architecture) -> int:
+def constants(model: Architecture | Transformer) -> int:
     """Bytes of a model's buffers that are not parameters."""
+    if isinstance(model, Transformer):
+        return model.look.buffers_bytes
     if model.family == "bert":
         return 2 * 8 * model.positions  # position and token type ids
     return 4 * model.layers * model.positions * model.rotary if model.family == "gptj" else 0
 
 
-def moments(engine: Engine, model: Architecture, kept: Activations) -> Iterator[tuple[str, dict]]:
+def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
     """The moments of the last backward pass of a step and of its update, each with what is held besides the states."""
-    tied = engine.tensors[0].elements if model.tied and model.family != "bert" else 0
-    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept, tied))
+    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
     yield from (("update", now) for now in _update(engine))
 
 
 def _update(engine: Engine) -> Iterator[dict]:
     w, mine = engine.weight_bytes, engine.part
     if engine.stage == 0:
-        yield {"gradients": engine.elements * (w + 4 * engine.master)}  # MasterAdamW: the gradients in fp32 as well
+        copies = 4 * engine.elements * engine.foreach
+        # MasterAdamW: the gradients in fp32 as well
+        yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": copies}
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
         stay = _after_step(engine)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         yield stay | {"temporaries": mine * (w if w == 4 else w + 4)}  # flattened, then in fp32 (_prepare_fp32_grad)
+        yield stay | {"temporaries": 4 * mine + 4 * min(mine, SUB_GROUP_ELEMENTS) * engine.foreach}
     else:
         owned = deepspeed_memory.first_part(engine)
         whole = deepspeed_memory.owned_whole(engine) * w
@@ -141,6 +168,7 @@ def _update(engine: Engine) -> Iterator[dict]:
         yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
         flat = mine * w if len(owned) > 1 else 0
         yield {"gradients": whole, "activations": flat + (4 * mine if w == 2 else 0)}
+        yield {"activations": 4 * mine + 4 * mine * engine.foreach}  # the whole gradients are freed by now
 
 
 def _after_step(engine: Engine) -> dict[str, int]:
@@ -200,4 +228,5 @@ def traffic(engine: Engine) -> dict[str, int]:
         return reduced
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     again = deepspeed_memory.refetched(engine)
+    whole += engine.frozen_part * engine.ranks
     return reduced | {"all_gather": ((whole - stay + again) * steps + stay) * w}

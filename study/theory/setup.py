@@ -2,19 +2,24 @@
 
 import functools
 from dataclasses import dataclass, field
+from typing import Literal
 
 from study.errors import Stop
 from study.spec import arms
 from study.spec.settings import AUTOCAST
 from study.spec.validation import nearest
 from study.theory.architecture import Architecture
+from study.theory.transformer import Pass, Transformer
+
+Loss = Literal["whole", "chunked"]
+Optimizer = Literal["fused", "foreach"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """A model and how it is trained."""
 
-    model: Architecture
+    model: Architecture | Transformer
     deepspeed: dict | None = field(default=None, hash=False)  # an arm's config; None: one process, or DDP
     ranks: int = 1
     precision: str = "fp32"
@@ -25,6 +30,8 @@ class Setup:
     checkpointing: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # what a rank holds of its data set
+    loss: Loss = "whole"  # from all logits at once, as the trainer does; or chunked, as fused kernels do (Liger)
+    optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
 
     def __post_init__(self):
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
@@ -32,13 +39,13 @@ class Setup:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
 
     @classmethod
-    def of_arm(cls, model: Architecture, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
+    def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
         """The setup of an arm of `accelerate_configs/`. An arm without a group runs on one rank."""
         arm = arm_named(arm_name)
         return cls(model=model, deepspeed=arm.deepspeed, ranks=1 if arm.distributed_type == "NO" else ranks, **values)
 
     @classmethod
-    def of_settings(cls, model: Architecture, settings, **values) -> "Setup":
+    def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
         """The setup of a run's settings, or of what its record says was requested."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
         return cls(model=model, **{name: getattr(settings, name) for name in names}, **values)
@@ -50,6 +57,10 @@ class Setup:
     @property
     def tokens(self) -> int:
         return self.micro_batch * self.sequence
+
+    @property
+    def way(self) -> Pass:
+        return Pass(self.sequence, self.precision, self.attention, self.checkpointing, self.loss, self.on_gpu)
 
     @property
     def autocast(self) -> bool:

@@ -1,0 +1,57 @@
+"""The loss of a decoder without its logits: chunk by chunk, as fused kernels do it (Liger, arXiv 2410.10989)."""
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers import PretrainedConfig
+
+from study.errors import Stop
+from study.models.config import kind_of
+from study.models.step import IGNORED, Batch, mask
+
+
+class _Chunked(torch.autograd.Function):
+    """Logits of some rows at a time. Both gradients are computed at once, in the forward pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, labels):
+        tokens, width = hidden.shape
+        vocabulary = weight.shape[0]
+        share = -(-tokens // -(-vocabulary // width))
+        chunk = 1 << (share - 1).bit_length()
+        of_hidden = torch.zeros_like(hidden)
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        losses = hidden.new_zeros(tokens, dtype=torch.float32)
+        for start in range(0, tokens, chunk):
+            rows = hidden[start : start + chunk]
+            logits = (rows @ weight.t()).float().softmax(-1).to(hidden.dtype)
+            losses[start : start + chunk] = logits.gather(1, labels[start : start + chunk, None].clamp(min=0))[:, 0]
+            of_hidden[start : start + chunk] = logits @ weight
+            if of_weight is not None:
+                of_weight.addmm_(logits.t(), rows)
+        ctx.save_for_backward(of_hidden, of_weight)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        of_hidden, of_weight = ctx.saved_tensors
+        return of_hidden, of_weight, None
+
+
+def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tensor:
+    """The mean loss as such a kernel computes it. For shapes alone: its values are not a loss."""
+    if kind_of(config) != "decoder":
+        raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
+    head = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is head)
+    parent = model.get_submodule(name.rpartition(".")[0])
+    setattr(parent, name.rpartition(".")[2], nn.Identity())
+    if getattr(model.config, "final_logit_softcapping", None) is not None:
+        model.config.final_logit_softcapping = None  # inside the kernel
+    hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, head.weight.dtype)).logits
+    labels = pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+    weight = head.weight
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())

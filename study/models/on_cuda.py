@@ -1,0 +1,111 @@
+"""What CUDA's kernels keep and need where a CPU's differ, for tensors without values on a machine without a GPU.
+
+PyTorch without CUDA refuses autograd on CUDA tensors, even on ones without memory. So the tensors claim to be a CPU's,
+and what differs is replaced here by operations that keep what CUDA's are documented to keep. Each has a name, and can
+be left out: `AsOnCuda(without=("dropout",))`.
+"""
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NAMES = ("attention", "dropout", "autocast")
+# What CUDA's autocast computes in fp32, and a CPU's in the type that comes (PyTorch's documentation of torch.amp).
+IN_FP32 = (
+    "layer_norm", "group_norm", "softmax", "log_softmax", "pow", "__pow__", "__rpow__", "rsqrt", "exp", "log", "norm",
+    "sum", "prod", "cumsum", "cumprod", "reciprocal", "softplus", "nll_loss", "cross_entropy", "mse_loss", "l1_loss",
+)  # fmt: skip
+
+
+@torch.library.custom_op("study::fused_attention", mutates_args=())
+def fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and, of each row of scores, the logarithm of its sum. It has a shape and no values."""
+    raise NotImplementedError("attention without values has shapes alone")
+
+
+@fused_attention.register_fake
+def _(query, key, value, bias):
+    rows, heads, length, _ = query.shape
+    # Written as rows, positions, heads, width, so that joining the heads copies nothing.
+    out = query.new_empty(rows, length, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty(rows, heads, length, dtype=torch.float32)
+
+
+@torch.library.custom_op("study::fused_attention_backward", mutates_args=())
+def fused_attention_backward(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The three gradients, those of keys and values for every head of the queries; and what the kernel needs."""
+    raise NotImplementedError("attention without values has shapes alone")
+
+
+@fused_attention_backward.register_fake
+def _(gradient, query, key, value):
+    rows, heads, length, width = query.shape
+    wide = [each.new_empty(rows, each.shape[2], heads, each.shape[3]).transpose(1, 2) for each in (key, value)]
+    mine = query.new_empty(rows, length, heads, width).transpose(1, 2)
+    sums = query.new_empty(rows, heads, length, dtype=torch.float32)
+    return mine, *wide, sums, query.new_empty(rows, heads, length, width, dtype=torch.float32)
+
+
+class _Attention(torch.autograd.Function):
+    """Fused attention: it keeps its inputs, its output and a number for each row of scores, and no scores."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, bias):
+        out, sums = fused_attention(query, key, value, bias)
+        ctx.save_for_backward(query, key, value, out, sums, *([] if bias is None else [bias]))
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, *_ = ctx.saved_tensors
+        mine, *wide = fused_attention_backward(gradient, query, key, value)[:3]
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:  # a head of keys and values has the sum over the heads that share it
+            wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
+        return mine, *wide, None
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Within it, functions of PyTorch keep what CUDA's kernels keep."""
+
+    def __init__(self, without: tuple[str, ...] = ()):
+        super().__init__()
+        self.names = frozenset(NAMES) - frozenset(without)
+
+    def __torch_function__(self, function, _, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if "attention" in self.names and function is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if "dropout" in self.names and function in (torch.nn.functional.dropout, torch.dropout):
+            return _dropout(*args, **kwargs)
+        in_fp32 = getattr(function, "__name__", "") in IN_FP32 and kwargs.get("dtype") is None
+        if "autocast" in self.names and in_fp32 and torch.is_autocast_enabled("cpu"):
+            args = tuple(map(_in_fp32, args))
+        return function(*args, **kwargs)
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # taken to numbers, for each call
+        shape = (query.shape[0], *attn_mask.shape[1:]) if attn_mask.dim() == 4 else attn_mask.shape
+        attn_mask = query.new_empty(shape)
+    elif attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype)
+    return _Attention.apply(query, key, value, attn_mask)
+
+
+def _dropout(input, p=0.5, training=True, inplace=False):
+    """CUDA keeps a mask of one byte an element; a CPU one of the input's type."""
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _in_fp32(value):
+    half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if half else value

@@ -1,0 +1,291 @@
+"""A model looked at: built without values, one forward and one backward pass, every tensor that lives in between.
+
+The only module of `theory` that needs torch. It is imported where a model has to be looked at, and not when an earlier
+look is in the cache.
+"""
+
+import contextlib
+import json
+import logging
+import re
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from study.models import config as configs
+from study.models.adapters import freeze
+from study.models.build import build
+from study.models.losses import without_logits
+from study.models.on_cuda import AsOnCuda
+from study.models.shapes import WithoutValues
+from study.models.step import inputs, logits_and_losses
+from study.spec.settings import AUTOCAST
+from study.theory.transformer import Look, Pass, Transformer
+
+aten = torch.ops.aten
+
+
+@dataclass
+class _Event:
+    """A moment of the pass: what is held then, and all that was held since the event before it."""
+
+    name: str
+    kept: int
+    in_use: int
+    gradient: int  # bytes of the gradient that is complete
+    since: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the bytes of live tensors, apart by the pass that made them; and the operations of matrix products."""
+
+    def __init__(self, known: list[torch.Tensor]):
+        super().__init__()
+        self.kept = self.in_use = self.flops = 0
+        self.since: list[tuple[int, int]] = []
+        self.events: list[_Event] = []
+        self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+
+    def event(self, name: str, gradient: int = 0) -> None:
+        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since))
+        self.since = []
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for leaf in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        self.since.append((self.kept, self.in_use))
+        if count := PRODUCTS.get(function._overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._live:
+            return
+        backward = torch._C._current_graph_task_id() != -1
+        self._change(size, backward)
+
+        def gone(_) -> None:
+            del self._live[key]
+            self._change(-size, backward)
+
+        self._live[key] = weakref.ref(storage, gone)
+
+    def _change(self, size: int, backward: bool) -> None:
+        if backward:
+            self.in_use += size
+        else:
+            self.kept += size
+
+
+def _attention_flops(query, key, value, *_, **__) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward_flops(gradient, query, key, value, *_, **__) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+def _grouped_flops(left, right, *_, out_val, **__) -> int:
+    """Each row of the left is multiplied with one group of the right."""
+    inner = left.shape[-1]
+    rows = out_val.numel() if left.dim() != 2 or right.dim() == 3 else left.shape[0] * right.shape[1]
+    return 2 * rows * inner
+
+
+PRODUCTS = flop_registry | {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    aten._grouped_mm: _grouped_flops,
+    torch.ops.study.fused_attention: _attention_flops,
+    torch.ops.study.fused_attention_backward: _attention_backward_flops,
+}
+
+
+def look(model: Transformer) -> Look:
+    """What a model is: its tensors, buffers, kind and limits. Built on `meta`."""
+    config = _config(model)
+    built = _built(model, config, torch.float32)
+    blocks, tensors = [], []
+    for key, tensor in built.named_parameters():
+        numbered = re.match(r"(?:.*?\.)?\d+(?=\.)", key)
+        if numbered and numbered[0] not in blocks:
+            blocks.append(numbered[0])
+        block = f"layer.{blocks.index(numbered[0])}" if numbered else "head" if blocks else "embeddings"
+        tensors.append((key, list(tensor.shape), block, tensor.requires_grad))
+    limit = configs.sequence_limit(config)
+    return Look(
+        kind=configs.kind_of(config),
+        family=config.model_type,
+        tensors=tensors,
+        buffers_bytes=sum(buffer.numel() * buffer.element_size() for buffer in built.buffers()),
+        has_fused_attention=configs.class_for(config)._supports_sdpa,
+        limit=limit and limit[0],
+        limited_by=limit and limit[1],
+        vocabulary=getattr(config.get_text_config(decoder=True), "vocab_size", None),
+    )
+
+
+def _config(model: Transformer, attention: str | None = None):
+    with _quiet():
+        return configs.of_dict(json.loads(model.config), attention, model.dropout)
+
+
+def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
+    with _quiet():
+        built = build(config, "meta", dtype)
+        with torch.device("meta"):
+            freeze(built, model.lora_rank, model.train_only)
+    return built
+
+
+def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[str, int]]:
+    """The events of a pass over so many rows, and its operations and the bytes of its inputs."""
+    config = _config(model, way.attention)
+    dtype = torch.bfloat16 if way.precision == "bf16_cast" else torch.float32
+    built = _built(model, config, dtype)
+    place = AsOnCuda if way.on_gpu else contextlib.nullcontext
+    with _quiet(), FakeTensorMode(), WithoutValues():
+        if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
+            options = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
+            built.gradient_checkpointing_enable(options)
+        _give_device(built)
+        batch = inputs(config, rows, way.sequence)
+        watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
+        _follow(built, watch)
+        with place(), watch:
+            with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
+                if way.loss == "chunked":
+                    loss = without_logits(config, built, batch)
+                else:
+                    loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+            watch.event("end of forward")
+            loss.backward()
+            watch.event("end of backward")
+        inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
+    return watch.events, {"flops": watch.flops, "inputs": inputs_bytes}
+
+
+def _give_device(model: torch.nn.Module) -> None:
+    """Replace the tensors on `meta` by ones that claim to be on a CPU, whose operations then are a CPU's."""
+    made: dict[int, torch.Tensor] = {}
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+    for module in model.modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None:
+                if id(tensor) not in made:
+                    made[id(tensor)] = torch.nn.Parameter(on_cpu(tensor), requires_grad=tensor.requires_grad)
+                module._parameters[key] = made[id(tensor)]
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                module._buffers[key] = on_cpu(tensor)
+
+
+def _follow(model: torch.nn.Module, watch: _Watch) -> None:
+    """Events when the forward pass comes to a tensor, and when a gradient is complete; it is dropped then."""
+    names: dict[int, str] = {id(tensor): name for name, tensor in model.named_parameters()}
+    used = set()
+
+    def comes_to(module: torch.nn.Module, _) -> None:
+        for tensor in module.parameters(recurse=False):
+            if id(tensor) not in used and torch._C._current_graph_task_id() == -1:
+                used.add(id(tensor))
+                watch.event("use " + names[id(tensor)])
+
+    def complete(tensor: torch.Tensor) -> None:
+        watch.event("gradient " + names[id(tensor)], tensor.grad.untyped_storage().nbytes())
+        tensor.grad = None
+
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(comes_to)
+    for tensor in model.parameters():
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(complete)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the remarks of transformers on configs, and PyTorch's on devices that are not there."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
+    """The pass as lines over the number of rows: of one row count, or of two, and exact beyond them.
+
+    Every tensor's size is a number plus a number for each row, so what is held at a moment is, too. What is held at
+    most between two moments is the largest of several such lines.
+    """
+    passes = [trace(model, way, count) for count in rows]
+    events = [events for events, _ in passes]
+    if len(rows) == 1:  # no slope is known, and none is needed
+        passes, events, rows = passes * 2, events * 2, (0, 1)
+    alike = [[(event.name, event.gradient, len(event.since)) for event in each] for each in events]
+    if alike[0] != alike[1]:
+        raise AssertionError(f"{model.name} does other operations for {rows[0]} rows than for {rows[1]}")
+
+    def line(first: tuple[int, ...], second: tuple[int, ...]) -> list[int]:
+        """Bytes at no row and for each row: of what is kept, then of what is in use."""
+        slopes = [(b - a) // (rows[1] - rows[0]) for a, b in zip(first, second, strict=True)]
+        return [n for a, slope in zip(first, slopes, strict=True) for n in (a - slope * rows[0], slope)]
+
+    def highest(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[list[int]]:
+        return _envelope([line(*pair) for pair in zip(first, second, strict=True)], rows[0])
+
+    seen = {"at_use": {}, "gradients": []}
+    before: tuple[list, list] = ([], [])
+    for one, two in zip(*events, strict=True):
+        kind, _, name = one.name.partition(" ")
+        now = line((one.kept, one.in_use), (two.kept, two.in_use))
+        if not seen["gradients"]:
+            before[0].extend(one.since)
+            before[1].extend(two.since)
+        if kind == "use":
+            seen["at_use"][name] = now[:2]
+        elif kind == "gradient":
+            seen["gradients"].append([name, one.gradient, highest(one.since, two.since), now])
+        elif one.name == "end of forward":
+            seen["kept"] = now[:2]
+    seen["most"] = highest(*before)
+    return seen | {key: line((passes[0][1][key],), (passes[1][1][key],)) for key in passes[0][1]}
+
+
+def _envelope(points: list[list[int]], least: int) -> list[list[int]]:
+    """Those of some lines that are the highest somewhere from `least` rows on."""
+    best: list[list[int]] = []
+    for point in sorted(points, key=lambda p: (p[1] + p[3], p[0] + p[2])):
+        at, slope = point[0] + point[2], point[1] + point[3]
+        while best:
+            last_at, last_slope = best[-1][0] + best[-1][2], best[-1][1] + best[-1][3]
+            if at + slope * least >= last_at + last_slope * least:
+                best.pop()  # never the higher one from here on
+                continue
+            if len(best) > 1:
+                before_at, before_slope = best[-2][0] + best[-2][2], best[-2][1] + best[-2][3]
+                # The last one counts only where it passes the one before it earlier than this one does.
+                if (before_at - at) * (last_slope - before_slope) <= (before_at - last_at) * (slope - before_slope):
+                    best.pop()
+                    continue
+            break
+        best.append(point)
+    return best

@@ -1,0 +1,161 @@
+"""Any transformers model as theory knows it: its config, and what was seen by looking at the model."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from study.spec.settings import Settings
+from study.text import numbers
+from study.theory.profile import Gradient, Held, Profile, Tensor
+
+FORMAT = 1  # of what is in the cache: one more for each change of its meaning
+
+
+class Pass(NamedTuple):
+    """What decides a pass over a model's rows, beside their number."""
+
+    sequence: int
+    precision: str
+    attention: str
+    checkpointing: bool
+    loss: str  # whole: from all logits; chunked: by a fused kernel
+    on_gpu: bool
+
+
+class Look(NamedTuple):
+    """What a model is, whatever is done with it."""
+
+    kind: str  # decoder, encoder, seq2seq, vision or speech
+    family: str
+    tensors: list[tuple[str, list[int], str, bool]]
+    buffers_bytes: int
+    has_fused_attention: bool
+    limit: int | None  # tokens of a row
+    limited_by: str | None
+    vocabulary: int | None
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A config.json of transformers, and which part of the model trains.
+
+    What it means is found out by building the model without values, once: the answer stays in the cache.
+    """
+
+    name: str  # as the user calls it
+    config: str  # JSON with sorted keys
+    lora_rank: int | None = None  # only adapters of this rank train
+    train_only: str | None = None  # only tensors train whose name this regular expression matches
+    dropout: float | None = None  # in place of every probability of the config
+
+    @classmethod
+    def of(cls, config: dict, name: str, **which) -> "Transformer":
+        return cls(name, json.dumps(config, sort_keys=True), **which)
+
+    @functools.cached_property
+    def look(self) -> Look:
+        return Look(*_cached(self._key, lambda tracing: tracing.look(self)))
+
+    @property
+    def family(self) -> str:
+        return self.look.family
+
+    @property
+    def _key(self) -> list:
+        return [self.config, self.lora_rank, self.train_only, self.dropout]
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name, tuple(shape), block, trains) for name, shape, block, trains in self.look.tensors)
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens of a row, None where the config says nothing."""
+        return self.look.limit
+
+    @property
+    def has_fused_attention(self) -> bool:
+        return self.look.has_fused_attention
+
+    def flops_per_row(self, sequence: int) -> int:
+        """Operations of matrix products in a pass over a row, without recomputation."""
+        attention = "sdpa" if self.has_fused_attention else "eager"
+        return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", True), 1)
+
+    def flops(self, way: Pass, rows: int) -> int:
+        """Operations of matrix products in a pass, those of layers that are computed again included."""
+        return _at(self._lines(way, rows)["flops"], rows)
+
+    def profile(self, way: Pass, rows: int) -> Profile:
+        seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
+
+        def at(line) -> Held:
+            return Held(_at(line[:2], rows), _at(line[2:], rows))
+
+        def most(lines, gradient_bytes: int = 0) -> Held:
+            held = max(map(at, lines), key=lambda held: held.total)
+            return Held(held.kept, held.in_use - gradient_bytes)
+
+        gradients = tuple(
+            Gradient(by_name[name], most(lines, size), Held(at(line).kept, at(line).in_use - size))
+            for name, size, lines, line in seen["gradients"]
+        )
+        return Profile(
+            kept=_at(seen["kept"], rows),
+            most=most(seen["most"]),
+            at_use={name: _at(line, rows) for name, line in seen["at_use"].items()},
+            gradients=gradients,
+        )
+
+    def inputs_bytes(self, way: Pass, rows: int) -> int:
+        return _at(self._lines(way, rows)["inputs"], rows)
+
+    def _lines(self, way: Pass, rows: int) -> dict:
+        """A pass as lines over the number of rows. One row has its own: dimensions of size 1 take other ways."""
+        exact = rows if rows == 1 or way.loss == "chunked" else None
+        key = [*self._key, list(way), exact]
+        return _cached(key, lambda tracing: tracing.lines(self, way, (rows,) if exact else (2, 3)))
+
+    def in_words(self) -> str:
+        sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
+        return (
+            f"{self.family} ({self.name}), {sizes}: {numbers.count(sum(t.elements for t in self.tensors))} parameters"
+        )
+
+
+def _at(line: list[int], rows: int) -> int:
+    return line[0] + line[1] * rows
+
+
+_seen: dict[str, dict | list] = {}
+
+
+def _cached(key: list, look) -> dict | list:
+    """An answer by its key: from this process, from the cache folder, or from a new look, which needs torch."""
+    key = [FORMAT, version("torch"), version("transformers"), *key]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    if name not in _seen:
+        path = Settings.cache_dir.expanduser() / "looks" / f"{name}.json"
+        try:
+            _seen[name] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            from study.theory import tracing
+
+            _seen[name] = json.loads(json.dumps(look(tracing)))
+            _keep(path, json.dumps(_seen[name]))
+    return _seen[name]
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a file whole or not at all. A cache that cannot be written is no reason to stop."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+        Path(file.name).replace(path)
