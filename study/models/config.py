@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES, is_local
+from study.spec.shapes import SHAPES, VOCABULARY, config_of, is_local
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
@@ -29,7 +29,7 @@ TABLES = {
 def load(
     model: str,
     *,
-    vocabulary: int | None = None,
+    vocabulary: int = VOCABULARY,
     attention: str | None = None,
     dropout: float | None = None,
     trust_remote_code: bool = False,
@@ -41,10 +41,7 @@ def load(
     config of the part that reads text.
     """
     if model in SHAPES:
-        shape = {key: value for key, value in SHAPES[model].items() if key != "hub"}
-        if shape.get("vocab_size", 0) is None:
-            shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
-        return prepared(AutoConfig.for_model(**shape), attention, dropout)
+        return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
     refuse_code(model, trust_remote_code)
     try:
         hub.prepare_to_load(model)

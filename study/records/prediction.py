@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from study.records.schema import Record, Requested
-from study.spec.shapes import SHAPES, VOCABULARY, shape_of
-from study.theory.architecture import Architecture, describe, parameters
+from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
+from study.theory.architecture import FAMILIES, Architecture, describe, parameters
 from study.theory.estimate import Estimate, estimate
 from study.theory.setup import Setup
+from study.theory.transformer import Transformer
 
 
 def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Estimate | None:
@@ -31,14 +32,17 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
     return estimate(setup)
 
 
-def architecture(record: Record) -> Architecture | None:
+def architecture(record: Record) -> Architecture | Transformer | None:
     """The architecture that a run trained. None if it is not a built-in shape, or has other parameters than that."""
     requested, size = record.requested, record.observed.parameters
     name = shape_of(requested.model)
     if name not in SHAPES:
         return None
+    if SHAPES[name]["model_type"] not in FAMILIES:
+        model = Transformer.of(config_of(name), name, dropout=requested.dropout)
+        return model if size in (None, parameters(model)) else None
     model = describe(name, VOCABULARY, requested.dropout)
-    if SHAPES[name].get("vocab_size", 0) is None and requested.data != "embedded" and size:
+    if SHAPES[name]["vocab_size"] is None and requested.data != "embedded" and size:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
         model = replace(model, vocabulary=model.vocabulary + (size - parameters(model)) // model.hidden)
     return model if size in (None, parameters(model)) else None

@@ -163,6 +163,14 @@ SHAPES = {
 NO_FUSED_ATTENTION = ("gptj", "gemma2")  # model types for which transformers 5 has eager attention only
 
 
+def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
+    """The config of a built-in shape. `vocabulary` is for a shape that takes its data's."""
+    shape = {key: value for key, value in SHAPES[name].items() if key != "hub"}
+    if shape.get("vocab_size", 0) is None:
+        shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
+    return shape
+
+
 def shape_of(model: str) -> str:
     """The built-in shape that a hub name or the last part of a path means; the name itself where there is none."""
     last = Path(model).name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES, VOCABULARY
+from study.spec.shapes import SHAPES, config_of
 from study.spec.validation import nearest
 from study.text import numbers
 from study.theory.profile import Tensor
@@ -119,10 +119,11 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
     )
 
 
-def named(model: str) -> Architecture:
+def named(model: str) -> Architecture | Transformer:
     """A built-in shape, or the model of a config.json: of a folder or the hub. `gpt-tiny` has the embedded corpus."""
     if model in SHAPES:
-        return describe(model, vocabulary=VOCABULARY)
+        shape = config_of(model)
+        return describe(shape) if shape["model_type"] in FAMILIES else Transformer.of(shape, model)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:
         config = json.loads(path.read_text())

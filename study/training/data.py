@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from study.errors import Stop
 from study.machine import hub
+from study.models.step import inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
-from study.models.step import inputs
 from study.training import cache, corpus, models
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run

@@ -20,7 +20,7 @@ KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a t
 
 
 def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig:
-    """The model's architecture, with the changes that the settings ask for. `vocabulary` is the data's, if it has one."""
+    """The model's architecture, with what the settings change in it. `vocabulary` is the data's, if it has one."""
     config = configs.load(
         settings.model,
         vocabulary=vocabulary or VOCABULARY,
