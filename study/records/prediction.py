@@ -5,7 +5,7 @@ from dataclasses import replace
 from study.records.schema import Record, Requested
 from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
 from study.theory.architecture import FAMILIES, Architecture, describe, parameters
-from study.theory.estimate import Estimate, estimate
+from study.theory.estimate import Estimate, estimate, inputs_bytes
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
@@ -18,8 +18,8 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
     requested, observed = record.requested, record.observed
     if record.is_script:
         return None
-    model, held_bytes = architecture(record), data_bytes(requested)
-    if model is None or (held_bytes is None and observed.device == "cpu"):
+    model, rows = architecture(record), data_rows(requested)
+    if model is None or (rows is None and observed.device == "cpu"):
         return None
     setup = Setup.of_settings(
         model,
@@ -27,9 +27,19 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
         deepspeed=deepspeed or (observed.deepspeed if observed.stage is not None else None),
         ranks=ranks or observed.ranks,
         device=observed.device,
-        data_bytes=held_bytes or 0,
     )
-    return estimate(setup)
+    # The rows are in the same memory as everything else, and so are those of the window that was read last.
+    read = requested.micro_batch * (requested.accumulation * _last_window(record) - 1)
+    return estimate(replace(setup, data_bytes=data_bytes(setup, requested.task, (rows or 0) + read)))
+
+
+def _last_window(record: Record) -> int:
+    """Steps whose rows the instruments found in memory, if no epoch ended between them."""
+    requested, steps = record.requested, record.observed.steps
+    if requested.task == "synthetic" or None in (steps, requested.warmup_steps, requested.log_every):
+        return 1
+    timed = steps - requested.warmup_steps
+    return max(1, (timed - 1) % requested.log_every + 1)
 
 
 def architecture(record: Record) -> Architecture | Transformer | None:
@@ -48,10 +58,14 @@ def architecture(record: Record) -> Architecture | Transformer | None:
     return model if size in (None, parameters(model)) else None
 
 
-def data_bytes(requested: Requested) -> int | None:
-    """Bytes of data on a rank: token ids, and for reviews a mask and a label. None if the number of rows is unknown."""
+def data_rows(requested: Requested) -> int | None:
+    """Rows of data on a rank, for training and for evaluation. None if their number is unknown."""
+    if requested.task == "synthetic":
+        return requested.train_rows or requested.micro_batch * requested.accumulation
     train_rows = requested.train_rows or (1600 if requested.data == "embedded" else None)
-    if train_rows is None:  # all rows of the data set
-        return None
-    rows = train_rows + (requested.eval_rows or 0)
-    return rows * 8 * (2 * requested.sequence + 1 if requested.task == "imdb" else requested.sequence)
+    return None if train_rows is None else train_rows + (requested.eval_rows or 0)  # None: all rows of the data set
+
+
+def data_bytes(setup: Setup, task: str, rows: int) -> int:
+    """Bytes of so many rows: what a pass reads, and for reviews a label."""
+    return rows * (inputs_bytes(setup) // setup.micro_batch + (8 if task == "imdb" else 0))
