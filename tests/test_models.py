@@ -56,7 +56,7 @@ def test_code_of_a_model_is_refused_and_not_run(tmp_path):
     (tmp_path / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
     values = config_of("llama") | {"auto_map": {"AutoConfig": "modeling_own.Own", "AutoModel": "modeling_own.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(Stop, match=r"Python code of its own \(modeling_own.py\), which was not run"):
+    with pytest.raises(Stop, match=r"has Python code of its own \(modeling_own.py\), which was not run"):
         configs.load(str(tmp_path))
     assert not ran.exists()
     with pytest.raises(Stop):  # the file has no such class
@@ -65,7 +65,7 @@ def test_code_of_a_model_is_refused_and_not_run(tmp_path):
     (tmp_path / "modeling_own.py").unlink()
     assert configs.load(str(tmp_path)).model_type == "llama", "without that code it is transformers' own"
     (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": "own"}))
-    with pytest.raises(Stop, match="needs Python code of its own"):
+    with pytest.raises(Stop, match="it needs Python code of its own"):
         configs.load(str(tmp_path))
 
 

@@ -485,7 +485,7 @@ def test_the_code_of_a_model_or_a_tokenizer_is_neither_run_nor_asked_about(small
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     questions = []
     monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
-    with pytest.raises(Stop, match=r"needs Python code of its own \(own.py\), which was not run"):
+    with pytest.raises(Stop, match=r"has Python code of its own \(own.py\), which was not run"):
         models.model_config(settings_for("imdb", model=str(folder)), VOCABULARY)
     with pytest.raises(Stop, match=NO_CODE):
         load_data(of_small(small | {"bert": str(folder)}, "imdb", tmp_path))

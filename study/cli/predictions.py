@@ -27,7 +27,7 @@ from study.theory.advise import Advice
 from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
 from study.theory.papers import OF_PRECISION, states_bytes
-from study.theory.setup import Setup, arm_named
+from study.theory.setup import Loss, Optimizer, Setup, arm_named
 
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
@@ -45,7 +45,9 @@ def estimate(
     accumulation: int = 1,
     sequence: int | None = None,
     checkpointing: bool = False,
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    attention: Literal["sdpa", "eager"] | None = None,
+    loss: Loss = "whole",
+    optimizer: Optimizer = "fused",
     device: Literal["cuda", "cpu"] = "cuda",
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +63,9 @@ def estimate(
         accumulation: Passes per step.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
         checkpointing: Recompute activations.
-        attention: Fused (sdpa), or written out (eager).
+        attention: Fused (sdpa), or written out (eager). Default: fused where transformers has it for the model.
+        loss: From all logits at once, as the trainer computes it, or chunked, as fused kernels do (Liger).
+        optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
         as_json: Print it as JSON.
     """
@@ -77,8 +81,10 @@ def estimate(
             precision=precision,
             micro_batch=micro_batch,
             accumulation=accumulation,
-            sequence=min(1024, model.positions) if sequence is None else sequence,
-            attention=attention,
+            sequence=min(1024, model.positions or 1024) if sequence is None else sequence,
+            attention=attention or ("sdpa" if model.has_fused_attention else "eager"),
+            loss=loss,
+            optimizer=optimizer,
             checkpointing=checkpointing,
             device=device,
         )

@@ -1,6 +1,7 @@
 """The Hugging Face Hub: whether it answers, and the error for what cannot be loaded from it. It needs no torch."""
 
 import functools
+import json
 import socket
 import urllib.parse
 import urllib.request
@@ -55,6 +56,33 @@ def config(model: str) -> Path:
     except Exception as error:  # a dozen kinds; each means that it cannot be loaded
         stop = not_found(model, error)
         raise Stop(stop.what, f"{stop.remedy}, or --params with --layers and --hidden") from error
+
+
+def refuse_code(model: str, trust_remote_code: bool = False) -> None:
+    """Refuse a folder with Python code that its config.json wants to run. The code is not loaded to find that out.
+
+    A folder without that code is read with transformers' own class, or not at all.
+    """
+    if trust_remote_code or not is_local(model):
+        return  # transformers asks the same of a hub name before it runs anything
+    try:
+        values = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return  # whoever reads the config says what is wrong with it
+    wanted = _names(values.get("auto_map")) if isinstance(values, dict) else []
+    files = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
+    if any((Path(model) / file).exists() for file in files):
+        what = f"--model {model} has Python code of its own ({', '.join(files)}), which was not run"
+        own = "take auto_map out of its config.json to use transformers' own class, if it has one"
+        raise Stop(what, f"read the code and give --trust-remote-code, or {own}")
+
+
+def _names(value) -> list[str]:
+    if isinstance(value, dict):
+        return [name for part in value.values() for name in _names(part)]
+    if isinstance(value, list):
+        return [name for part in value for name in _names(part)]
+    return [value] if isinstance(value, str) else []
 
 
 def not_found(model: str, error: Exception) -> Stop:

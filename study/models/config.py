@@ -1,18 +1,16 @@
 """The config of a model, what kind of model it describes, and transformers' class for it."""
 
-import json
-from pathlib import Path
 from typing import Literal
 
 import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto import modeling_auto as names
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES, VOCABULARY, config_of, is_local
+from study.spec.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
@@ -42,12 +40,14 @@ def load(
     """
     if model in SHAPES:
         return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
-    refuse_code(model, trust_remote_code)
+    hub.refuse_code(model, trust_remote_code)
     try:
         hub.prepare_to_load(model)
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise hub.not_found(model, error) from error
+    if trust_remote_code and type(config).__module__.startswith("transformers_modules."):
+        config.code_from = model
     return prepared(config, attention, dropout)
 
 
@@ -60,36 +60,6 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
         what = f"transformers {transformers.__version__} cannot read the config ({' '.join(str(error).split())[:200]})"
         raise Stop(what, "give the config.json of a model that it has, with its model_type") from error
     return prepared(config, attention, dropout)
-
-
-def refuse_code(model: str, trust_remote_code: bool) -> None:
-    """Refuse a folder whose config names Python code of its own. The code is not loaded to find that out.
-
-    A folder without that code, of a type that transformers has itself, is read with transformers' own class, as it
-    does. It asks the same of a hub name before it runs anything.
-    """
-    folder = Path(model)
-    if trust_remote_code or not is_local(model):
-        return
-    try:
-        values = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return  # whoever reads the config says what is wrong with it
-    code = _names(values.get("auto_map")) if isinstance(values, dict) else []
-    files = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in code})
-    known = bool(code) and values.get("model_type") in CONFIG_MAPPING_NAMES
-    if code and not (known and not any((folder / file).exists() for file in files)):
-        what = f"--model {model} needs Python code of its own ({', '.join(files)}), which was not run"
-        own = f"take auto_map out of its config.json for transformers' own {values['model_type']}, or " if known else ""
-        raise Stop(what, f"{own}read that code, and give --trust-remote-code if you want it to run")
-
-
-def _names(value) -> list[str]:
-    if isinstance(value, dict):
-        return [name for part in value.values() for name in _names(part)]
-    if isinstance(value, list | tuple):
-        return [name for part in value for name in _names(part)]
-    return [value] if isinstance(value, str) else []
 
 
 def prepared(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
@@ -118,6 +88,8 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
 
 def kind_of(config: PretrainedConfig) -> Kind | None:
     """What a model of this config does. A text model that can mask words, as BERT can, classifies its rows here."""
+    if hasattr(config, "code_from"):
+        return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
     if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
         return "decoder" if config.model_type in TABLES["decoder"][0] else None
     return next((kind for kind, (types, _) in TABLES.items() if config.model_type in types), None)
@@ -127,6 +99,8 @@ def class_for(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """transformers' own class for this config, None if there is none. Not an Auto class: under stage 3 those would
     partition the model while it is built."""
     kind = kind_of(config)
+    if kind is not None and hasattr(config, "code_from"):
+        return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
     return None if kind is None else TABLES[kind][1]._model_mapping.get(type(config), None)
 
 

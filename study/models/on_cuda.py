@@ -60,12 +60,15 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        query, key, value, *_ = ctx.saved_tensors
+        query, key, value, _, _, *bias = ctx.saved_tensors
         mine, *wide = fused_attention_backward(gradient, query, key, value)[:3]
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # a head of keys and values has the sum over the heads that share it
             wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
-        return mine, *wide, None
+        of_bias = None
+        if ctx.needs_input_grad[3]:  # T5's positions: of every row and head, summed over those that share it
+            of_bias = query.new_empty(*query.shape[:3], key.shape[2]).sum_to_size(bias[0].shape)
+        return mine, *wide, of_bias
 
 
 class AsOnCuda(TorchFunctionMode):

@@ -119,6 +119,8 @@ def _layer(setup: Setup) -> int:
         # Four norms in fp32: each keeps its input, or a copy of it, and the normalized; two feed products.
         kept += h * (36 if s == 2 else 42 if setup.autocast else 40)
         kept += 4 * (tokens + m.hidden) * FP32
+    elif m.family == "llama":
+        kept += 4 * f * c + h * (16 if s == 2 else 26 if setup.autocast else 24) + 2 * tokens * FP32
     else:
         norms = 1 if m.family == "gptj" else 2
         adds = {"gptj": 1, "gpt_neox": 1 if m.parallel else 2}.get(m.family, 2)
@@ -141,6 +143,7 @@ def _attention(setup: Setup) -> int:
     drops = m.attention_dropout > 0
     if setup.attention == "sdpa" and (not drops or setup.on_gpu):  # fused: log-sum-exp instead of the scores
         kept = 4 * q * c + tokens * m.heads * FP32
+        kept -= 2 * (m.heads - m.kv_heads) * m.head_width * tokens * c  # shared heads are not repeated
         if m.family == "bert":
             kept += rows * setup.sequence**2 * c  # the mask, as numbers
         if m.family == "gpt_neox":
@@ -155,7 +158,7 @@ def _attention(setup: Setup) -> int:
         kept += 4 * q if setup.precision == "bf16_cast" else 0  # GPT-J computes queries and keys in fp32
     if m.family == "gemma2":
         kept += scores * c  # the soft cap's tanh
-    fp32_softmax = m.family in ("gptj", "gpt_neox", "gemma2") or setup.autocast
+    fp32_softmax = m.family in ("gptj", "gpt_neox", "gemma2", "llama") or setup.autocast
     kept += scores * (FP32 if fp32_softmax else c)
     if drops:
         late = setup.autocast and m.family in ("bert", "gpt_neox", "gemma2")  # dropped in fp32, then taken to bf16
@@ -183,6 +186,9 @@ def _ends(setup: Setup) -> tuple[int, int, int]:
         embeddings = 2 * setup.sequence * m.head_width * s
         tanh = tokens * m.vocabulary * setup.product_bytes  # the soft cap's
         head = h * (12 if setup.precision == "fp32" else 10) + tanh
+    elif m.family == "llama":
+        embeddings = 2 * setup.sequence * m.head_width * s
+        head = h * (8 if s == 2 else 10 if setup.autocast else 12) + tokens * FP32
     else:
         embeddings = h * s + mask + (2 * setup.sequence * m.rotary * s if m.family == "gpt_neox" else 0)
         head = h * (2 if setup.autocast else s) + 2 * tokens * s

@@ -8,7 +8,6 @@ from study.errors import Stop
 from study.machine.gpus import GPUS, Gpu
 from study.spec import arms
 from study.spec.arms import Arm
-from study.spec.shapes import NO_FUSED_ATTENTION
 from study.spec.validation import nearest
 from study.text.numbers import short, size
 from study.theory import architecture, papers
@@ -177,7 +176,7 @@ def _estimate(question: Question, arm: Arm, micro_batch: int) -> Estimate:
         micro_batch=micro_batch,
         accumulation=question.batch // question.gpus // micro_batch,
         sequence=question.sequence,
-        attention="eager" if question.model.family in NO_FUSED_ATTENTION else "sdpa",
+        attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=question.checkpointing,
         device="cuda",
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES, config_of
+from study.spec.settings import flag
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.spec.validation import nearest
 from study.text import numbers
 from study.theory.profile import Tensor
@@ -57,6 +58,10 @@ class Architecture:
     embedding_dropout: float
     labels: int = 2
 
+    @property
+    def has_fused_attention(self) -> bool:
+        return self.family not in NO_FUSED_ATTENTION
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
@@ -70,10 +75,20 @@ class Wanted:
     """With --params."""
     hidden: int | None = None
     """With --params."""
+    ffn: int | None = None
+    """With --params: width of gated feed-forward layers. It makes the model a decoder of today, as Llama is one."""
     heads: int | None = None
     """With --params: attention heads. Default: at least 64 elements each."""
+    kv_heads: int | None = None
+    """With --ffn: heads of keys and values. Default: as many as heads."""
     vocabulary: int | None = None
-    """With --params: size of the vocabulary. Default: GPT-2's."""
+    """With --params: size of the vocabulary. Default: GPT-2's, and with --ffn Llama 3's."""
+    lora_rank: int | None = None
+    """With --model: only adapters of this rank train, one at each linear layer but the head."""
+    train_only: str | None = None
+    """With --model: only tensors train whose names this regular expression matches."""
+    trust_remote_code: bool = False
+    """With --model: run Python code that comes with the model."""
 
 
 def describe(model: str | dict, vocabulary: int | None = None, dropout: float | None = None) -> Architecture:
@@ -119,11 +134,16 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
     )
 
 
-def named(model: str) -> Architecture | Transformer:
-    """A built-in shape, or the model of a config.json: of a folder or the hub. `gpt-tiny` has the embedded corpus."""
+def named(model: str, *, trust_remote_code: bool = False, **which) -> Architecture | Transformer:
+    """A built-in shape, or the model of a config.json: of a folder or the hub. `gpt-tiny` has the embedded corpus.
+
+    `which` says what of it trains; then a built-in shape is looked at, as other models are.
+    """
     if model in SHAPES:
         shape = config_of(model)
-        return describe(shape) if shape["model_type"] in FAMILIES else Transformer.of(shape, model)
+        has_formulas = shape["model_type"] in FAMILIES and not any(which.values())
+        return describe(shape) if has_formulas else Transformer.of(shape, model, **which)
+    hub.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:
         config = json.loads(path.read_text())
@@ -132,7 +152,8 @@ def named(model: str) -> Architecture | Transformer:
         raise Stop(f"{path} cannot be read ({reason})", "name the folder of a model") from None
     if not isinstance(config, dict):
         raise Stop(f"{path} is not the config of a model", "name the folder of a model")
-    return describe(config)
+    code = str(model) if trust_remote_code and "auto_map" in config else None
+    return Transformer.of(config, model, code_from=code, **which)
 
 
 def generic(
@@ -160,6 +181,45 @@ def generic(
     return describe({"model_type": "gpt2", "vocab_size": vocabulary} | sizes)
 
 
+def decoder(
+    params: float,
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    vocabulary: int = 128256,
+) -> Architecture:
+    """A decoder of today: gated feed-forward layers, RMS norms, rotary positions, heads that share keys and values.
+
+    The number of parameters decides what the other numbers leave open: how wide a head is, and whether the head of the
+    model is also its embedding.
+    """
+    heads = heads or max(1, hidden // 128)
+    kv_heads = kv_heads or heads
+    given = {"layers": layers, "hidden": hidden, "ffn": ffn, "heads": heads, "kv-heads": kv_heads}
+    for name, value in (given | {"params": params, "vocabulary": vocabulary}).items():
+        if not 0 < value < math.inf:
+            raise Stop(f"--{name} must be a finite number above 0 (got {value:g})", "give a number above 0")
+    if heads % kv_heads:
+        raise Stop(f"--kv-heads {kv_heads} do not divide --heads {heads}", "give a number that does")
+    own = hidden // heads
+    fixed = {"family": "llama", "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "inner": ffn}
+    fixed |= {"vocabulary": vocabulary, "positions": 0, "rotary": 0, "biases": False, "parallel": False}
+    fixed |= {"hidden_dropout": 0, "attention_dropout": 0, "embedding_dropout": 0}
+    candidates = [
+        Architecture(head_width=width, tied=tied, **fixed)
+        for width in [own, *(width for width in (64, 80, 96, 128, 192, 256) if width != own)]
+        for tied in (False, True)
+    ]
+    best = min(candidates, key=lambda model: abs(parameters(model) - params))
+    if abs(parameters(best) / params - 1) > 0.05:
+        counts = numbers.count(parameters(candidates[0])), numbers.count(params)
+        what = "these dimensions make {} parameters, not {}".format(*counts)
+        raise Stop(what, "correct one of them; a mixture of experts needs --model with its config.json")
+    return best
+
+
 def count_of(params: float | str) -> float:
     """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
     if not isinstance(params, str):
@@ -170,22 +230,31 @@ def count_of(params: float | str) -> float:
     return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
 
 
-def asked_for(wanted: Wanted, sequence: int) -> Architecture:
+def asked_for(wanted: Wanted, sequence: int) -> Architecture | Transformer:
     """The model that --model names, if it reads `sequence` tokens; or a generic model of the other flags."""
-    given = {f"--{name}": value for name, value in vars(wanted).items() if value is not None}
-    if wanted.model is not None and len(given) > 1:
-        raise Stop(f"{' and '.join(given)} cannot be combined", f"give --model, or {NUMBERS}")
+    given = {flag(name): value for name, value in vars(wanted).items() if value not in (None, False)}
+    which = {flag(name): getattr(wanted, name) for name in ("lora_rank", "train_only", "trust_remote_code")}
+    others = [name for name in given if name != "--model" and name not in which]
+    if wanted.model is not None and others:
+        raise Stop(f"{' and '.join(['--model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
     if wanted.model is not None:
-        model = named(wanted.model)
-        if sequence > model.positions:
+        options = {"lora_rank": wanted.lora_rank, "train_only": wanted.train_only}
+        model = named(wanted.model, trust_remote_code=wanted.trust_remote_code, **options)
+        if model.positions and sequence > model.positions:
             what = f"--sequence {sequence} is more than the model's {model.positions} positions"
             raise Stop(what, f"give {model.positions} or fewer")
         return model
+    if alone := [name for name in given if name in which]:
+        raise Stop(f"{' and '.join(alone)} need a model whose tensors are known", "give --model")
     if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
         if not given:
             raise Stop("no model is given", f"give --model, or {NUMBERS}")
         raise Stop(f"{' and '.join(given)} do not describe a model", f"give {' and '.join(missing)} as well")
-    return generic(**{name[2:]: value for name, value in given.items()} | {"params": count_of(wanted.params)})
+    if wanted.kv_heads is not None and wanted.ffn is None:
+        raise Stop("--kv-heads alone does not describe a decoder", "give --ffn, the width of its feed-forward layers")
+    numbers_given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
+    numbers_given["params"] = count_of(wanted.params)
+    return generic(**numbers_given) if wanted.ffn is None else decoder(**numbers_given)
 
 
 def in_words(model: Architecture | Transformer) -> str:
@@ -213,6 +282,7 @@ def _tensors(model: Architecture) -> tuple[Tensor, ...]:
         "gptj": ("transformer.h", _gpt_ends, _gptj_layer),
         "gpt_neox": ("gpt_neox.layers", _gpt_ends, _neox_layer),
         "gemma2": ("model.layers", _gpt_ends, _gemma_layer),
+        "llama": ("model.layers", _gpt_ends, _llama_layer),
     }[model.family]
     first, last = ends(model)
     rows = [Tensor(name, shape, "embeddings") for name, shape in first]
@@ -256,11 +326,12 @@ def _gpt_ends(m: Architecture) -> tuple[list, list]:
         "gptj": ("transformer.wte", "transformer.ln_f"),
         "gpt_neox": ("gpt_neox.embed_in", "gpt_neox.final_layer_norm"),
         "gemma2": ("model.embed_tokens", "model.norm"),
+        "llama": ("model.embed_tokens", "model.norm"),
     }[m.family]
     first = [(f"{embedding}.weight", (m.vocabulary, m.hidden))]
     if m.family == "gpt2":
         first.append(("transformer.wpe.weight", (m.positions, m.hidden)))
-    last = _norm(norm, m.hidden)[: 1 if m.family == "gemma2" else 2]
+    last = _norm(norm, m.hidden)[: 1 if m.family in ("gemma2", "llama") else 2]
     if not m.tied:
         last += _linear("lm_head", m.vocabulary, m.hidden)[: 2 if m.family == "gptj" else 1]
     return first, last
@@ -294,14 +365,21 @@ def _neox_layer(m: Architecture) -> list:
     return _norm("input_layernorm", m.hidden) + _norm("post_attention_layernorm", m.hidden) + attention + feed
 
 
+def _llama_layer(m: Architecture) -> list:
+    return _gated_layer(m) + [(f"{name}_layernorm.weight", (m.hidden,)) for name in ("input", "post_attention")]
+
+
 def _gemma_layer(m: Architecture) -> list:
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return _gated_layer(m) + [(f"{name}_layernorm.weight", (m.hidden,)) for name in norms]
+
+
+def _gated_layer(m: Architecture) -> list:
     queries, keys = m.heads * m.head_width, m.kv_heads * m.head_width
     sizes = {"q": (queries, m.hidden), "k": (keys, m.hidden), "v": (keys, m.hidden), "o": (m.hidden, queries)}
     rows = [(f"self_attn.{name}_proj.weight", size) for name, size in sizes.items()]
     sizes = {"gate": (m.inner, m.hidden), "up": (m.inner, m.hidden), "down": (m.hidden, m.inner)}
-    rows += [(f"mlp.{name}_proj.weight", size) for name, size in sizes.items()]
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    return rows + [(f"{name}_layernorm.weight", (m.hidden,)) for name in norms]
+    return rows + [(f"mlp.{name}_proj.weight", size) for name, size in sizes.items()]
 
 
 # --- operations ----------------------------------------------------------------------------------------------------

@@ -137,6 +137,8 @@ def look(model: Transformer) -> Look:
 
 def _config(model: Transformer, attention: str | None = None):
     with _quiet():
+        if model.code_from is not None:
+            return configs.load(model.code_from, attention=attention, dropout=model.dropout, trust_remote_code=True)
         return configs.of_dict(json.loads(model.config), attention, model.dropout)
 
 

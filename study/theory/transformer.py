@@ -53,6 +53,7 @@ class Transformer:
     lora_rank: int | None = None  # only adapters of this rank train
     train_only: str | None = None  # only tensors train whose name this regular expression matches
     dropout: float | None = None  # in place of every probability of the config
+    code_from: str | None = None  # a model whose own Python code the user trusts
 
     @classmethod
     def of(cls, config: dict, name: str, **which) -> "Transformer":
@@ -68,7 +69,7 @@ class Transformer:
 
     @property
     def _key(self) -> list:
-        return [self.config, self.lora_rank, self.train_only, self.dropout]
+        return [self.config, self.lora_rank, self.train_only, self.dropout, self.code_from]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:

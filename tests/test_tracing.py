@@ -1,0 +1,236 @@
+"""Any transformers model, looked at: against the real model, against the formulas, and against itself."""
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from conftest import ROOT
+from families import PUBLISHED, config_of
+from test_architecture import SMALL as SHAPED
+
+from study.errors import Stop
+from study.measure.memory import MemoryWatch
+from study.models import config as configs
+from study.models.build import build
+from study.models.on_cuda import AsOnCuda
+from study.models.step import inputs, logits_and_losses
+from study.spec.settings import Settings
+from study.theory import architecture, tracing, transformer
+from study.theory.architecture import Wanted, asked_for, decoder, describe, parameters
+from study.theory.deepspeed_memory import Engine
+from study.theory.estimate import estimate, moments, operations, profile
+from study.theory.setup import Setup
+from study.theory.transformer import Transformer
+
+SEQUENCE = 40
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setattr(transformer, "_seen", {})
+
+
+def setup_of(name: str, rows: int = 3, **values) -> Setup:
+    model = Transformer.of(config_of(name), name)
+    attention = "sdpa" if model.has_fused_attention else "eager"
+    return Setup(model=model, micro_batch=rows, sequence=SEQUENCE, **{"attention": attention} | values)
+
+
+def measured(monkeypatch, setup: Setup) -> tuple[int, int]:
+    """Bytes that live at the end of a forward pass of the real model on a CPU, and at most until the backward's end."""
+    config = configs.of_dict(json.loads(setup.model.config), setup.attention)
+    dtype = torch.bfloat16 if setup.precision == "bf16_cast" else torch.float32
+    model = build(config, "cpu", dtype, setup.checkpointing)
+    batch = inputs(config, setup.micro_batch, setup.sequence)
+    tensors = [*model.parameters(), *model.buffers(), *batch.values()]
+    monkeypatch.setattr("study.measure.memory.gc", types.SimpleNamespace(collect=int, get_objects=lambda: tensors))
+    cast = torch.autocast("cpu", torch.bfloat16) if setup.autocast else contextlib.nullcontext()
+    with MemoryWatch("cpu", dict) as watch:
+        before = watch.total
+        with cast:
+            loss = logits_and_losses(config, model, batch, dtype)[1].mean()
+        kept = watch.total - before
+        loss.backward()
+    return kept, watch.peak - before
+
+
+REAL = [
+    ("llama", 3, "bf16", "sdpa", False),
+    ("llama", 1, "bf16_cast", "eager", True),
+    ("gemma2", 3, "fp32", "eager", False),
+    ("gemma3_text", 3, "bf16_cast", "sdpa", False),
+    ("mixtral", 2, "bf16_cast", "sdpa", True),
+    ("qwen3_moe", 3, "fp32", "sdpa", False),
+    ("t5", 3, "bf16", "sdpa", True),
+    ("whisper", 2, "fp32", "sdpa", False),
+    ("modernbert", 3, "bf16", "sdpa", False),
+    ("vit", 1, "fp32", "eager", False),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), REAL)
+def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
+    """At the end of the forward pass but for single numbers, and within a thousandth at the peak of both passes."""
+    setup = setup_of(name, rows, precision=precision, attention=attention, checkpointing=checkpointing)
+    seen = profile(setup)
+    kept, peak = measured(monkeypatch, setup)
+    assert seen.kept == pytest.approx(kept, rel=0, abs=32)
+    held = [sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward"]
+    assert max(held) == pytest.approx(peak, rel=0.001)
+    assert peak > kept > 0
+
+
+@pytest.mark.parametrize(("name", "checkpointing"), [("llama", True), ("qwen3_moe", False)])
+def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing):
+    """Two looks give every number of rows: at seven it is what a look at seven sees."""
+    setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
+    lines = tracing.lines(setup.model, setup.way, (7,))
+    fresh = Transformer.of(json.loads(setup.model.config), "fresh")
+    monkeypatch.setattr(Transformer, "_lines", lambda *_: lines)
+    direct = fresh.profile(setup.way, 7)
+    monkeypatch.undo()
+    assert profile(setup) == direct
+    assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
+
+
+DIMENSIONS = {"layers": 3, "hidden": 96, "ffn": 352, "heads": 6, "kv_heads": 2, "vocabulary": 1009}
+
+
+@pytest.mark.parametrize(
+    ("precision", "attention", "checkpointing"),
+    [("fp32", "sdpa", False), ("bf16", "eager", False), ("bf16_cast", "sdpa", False), ("bf16_cast", "eager", True)],
+)
+def test_a_decoder_of_a_few_numbers_is_a_llama(precision, attention, checkpointing):
+    """The formulas that need no torch against a look at a Llama of the same dimensions."""
+    config = {"model_type": "llama", "vocab_size": 1009, "hidden_size": 96, "intermediate_size": 352}
+    config |= {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 0}
+    looked_at = Transformer.of(config | {"max_position_embeddings": 64}, "small")
+    numbers = decoder(parameters(looked_at), **DIMENSIONS)
+    assert [(t.name, t.shape) for t in looked_at.tensors] == [(t.name, t.shape) for t in architecture.tensors(numbers)]
+    values = {"precision": precision, "attention": attention, "checkpointing": checkpointing}
+    ours, theirs = (
+        Setup(model=model, micro_batch=3, sequence=SEQUENCE, device="cuda", **values) for model in (numbers, looked_at)
+    )
+    assert profile(ours).kept == pytest.approx(profile(theirs).kept, rel=0.005)
+    assert estimate(ours).peak_bytes == pytest.approx(estimate(theirs).peak_bytes, rel=0.05)
+    if not checkpointing:
+        assert operations(ours) == pytest.approx(operations(theirs), rel=0.01)
+
+
+def test_numbers_that_make_another_model_are_refused():
+    assert parameters(decoder(8e9, 32, 4096, 14336, 32, 8)) == PUBLISHED["Llama-3-8B"][0]
+    wanted = Wanted(params="8.2B", layers=36, hidden=4096, ffn=12288, heads=32, kv_heads=8, vocabulary=151936)
+    assert parameters(asked_for(wanted, 2048)) == pytest.approx(PUBLISHED["Qwen3-8B"][0], rel=1e-4)
+    with pytest.raises(Stop, match=r"these dimensions make 8.03 billion parameters, not 70 billion"):
+        decoder(70e9, 32, 4096, 14336, 32, 8)
+    with pytest.raises(Stop, match="--kv-heads alone"):
+        asked_for(Wanted(params=8e9, layers=32, hidden=4096, kv_heads=8), 1)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_published(name):
+    published, config = PUBLISHED[name]
+    model = Transformer.of(config, name)
+    assert parameters(model) == pytest.approx(published, rel=1e-4)
+    blocks = {tensor.block for tensor in model.tensors}
+    assert {"embeddings", "layer.0", "head"} <= blocks
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_cast"])
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_what_differs_on_a_gpu_is_what_the_formulas_say(family, precision):
+    """Masks of one byte, fused attention with dropout, powers in fp32: two ways to the same bytes."""
+    values = {"precision": precision, "micro_batch": 3, "sequence": SEQUENCE}
+    looked_at, formulas = Transformer.of(SHAPED[family], family), describe(SHAPED[family])
+    kept = {
+        device: [profile(Setup(model=model, device=device, **values)).kept for model in (looked_at, formulas)]
+        for device in ("cpu", "cuda")
+    }
+    assert kept["cuda"][0] == pytest.approx(kept["cuda"][1], rel=0.03)
+    assert abs(kept["cuda"][0] / kept["cpu"][0] - 1) > 0.01, "nothing differs"
+
+
+def test_each_difference_can_be_left_out():
+    with AsOnCuda(without=("attention", "autocast", "dropout")):
+        saved = _saved_by_dropout()
+    with AsOnCuda():
+        assert _saved_by_dropout() < saved
+
+
+def _saved_by_dropout() -> int:
+    saved, x = [], torch.ones(64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes), lambda _: None):
+        torch.nn.functional.dropout(x * 1, 0.5)
+    return sum(saved)
+
+
+@pytest.mark.parametrize("arm", ["single", "zero2", "zero3"])
+def test_what_is_frozen_has_no_gradients_and_no_states(arm):
+    whole = Transformer.of(config_of("llama"), "whole")
+    adapted = dataclasses.replace(whole, lora_rank=4)
+    part = dataclasses.replace(whole, train_only="norm|lm_head")
+    full, lora, some = (
+        estimate(Setup.of_arm(model, arm, ranks=4, precision="bf16_cast", micro_batch=2, sequence=SEQUENCE))
+        for model in (whole, adapted, part)
+    )
+    trains = sum(tensor.elements for tensor in adapted.tensors if tensor.trains)
+    # Each of the seven matrices of a layer: rank 4 times its rows and columns.
+    assert trains == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 160))
+    assert lora.after_step["moments"] == pytest.approx(8 * trains / (1 if arm == "single" else 4), rel=0.02)
+    assert full.after_step["moments"] > some.after_step["moments"] > lora.after_step["moments"]
+    assert full.peak_bytes > some.peak_bytes > lora.peak_bytes
+    assert lora.parameters == full.parameters + trains
+
+
+def test_a_fused_loss_holds_no_logits():
+    whole, chunked = (setup_of("llama", rows=8, precision="bf16_cast", loss=loss) for loss in ("whole", "chunked"))
+    logits = 4 * 8 * SEQUENCE * 512
+    assert profile(whole).kept - profile(chunked).kept > 0.5 * logits
+    with pytest.raises(Stop, match="cannot be computed in chunks"):
+        profile(setup_of("t5", loss="chunked"))
+
+
+def test_foreach_needs_a_copy_of_a_moment():
+    fused, foreach = (
+        max(sum(now.values()) for when, now in moments(Engine(setup), profile(setup)) if when == "update")
+        for setup in (setup_of("llama", optimizer=optimizer) for optimizer in ("fused", "foreach"))
+    )
+    assert foreach - fused == 4 * parameters(setup_of("llama").model)
+
+
+def test_a_second_question_needs_no_torch(tmp_path):
+    """The first look is kept; with another transformers it would count for nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
+    words = [sys.executable, "-c", CODE, str(tmp_path)]
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
+    answers = []
+    for _ in range(2):
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout.splitlines()[-1].split())
+    assert (answers[0][0], answers[1][0]) == ("True", "False")
+    assert answers[0][1] == answers[1][1]
+
+
+CODE = """
+import sys
+from study.theory.architecture import named
+from study.theory.estimate import estimate
+from study.theory.setup import Setup
+peak = estimate(Setup.of_arm(named(sys.argv[1]), "zero3", ranks=8, sequence=32)).peak_bytes
+print("torch" in sys.modules, peak)
+"""
+
+
+def test_code_in_the_folder_of_a_model_is_refused_and_not_run(tmp_path):
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "config.json").write_text(json.dumps(config_of("llama") | {"auto_map": {"AutoConfig": "own.Config"}}))
+    with pytest.raises(Stop, match="has Python code of its own"):
+        asked_for(Wanted(model=str(tmp_path)), 1)
+    assert not (tmp_path / "ran").exists()
