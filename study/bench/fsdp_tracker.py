@@ -1,5 +1,7 @@
 """What PyTorch's own FSDPMemTracker says that a rank needs: it follows FSDP2 on tensors without values."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,10 +33,8 @@ def peak_bytes(record: Record) -> int:
         options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(cast, cast)}
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             model = build(config, "cpu", checkpointing=requested.checkpointing)
-            for module in list(model.modules()):
-                for layer in module if isinstance(module, torch.nn.ModuleList) else ():
-                    if any(True for _ in layer.parameters()):
-                        fully_shard(layer, **options)
+            for layer in list(_layers(model)):
+                fully_shard(layer, **options)
             fully_shard(model, **options)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, requested.micro_batch, requested.sequence)
@@ -46,8 +46,15 @@ def peak_bytes(record: Record) -> int:
                         with torch.autocast("cpu", torch.bfloat16, enabled=requested.precision == "bf16"):
                             losses = logits_and_losses(config, model, batch, cast or torch.float32)[1]
                         losses.mean().backward()
+                        tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
                     optimizer.step()
                     optimizer.zero_grad()
             return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     finally:
         dist.destroy_process_group()
+
+
+def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The outermost numbered modules."""
+    for child in module.children():
+        yield from child if isinstance(child, torch.nn.ModuleList) else _layers(child)

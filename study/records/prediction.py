@@ -10,15 +10,18 @@ from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
 
-def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Estimate | None:
+def predicted(
+    record: Record, ranks: int | None = None, deepspeed: dict | None = None, look: bool = False
+) -> Estimate | None:
     """The estimate of a run, or of the same run on other ranks or with another DeepSpeed config.
 
+    With `look` the model is looked at even where there are formulas for it, which needs torch the first time.
     None if its model, or the size of its data in the same memory, is not known here, and for the published script.
     """
     requested, observed = record.requested, record.observed
     if record.is_script:
         return None
-    model, rows = architecture(record), data_rows(requested)
+    model, rows = architecture(record, look), data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None
     setup = Setup.of_settings(
@@ -42,13 +45,13 @@ def _last_window(record: Record) -> int:
     return max(1, (timed - 1) % requested.log_every + 1)
 
 
-def architecture(record: Record) -> Architecture | Transformer | None:
+def architecture(record: Record, look: bool = False) -> Architecture | Transformer | None:
     """The architecture that a run trained. None if it is not a built-in shape, or has other parameters than that."""
     requested, size = record.requested, record.observed.parameters
     name = shape_of(requested.model)
     if name not in SHAPES:
         return None
-    if SHAPES[name]["model_type"] not in FAMILIES:
+    if look or SHAPES[name]["model_type"] not in FAMILIES:
         model = Transformer.of(config_of(name), name, dropout=requested.dropout)
         return model if size in (None, parameters(model)) else None
     model = describe(name, VOCABULARY, requested.dropout)
