@@ -1,4 +1,4 @@
-"""Compares predictions of peak memory with measured peaks: ours, DeepSpeed's two estimators and Accelerate's.
+"""Compares predictions of peak memory with measured peaks: ours, DeepSpeed's, Accelerate's and PyTorch's.
 
 study scoreboard runs/scoreboard runs/smoke
 """
@@ -14,65 +14,108 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
+from study.bench import fsdp_tracker
 from study.errors import Stop, exit_on_stop
 from study.records import runs
 from study.records.prediction import architecture, predicted
 from study.records.runs import Run, Runs
+from study.spec.shapes import SHAPES, shape_of
 from study.text.tables import say, show
-from study.theory.architecture import tensors
+from study.theory.architecture import FAMILIES, tensors
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
-PREDICTORS = ("ours", "deepspeed", "accelerate")
+# "ours" looks at the model; "formulas" is the second way, for the families that have them.
+# PyTorch's FSDPMemTracker follows FSDP2, and stands beside stage 3 without offloading, the arm that is most like it.
+PREDICTORS = ("ours", "formulas", "deepspeed", "accelerate", "torch")
 STATES_ONLY = "deepspeed, states"
 ESTIMATED = ("weights", "master", "moments", "gradients", "buckets")  # all that DeepSpeed's estimators predict
+GOAL = 0.01
 
 
 def main(
-    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    *,
+    every_cell: bool = False,
+    tracker: bool = True,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Print each run with each predictor's error, and each predictor's median and worst.
+    """Print each predictor's median and worst error, ours by family and by arm, and the cells where ours misses.
 
     Args:
         folders: Folders with runs in them, at any depth; - reads them from standard input, one per line.
+        every_cell: Print each cell, not only those that ours misses by more than 1 %.
+        tracker: Ask PyTorch's FSDPMemTracker as well, which takes some seconds for a cell of stage 3.
         as_json: Print the rows as JSON instead.
     """
     if not folders:
         raise Stop("no folder is given", "name folders with runs, as in: study scoreboard runs/scoreboard")
     if folders == (Path("-"),):
         folders = tuple(map(Path, sys.stdin.read().splitlines()))
-    rows = scored(runs.load(folders, every_folder_has_runs=True))
+    rows = scored(runs.load(folders, every_folder_has_runs=True), tracker)
     if as_json:
         return say(json.dumps(rows))
-    predictors = (*PREDICTORS, STATES_ONLY)
-    show([row | {name: None if row[name] is None else f"{row[name]:+.1%}" for name in predictors} for row in rows])
-    for part, chosen in (("all", rows), ("held out", [row for row in rows if row["held out"]])):
-        for name in predictors:
-            if errors := [abs(row[name]) for row in chosen if row[name] is not None]:
-                median, worst = statistics.median(errors), max(errors)
-                say(f"{part}, {name}: {len(errors)} of {len(chosen)} cells, median {median:.2%}, worst {worst:.2%}")
+    chosen = [dict(row) for row in rows if every_cell or abs(row["ours"]) > GOAL]
+    if chosen:
+        percents = (*PREDICTORS, STATES_ONLY)
+        shown = [
+            row | {name: None if row[name] is None else f"{row[name]:+.1%}" for name in percents} for row in chosen
+        ]
+        show([{name: value for name, value in row.items() if name not in HIDDEN} for row in shown])
+    held_out = [row for row in rows if row["held out"]]
+    show(
+        [
+            {"predictor": name} | errors(part, name, title)
+            for title, part in (("all", rows), ("held out", held_out))
+            for name in (*PREDICTORS, STATES_ONLY)
+            if any(row[name] is not None for row in part)
+        ]
+    )
+    for by in ("family", "arm"):
+        names = sorted({row[by] for row in rows})
+        show([{by: name} | errors([row for row in rows if row[by] == name], "ours") for name in names])
 
 
-def scored(loaded: Runs) -> list[dict]:
+HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters
+
+
+def errors(rows: list[dict], predictor: str, title: str | None = None) -> dict:
+    """How far off a predictor is over some cells."""
+    off = [abs(row[predictor]) for row in rows if row[predictor] is not None]
+    over = sum(error > GOAL for error in off)
+    counts = {"cells": len(off), "over 1 %": over}
+    names = {"of": title} if title else {}
+    return names | counts | {"median": f"{statistics.median(off):.2%}", "worst": f"{max(off):.2%}"}
+
+
+def scored(loaded: Runs, tracker: bool = False) -> list[dict]:
     """A row for each finished run whose memory is known by component. stderr names what is set aside."""
     sys.stderr.write("".join(f"set aside: {sentence}\n" for sentence in loaded.set_aside))
     in_order = sorted(loaded.done, key=lambda run: run.folder)
-    rows = [score(run) for run in in_order if run.components and predicted(run.record)]
+    rows = [
+        score(run, tracker) for run in in_order if run.components and architecture(run.record) and predicted(run.record)
+    ]
     if not rows:
         raise Stop("no finished run has memory by component and a known model", "run study sweep scoreboard first")
     return rows
 
 
-def score(run: Run) -> dict:
+def score(run: Run, tracker: bool = False) -> dict:
     """One run's peak, and the relative error of each prediction of it; None where a predictor has none."""
-    rank, ours = run.record.memory.components.per_rank[0], predicted(run.record)
+    rank, ours = run.record.memory.components.per_rank[0], predicted(run.record, look=True)
     measured_bytes, at_peak = rank.tracked_peak_bytes, rank.at_peak
-    bytes_of = {"ours": ours.peak_bytes} | library_estimates(run)
+    bytes_of = {"ours": ours.peak_bytes, "formulas": None} | library_estimates(run)
+    if (family := SHAPES[shape_of(run.model)]["model_type"]) in FAMILIES:
+        bytes_of["formulas"] = predicted(run.record).peak_bytes
+    asked_torch = tracker and fsdp_tracker.applies(run.record)
+    bytes_of["torch"] = fsdp_tracker.peak_bytes(run.record) if asked_torch else None
     states_bytes = sum(at_peak.get(role, 0) for role in ESTIMATED)
     off = {part: ours.at_peak.get(part, 0) - at_peak.get(part, 0) for part in [*at_peak, *ours.at_peak]}
     worst = max(off, key=lambda part: abs(off[part]))
     return {
+        "cell": f"{run.model} {run.arm}",
+        "family": family,
         "arm": run.arm,
-        "model": run.model,
         "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks,
         "precision": run.precision,
         "rows": run.micro_batch,
@@ -82,7 +125,7 @@ def score(run: Run) -> dict:
         "measured GB": measured_bytes / 1e9,
         **{name: None if bytes_of[name] is None else bytes_of[name] / measured_bytes - 1 for name in PREDICTORS},
         STATES_ONLY: bytes_of["deepspeed"] and bytes_of["deepspeed"] / states_bytes - 1,
-        "ours, most off": f"{worst} {off[worst] / measured_bytes:+.1%}",
+        "most off": f"{worst} {off[worst] / measured_bytes:+.1%}",
     }
 
 

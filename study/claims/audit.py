@@ -20,7 +20,7 @@ from study.records.schema import Record, Time
 from study.spec import arms
 from study.spec.settings import AUTOCAST
 from study.spec.shapes import SHAPES, VOCABULARY
-from study.theory.architecture import describe, flops_per_row, parameters
+from study.theory.architecture import FAMILIES, describe, flops_per_row, parameters
 
 ROUNDING = 1e-6  # of numbers that differ only in the order of adding
 PADDING = 0.05  # of what stage 3 gathers and of what an allocator rounds up
@@ -211,8 +211,8 @@ def _utilization(record: Record, reached: float | None) -> Iterator[str]:
 def _operations(record: Record) -> Iterator[str]:
     """Operations and parameters are the model's own: what checkpointing repeats is useful work only once."""
     requested, flops = record.requested, record.time.flops_per_rank_and_step
-    if flops is None or requested.model not in SHAPES:
-        return
+    if flops is None or requested.model not in SHAPES or SHAPES[requested.model]["model_type"] not in FAMILIES:
+        return  # other families have no formulas
     if requested.data != "embedded" and SHAPES[requested.model].get("vocab_size") is None:
         return  # the vocabulary is that of its data
     count, per_row = _shape(requested.model, requested.sequence)

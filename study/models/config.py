@@ -10,7 +10,7 @@ from transformers.models.auto import modeling_auto as names
 
 from study.errors import Stop
 from study.machine import hub
-from study.spec.shapes import SHAPES
+from study.spec.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
@@ -27,7 +27,7 @@ TABLES = {
 def load(
     model: str,
     *,
-    vocabulary: int | None = None,
+    vocabulary: int = VOCABULARY,
     attention: str | None = None,
     dropout: float | None = None,
     trust_remote_code: bool = False,
@@ -39,10 +39,7 @@ def load(
     config of the part that reads text.
     """
     if model in SHAPES:
-        shape = {key: value for key, value in SHAPES[model].items() if key != "hub"}
-        if shape["vocab_size"] is None:
-            shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
-        return prepared(AutoConfig.for_model(**shape), attention, dropout)
+        return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
     hub.refuse_code(model, trust_remote_code)
     try:
         hub.prepare_to_load(model)

@@ -22,6 +22,15 @@ class WithoutValues(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def _grouped_flops(left, right, *_, out_val=None, **__) -> int:
+    """Each row of the left is multiplied with one group of the right; of two flat ones, each column with a row."""
+    return 2 * left.shape[0] * left.shape[1] * right.shape[-1]
+
+
+_grouped_flops._get_raw = True  # FlopCounterMode's mark for a formula that takes tensors
+GROUPED = {aten._grouped_mm: _grouped_flops}  # PyTorch 2.13's FlopCounterMode has no formula for it
+
+
 def _grouped_product(left, right, offsets=None, bias=None, out_dtype=None) -> torch.Tensor:
     """The result's shape: of one product for each group, whose rows or whose columns lie side by side."""
     if left.dim() == right.dim() == 2:

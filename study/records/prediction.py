@@ -3,22 +3,26 @@
 from dataclasses import replace
 
 from study.records.schema import Record, Requested
-from study.spec.shapes import SHAPES, VOCABULARY, shape_of
-from study.theory.architecture import Architecture, describe, parameters
-from study.theory.estimate import Estimate, estimate
+from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
+from study.theory.architecture import FAMILIES, Architecture, describe, parameters
+from study.theory.estimate import Estimate, estimate, inputs_bytes
 from study.theory.setup import Setup
+from study.theory.transformer import Transformer
 
 
-def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Estimate | None:
+def predicted(
+    record: Record, ranks: int | None = None, deepspeed: dict | None = None, look: bool = False
+) -> Estimate | None:
     """The estimate of a run, or of the same run on other ranks or with another DeepSpeed config.
 
+    With `look` the model is looked at even where there are formulas for it, which needs torch the first time.
     None if its model, or the size of its data in the same memory, is not known here, and for scripts that are not ours.
     """
     requested, observed = record.requested, record.observed
     if record.is_script or record.is_watched:
         return None
-    model, held_bytes = architecture(record), data_bytes(requested)
-    if model is None or (held_bytes is None and observed.device == "cpu"):
+    model, rows = architecture(record, look), data_rows(requested)
+    if model is None or (rows is None and observed.device == "cpu"):
         return None
     setup = Setup.of_settings(
         model,
@@ -26,17 +30,30 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
         deepspeed=deepspeed or (observed.deepspeed if observed.stage is not None else None),
         ranks=ranks or observed.ranks,
         device=observed.device,
-        data_bytes=held_bytes or 0,
     )
-    return estimate(setup)
+    # The rows are in the same memory as everything else, and so are those of the window that was read last.
+    read = requested.micro_batch * (requested.accumulation * _last_window(record) - 1)
+    return estimate(replace(setup, data_bytes=data_bytes(setup, requested.task, (rows or 0) + read)))
 
 
-def architecture(record: Record) -> Architecture | None:
+def _last_window(record: Record) -> int:
+    """Steps whose rows the instruments found in memory, if no epoch ended between them."""
+    requested, steps = record.requested, record.observed.steps
+    if requested.task == "synthetic" or None in (steps, requested.warmup_steps, requested.log_every):
+        return 1
+    timed = steps - requested.warmup_steps
+    return max(1, (timed - 1) % requested.log_every + 1)
+
+
+def architecture(record: Record, look: bool = False) -> Architecture | Transformer | None:
     """The architecture that a run trained. None if it is not a built-in shape, or has other parameters than that."""
     requested, size = record.requested, record.observed.parameters
     name = shape_of(requested.model)
     if name not in SHAPES:
         return None
+    if look or SHAPES[name]["model_type"] not in FAMILIES:
+        model = Transformer.of(config_of(name), name, dropout=requested.dropout)
+        return model if size in (None, parameters(model)) else None
     model = describe(name, VOCABULARY, requested.dropout)
     if SHAPES[name]["vocab_size"] is None and requested.data != "embedded" and size:
         # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
@@ -44,10 +61,14 @@ def architecture(record: Record) -> Architecture | None:
     return model if size in (None, parameters(model)) else None
 
 
-def data_bytes(requested: Requested) -> int | None:
-    """Bytes of data on a rank: token ids, and for reviews a mask and a label. None if the number of rows is unknown."""
+def data_rows(requested: Requested) -> int | None:
+    """Rows of data on a rank, for training and for evaluation. None if their number is unknown."""
+    if requested.task == "synthetic":
+        return requested.train_rows or requested.micro_batch * requested.accumulation
     train_rows = requested.train_rows or (1600 if requested.data == "embedded" else None)
-    if train_rows is None:  # all rows of the data set
-        return None
-    rows = train_rows + (requested.eval_rows or 0)
-    return rows * 8 * (2 * requested.sequence + 1 if requested.task == "imdb" else requested.sequence)
+    return None if train_rows is None else train_rows + (requested.eval_rows or 0)  # None: all rows of the data set
+
+
+def data_bytes(setup: Setup, task: str, rows: int) -> int:
+    """Bytes of so many rows: what a pass reads, and for reviews a label."""
+    return rows * (inputs_bytes(setup) // setup.micro_batch + (8 if task == "imdb" else 0))

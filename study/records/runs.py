@@ -19,7 +19,7 @@ from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
 
 # Settings that say where files are or how often something is printed. They change no number.
-NOT_IN_A_CELL = ("run_dir", "nvme_dir", "cache_dir", "config_file", "log_every")
+NOT_IN_A_CELL = ("run_dir", "nvme_dir", "cache_dir", "config_file", "log_every", "trust_remote_code")
 PLACES = ("nvme_path", "output_path", "output_file")  # the same in a resolved DeepSpeed config
 SETTINGS = frozenset(Requested.model_fields)
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from study.errors import Stop
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
 from study.spec.validation import nearest, sentence
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
@@ -36,12 +36,17 @@ class Settings:
 
     __pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False, revalidate_instances="always")
 
-    task: Literal["imdb", "wikitext"] = "imdb"
-    """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token."""
+    task: Literal["imdb", "wikitext", "synthetic"] | None = None
+    """imdb: BERT learns whether a review is positive. wikitext: GPT learns to predict the next token. synthetic: random
+    rows of the shape that the model takes (text, images or sound), with nothing to learn; for virtual ranks only.
+    Default: synthetic for a --model with --init none, imdb otherwise."""
     model: str | None = None
     """A hub name, a local folder, or a built-in shape: bert-tiny bert-base bert-large gpt-tiny gpt2 gpt2-medium
-    gpt2-large gpt2-xl gpt3-2.7b gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b. Default: the source documents' model on a
-    GPU, a tiny one without."""
+    gpt2-large gpt2-xl gpt3-2.7b gpt-j-6b gemma2-9b gpt3-13b gpt-neox-20b llama3-8b qwen2.5-7b qwen3-8b mistral-7b
+    gemma3-1b phi3-mini olmo2-7b mixtral-8x7b qwen3-30b-a3b t5-large modernbert-large vit-large whisper-large, and a
+    small one of each family, as llama-micro. Default: the source documents' model on a GPU, a tiny one without."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, if it needs any. Without it such a model is refused."""
     tokenizer: str | None = None
     """A hub name or a local folder. Default: the model's own. The embedded corpus needs none."""
     data: str | None = None
@@ -89,8 +94,8 @@ class Settings:
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     attention: Literal["sdpa", "eager"] | None = None
-    """sdpa: fused attention. eager: written out, with its score matrices kept. Default: sdpa, except for GPT-J and
-    Gemma 2 (a built-in shape, its hub name or a local folder), which have no fused attention in transformers."""
+    """sdpa: fused attention. eager: written out, with its score matrices kept. Default: sdpa where transformers has
+    it: not for GPT-J and Gemma 2."""
     tf32: bool = True
     """Let fp32 matrix products use TF32 where the device has it. No effect on a CPU."""
     instruments: bool = True
@@ -136,6 +141,8 @@ def check(settings: Settings, name_of: Callable[[str], str] = flag) -> None:
         raise Stop("--init none leaves nothing to train", "give --virtual-ranks as well, or another --init")
     if settings.init == "none" and settings.precision == "fp16":
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
+    if settings.task == "synthetic" and settings.virtual_ranks is None:
+        raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
     if settings.steps is not None:
         check_steps(settings, settings.steps)
 
@@ -173,22 +180,28 @@ def _adapter() -> TypeAdapter:
 
 def resolve(settings: Settings, gpu: bool) -> Settings:
     """Fill in the defaults that depend on the task and on whether there is a GPU."""
-    imdb, model = settings.task == "imdb", settings.model
+    task = settings.task or ("synthetic" if settings.init == "none" and settings.model else "imdb")
+    imdb, model = task == "imdb", settings.model
     if model is None:
         # `bert-large-uncased` is the hub's name, with weights; `bert-large` is the bare shape, for the embedded corpus.
         bert = "bert-large" if settings.data == "embedded" else "bert-large-uncased"
         model = (bert if imdb else "gpt2") if gpu else ("bert-tiny" if imdb else "gpt-tiny")
     tiny = model in ("bert-tiny", "gpt-tiny")
     data = settings.data or ("hub" if gpu and not tiny else "embedded")
+    if task == "synthetic":
+        data = "synthetic"
+    # Of other models, transformers' own class knows it.
+    attention = "eager" if model_type(model) in NO_FUSED_ATTENTION else "sdpa" if shape_of(model) in SHAPES else None
     defaults = {
+        "task": task,
         "model": model,
         "data": data,
         "init": "random" if model in SHAPES or is_local(model) else "pretrained",
-        "sequence": 128 if imdb or data == "embedded" else 1024,
+        "sequence": 128 if imdb or data in ("embedded", "synthetic") else 1024,
         "lr": 1e-3 if tiny else 5e-5,
         "train_rows": 800 if imdb else None,
         "eval_rows": 200 if imdb else 100,
-        "attention": "eager" if model_type(model) in NO_FUSED_ATTENTION else "sdpa",
+        "attention": attention,
     }
     blanks = {name: value for name, value in defaults.items() if getattr(settings, name) is None}
     return replace(settings, **blanks, cache_dir=settings.cache_dir.expanduser())

@@ -10,7 +10,7 @@ from pathlib import Path
 from study.errors import Stop
 from study.machine import hub
 from study.spec.settings import flag
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.spec.validation import nearest
 from study.text import numbers
 from study.theory.profile import Tensor
@@ -140,9 +140,9 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Architectu
     `which` says what of it trains; then a built-in shape is looked at, as other models are.
     """
     if model in SHAPES:
-        shape = {key: value for key, value in SHAPES[model].items() if key != "hub"}
-        shape["vocab_size"] = shape["vocab_size"] or VOCABULARY
-        return Transformer.of(shape, model, **which) if any(which.values()) else describe(shape)
+        shape = config_of(model)
+        has_formulas = shape["model_type"] in FAMILIES and not any(which.values())
+        return describe(shape) if has_formulas else Transformer.of(shape, model, **which)
     hub.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:

@@ -1,4 +1,4 @@
-"""The rows of the two tasks: read, tokenised once, and cached as tensors. Data that cannot be read is a Stop.
+"""The rows of a task: read, tokenised once, and cached as tensors; or random ones. Data that cannot be read is a Stop.
 
 `datasets` and the tokenizers are imported where they are used: the embedded corpus needs neither, and they take half a
 second of every rank's start.
@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from study.errors import Stop
 from study.machine import hub
+from study.models.step import inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
-from study.training import cache, corpus
+from study.training import cache, corpus, models
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 ROWS = "rows.safetensors"  # in each entry of the cache
@@ -32,8 +33,12 @@ class Data:
 
     train: Rows
     eval: Rows
-    vocabulary: int
+    vocabulary: int | None  # None where the model's own is taken
     source: str
+
+    @property
+    def train_rows(self) -> int:
+        return len(next(iter(self.train.values())))
 
     @property
     def checksum(self) -> str:
@@ -47,6 +52,8 @@ class Data:
 
 def load_data(settings: Settings) -> Data:
     """The rows of a task, from the cache if they are in it."""
+    if settings.task == "synthetic":
+        return _synthetic(settings)
     if settings.data == "embedded":
         return _embedded(settings)
     source = _data_source(settings)
@@ -88,6 +95,17 @@ def _embedded(settings: Settings) -> Data:
         )
     tensors = [{name: torch.from_numpy(array) for name, array in rows.items()} for rows in (train, test)]
     return Data(*tensors, vocabulary=VOCABULARY, source="embedded")
+
+
+def _synthetic(settings: Settings) -> Data:
+    """Random rows of the shape that the model takes, as many as a rank reads in a step. There are none to evaluate on:
+    only virtual ranks read these."""
+    config = models.model_config(settings, vocabulary=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SPLIT_SEED)
+        rows = settings.train_rows or settings.micro_batch * settings.accumulation
+        columns = inputs(config, rows, settings.sequence)
+    return Data(columns, {}, vocabulary=None, source=f"synthetic {' and '.join(columns)} for {config.model_type}")
 
 
 def _data_source(settings: Settings) -> str:

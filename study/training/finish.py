@@ -16,6 +16,7 @@ from study.machine import gpus
 from study.measure import hardware, readback, traffic
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes
+from study.models.shapes import GROUPED, WithoutValues
 from study.records import store
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
@@ -172,7 +173,7 @@ def flops_per_row(run: Run) -> float:
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
         batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
-        with FlopCounterMode(display=False) as counter:
+        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
             tasks.row_losses(run.settings, model, batch)[0].mean().backward()
         return float(counter.get_total_flops())
 

@@ -82,7 +82,7 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
     first = accelerator.is_main_process
     record = store.load(folder) if first else Record(run_id=folder.name, started_utc=store.now_utc())
     run = Run(settings, arm, folder, record, accelerator, data, disk)
-    needed, have = run.rows_taken_per_step, len(data.train["input_ids"])
+    needed, have = run.rows_taken_per_step, data.train_rows
     if needed > have:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"
         raise Stop(f"one step needs {needed} rows, and there are {have}", remedy)

@@ -1,11 +1,11 @@
-"""The models of the two tasks, the starting weights that all arms share, and the optimizer of bf16_cast."""
+"""The model of a run, the starting weights that all arms share, and the optimizer of bf16_cast."""
 
 import copy
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from study.errors import Stop
 from study.machine import hub
@@ -13,25 +13,35 @@ from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs
 from study.models.build import build
 from study.spec.settings import Settings
-from study.spec.shapes import SHAPES
+from study.spec.shapes import SHAPES, VOCABULARY
 from study.training import cache
 
+KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task is for; any, for synthetic
 
-def model_config(settings: Settings, vocabulary: int):
-    """The model's architecture, with the changes that the settings ask for."""
-    values = {"attention": settings.attention, "dropout": settings.dropout}
-    config = configs.load(settings.model, vocabulary=vocabulary, **values)
-    if configs.kind_of(config) != ("encoder" if settings.task == "imdb" else "decoder"):
-        other = "wikitext" if settings.task == "imdb" else "imdb"
+
+def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig:
+    """The model's architecture, with what the settings change in it. `vocabulary` is the data's, if it has one."""
+    config = configs.load(
+        settings.model,
+        vocabulary=vocabulary or VOCABULARY,
+        attention=settings.attention,
+        dropout=settings.dropout,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    kind = configs.kind_of(config)
+    if kind != KINDS.get(settings.task, kind):
         what = f"--model {settings.model} ({config.model_type}) does not fit task {settings.task}"
-        raise Stop(what, f"give --task {other}, or another model")
-    if vocabulary > config.vocab_size:
+        fitting = next((task for task, fits in KINDS.items() if fits == kind), None)
+        raise Stop(what, f"give --task {fitting or 'synthetic with --virtual-ranks'}, or another model")
+    if vocabulary and vocabulary > config.vocab_size:
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
-    limits = [configs.sequence_limit(config), (getattr(config, "sliding_window", None), "tokens of attention window")]
-    for most, kind in filter(None, limits):  # our masks have no window
+    limits = [configs.sequence_limit(config)]
+    if settings.task != "synthetic":  # our masks have no window, which matters where there are values
+        limits.append((getattr(config, "sliding_window", None), "tokens of attention window"))
+    for most, what in filter(None, limits):
         if most and settings.sequence > most:
-            raise Stop(f"--sequence {settings.sequence} is more than the model's {most} {kind}", f"give at most {most}")
+            raise Stop(f"--sequence {settings.sequence} is more than the model's {most} {what}", f"give at most {most}")
     return config
 
 
@@ -73,20 +83,20 @@ def drawn_weights(settings: Settings, config) -> Path:
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:
     """The model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
-    auto = AutoModelForSequenceClassification if settings.task == "imdb" else AutoModelForCausalLM
+    model_class = configs.class_for(config)
     options = {
         "dtype": torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32,
         "attn_implementation": config._attn_implementation,
-        "trust_remote_code": False,
     }
     if settings.init in ("in_place", "none"):
         with device:
-            model = auto.from_config(config, **options)
+            # As the Auto classes do it: under stage 3 each parameter is partitioned as it is drawn.
+            model = model_class._from_config(copy.deepcopy(config), **options)
     else:
         drawn = settings.init == "random"
         name = str(drawn_weights(settings, config)) if drawn else _published(settings)
         try:
-            model = auto.from_pretrained(name, config=config, **options)
+            model = model_class.from_pretrained(name, config=config, **options)
         except Exception as error:
             if device_is_full(error) or host_is_full(error):
                 raise

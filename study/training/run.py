@@ -90,7 +90,7 @@ class History:
 def windows(run: Run, start: int, stop: int) -> Iterator[range]:
     """Steps cut into windows: the warm-up first, then `log_every` at a time, ending where an epoch or a span ends."""
     settings = run.settings
-    per_epoch = len(run.data.train["input_ids"]) // run.rows_taken_per_step
+    per_epoch = run.data.train_rows // run.rows_taken_per_step
     while start < stop:
         ends = [stop, start + per_epoch - start % per_epoch]
         if start >= settings.warmup_steps:
@@ -106,8 +106,7 @@ def arrange(run: Run, window: range) -> list[Rows]:
 
     The order is over all rows, so that it is the same however many ranks share it.
     """
-    rows = run.data.train
-    count = len(rows["input_ids"])
+    rows, count = run.data.train, run.data.train_rows
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]

@@ -20,7 +20,6 @@ from study.records.schema import Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, Settings, as_dict
-from study.spec.shapes import VOCABULARY
 from study.training import loading, models, virtual
 from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
@@ -65,7 +64,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
         what = f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu"
         raise Stop(what, "use stage 3 for the disk, or write cpu")
     nvme.check_libaio()
-    model = models.on_meta(settings, models.model_config(settings, vocabulary=VOCABULARY))
+    model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     all_bytes = sum(p.numel() for p in model.parameters()) * nvme.BYTES_PER_PARAMETER
@@ -77,7 +76,8 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
     """Print what is about to run, and how to get the other of the two default runs."""
     where = hardware.device_name() or "CPU"
     ranks = f"{num_ranks} {'virtual ' if settings.virtual_ranks else ''}{'rank' if num_ranks == 1 else 'ranks'}"
-    data = "the embedded corpus" if settings.data == "embedded" else f"{settings.task} from {settings.data}"
+    names = {"embedded": "the embedded corpus", "synthetic": "random rows of its own shape"}
+    data = names.get(settings.data, f"{settings.task} from {settings.data}")
     say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {where}")
     if not CUDA and settings.model in ("bert-tiny", "gpt-tiny") and settings.data == "embedded":
         say(

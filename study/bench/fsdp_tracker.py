@@ -1,0 +1,60 @@
+"""What PyTorch's own FSDPMemTracker says that a rank needs: it follows FSDP2 on tensors without values."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+
+from study.models import config as configs
+from study.models.build import build
+from study.models.shapes import WithoutValues
+from study.models.step import inputs, logits_and_losses
+from study.records.schema import Record
+
+
+def applies(record: Record) -> bool:
+    """It knows FSDP2 alone: of the arms, stage 3 without offloading is the one that keeps the same parts."""
+    seen = record.observed
+    return seen.stage == 3 and (seen.offload_optimizer, seen.offload_param) == ("none", "none")
+
+
+def peak_bytes(record: Record) -> int:
+    """The peak of two steps, one layer a unit, each gathered again in the backward pass."""
+    requested, ranks = record.requested, record.observed.ranks
+    config = configs.load(requested.model, attention=record.requested.attention, dropout=requested.dropout)
+    cast = torch.bfloat16 if requested.precision == "bf16_cast" else None
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(cast, cast)}
+        with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
+            model = build(config, "cpu", checkpointing=requested.checkpointing)
+            for layer in list(_layers(model)):
+                fully_shard(layer, **options)
+            fully_shard(model, **options)
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
+            batch = inputs(config, requested.micro_batch, requested.sequence)
+            tracker = FSDPMemTracker(model, optimizer)
+            tracker.track_inputs(tuple(batch.values()))
+            with tracker:
+                for _ in range(2):
+                    for _ in range(requested.accumulation):
+                        with torch.autocast("cpu", torch.bfloat16, enabled=requested.precision == "bf16"):
+                            losses = logits_and_losses(config, model, batch, cast or torch.float32)[1]
+                        losses.mean().backward()
+                        tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    finally:
+        dist.destroy_process_group()
+
+
+def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The outermost numbered modules."""
+    for child in module.children():
+        yield from child if isinstance(child, torch.nn.ModuleList) else _layers(child)
