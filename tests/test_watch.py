@@ -306,21 +306,36 @@ def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
     assert {name: value for name, value in wanted.items() if name != "source"} == expected
 
 
+def trainer(folder: Path, *callbacks, steps: int = 12) -> transformers.Trainer:
+    model, _ = plain_model()
+    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(row % 2)} for row in range(32)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
+
+
+def test_the_callback_changes_no_weight(tmp_path):
+    weights = []
+    for callbacks in ([WatchCallback(tmp_path / "mine")], []):
+        trained = trainer(tmp_path / "out", *callbacks)
+        trained.train()
+        weights.append(trained.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.observed.steps, record.watched.looked_at) == ("done", 12, LOOKED_AT)
+    assert record.observed.clipping == record.promised.clipping == 1.0
+
+
 def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     class Fails(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 raise ValueError("the disk is full")
 
-    model, _ = plain_model()
-    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(0)}] * 32
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=5, report_to="none", use_cpu=True, disable_tqdm=True
-    )
     callback = WatchCallback(tmp_path / "mine")
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback, Fails()])
     with pytest.raises(ValueError, match="the disk is full") as caught:
-        trainer.train()
+        trainer(tmp_path / "out", callback, Fails(), steps=5).train()
     monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
     callback._ended_early()  # what Python calls when it ends
     record = store.load(tmp_path / "mine")
@@ -340,6 +355,15 @@ def test_the_commands_take_watched_records_and_claims_do_not(tmp_path):
     gathered = evidence.gather(loaded)
     assert gathered.runs == ()
     assert gathered.notes[0] == "2 records are of other people's scripts and decide nothing"
+
+
+@pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])
+def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "CHOSEN_HERE", True)
+    monkeypatch.setattr(study, "operators_folder", lambda: tmp_path if compiled else tmp_path / "none")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert study.watch is watch
+    assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
 
 
 def test_the_examples_are_short():
