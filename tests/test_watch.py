@@ -29,6 +29,15 @@ LOOKED_AT = [6, 7, 8, 9]
 SLOW = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """On a busy machine the threads of a tiny model wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """A function that launches a script under an arm or a yaml and gives its output and its record."""
@@ -73,37 +82,38 @@ def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lamb
     return losses
 
 
-def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(tmp_path, capsys):
-    losses = train(tmp_path / "mine", accumulation=2)
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """A watched run: its folder, its losses, and the steps in which instruments were on."""
+    folder, active = tmp_path_factory.mktemp("watched") / "mine", []
+    original = torch.Tensor.backward
+
+    def each(step):
+        if _get_current_dispatch_mode_stack():
+            active.append(step)
+        assert torch.Tensor.backward is not original
+
+    losses = train(folder, accumulation=2, each=each)
+    assert torch.Tensor.backward is original
+    return folder, losses, active
+
+
+def test_a_watched_loop_has_the_same_losses_and_leaves_its_record(mine):
+    folder, losses, active = mine
     assert losses == train(None, accumulation=2)
-    record, said = store.load(tmp_path / "mine"), capsys.readouterr().out
+    record = store.load(folder)
     assert record.status == "done"
     assert record.arm == "single"
-    assert "single on 1 rank (cpu), 14 steps" in said
     assert record.loss.train == pytest.approx([sum(losses[i : i + 2]) for i in range(0, 28, 2)], rel=1e-6)
     seen = record.observed
     assert (seen.accumulation, seen.clipping, seen.rows_per_step, seen.tokens_per_step) == (2, 0.5, 8, 64)
-    assert record.watched.looked_at == LOOKED_AT
+    assert record.watched.looked_at == active == LOOKED_AT
     assert len(record.time.step_s) == 4  # 11 to 14
     (rank,) = record.memory.components.per_rank
     assert sum(rank.at_peak.values()) == rank.tracked_peak_bytes
     assert rank.at_peak["moments"] == 8 * seen.parameters
     assert seen.dtypes == {"weights": "float32", "gradients": "float32", "master": None, "moments": "float32"}
     assert record.traffic.per_rank == [{}]
-
-
-def test_only_the_steps_that_the_record_names_are_looked_at(tmp_path):
-    active, passes = {}, {}
-
-    def each(step):
-        active[step] = bool(_get_current_dispatch_mode_stack())
-        passes[step] = torch.Tensor.backward
-
-    original = torch.Tensor.backward
-    train(tmp_path / "mine", each=each)
-    assert [step for step, is_active in active.items() if is_active] == LOOKED_AT
-    assert all(backward is not original for backward in passes.values())
-    assert torch.Tensor.backward is original
 
 
 def test_a_second_run_takes_another_folder(tmp_path):
@@ -214,7 +224,7 @@ def check(record, arm: str) -> None:
     assert list(moved.values()) == [pytest.approx(part * size, rel=0.02, abs=100) for part in expected]
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero3", pytest.param("single", marks=SLOW), pytest.param("zero2", marks=SLOW)])
+@pytest.mark.parametrize("arm", ["zero3", *(pytest.param(arm, marks=SLOW) for arm in ("single", "ddp", "zero2"))])
 def test_an_accelerate_loop_in_each_arm(start, arm):
     output, record = start("examples/accelerate_loop.py", arm)
     check(record, arm)
@@ -222,17 +232,16 @@ def test_an_accelerate_loop_in_each_arm(start, arm):
     assert f"study.watch: {arm} on" in output
 
 
-def test_the_callback_of_a_trainer(start):
-    record = start("examples/trainer_glue.py", "zero2")[1]
-    check(record, "zero2")
-    assert (record.watched.loop, record.watched.model) == ("Trainer", "BertForSequenceClassification")
-
-
 @SLOW
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("script", EXAMPLES[1:])
 def test_a_trainer_in_each_arm(start, script, arm):
-    check(start(f"examples/{script}.py", arm)[1], arm)
+    record = start(f"examples/{script}.py", arm)[1]
+    check(record, arm)
+    expected = (
+        ("Trainer", "BertForSequenceClassification") if script == "trainer_glue" else ("SFTTrainer", "LlamaForCausalLM")
+    )
+    assert (record.watched.loop, record.watched.model) == expected
 
 
 @SLOW
@@ -306,21 +315,36 @@ def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
     assert {name: value for name, value in wanted.items() if name != "source"} == expected
 
 
+def trainer(folder: Path, *callbacks, steps: int = 12) -> transformers.Trainer:
+    model, _ = plain_model()
+    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(row % 2)} for row in range(32)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no"
+    )
+    return transformers.Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
+
+
+def test_the_callback_changes_no_weight(tmp_path):
+    weights = []
+    for callbacks in ([WatchCallback(tmp_path / "mine")], []):
+        trained = trainer(tmp_path / "out", *callbacks)
+        trained.train()
+        weights.append(trained.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.observed.steps, record.watched.looked_at) == ("done", 12, LOOKED_AT)
+    assert record.observed.clipping == record.promised.clipping == 1.0
+
+
 def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     class Fails(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 raise ValueError("the disk is full")
 
-    model, _ = plain_model()
-    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(0)}] * 32
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), max_steps=5, report_to="none", use_cpu=True, disable_tqdm=True
-    )
     callback = WatchCallback(tmp_path / "mine")
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback, Fails()])
     with pytest.raises(ValueError, match="the disk is full") as caught:
-        trainer.train()
+        trainer(tmp_path / "out", callback, Fails(), steps=5).train()
     monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
     callback._ended_early()  # what Python calls when it ends
     record = store.load(tmp_path / "mine")
@@ -328,18 +352,26 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     assert record.promised.source == "TrainingArguments"
 
 
-def test_the_commands_take_watched_records_and_claims_do_not(tmp_path):
-    train(tmp_path / "a")
-    train(tmp_path / "b")
-    loaded = runs.load(tmp_path)
-    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")] * 2
+def test_the_commands_take_watched_records_and_claims_do_not(mine):
+    loaded = runs.load(mine[0])
+    assert [(row["arm"], row["precision"], row["status"]) for row in loaded.rows()] == [("single", "fp32", "done")]
     (row,) = compare(loaded).rows
-    assert row["runs"] == 2
-    assert sentences(*(run.record for run in loaded)) == ["At the peak both hold the same."]
-    assert [predicted(run.record) for run in loaded] == [None, None]
+    assert row["runs"] == 1
+    (run,) = loaded
+    assert sentences(run.record, run.record) == ["At the peak both hold the same."]
+    assert predicted(run.record) is None
     gathered = evidence.gather(loaded)
     assert gathered.runs == ()
-    assert gathered.notes[0] == "2 records are of other people's scripts and decide nothing"
+    assert gathered.notes[0] == "1 records are of other people's scripts and decide nothing"
+
+
+@pytest.mark.parametrize(("compiled", "kept"), [(True, True), (False, False)])
+def test_a_script_keeps_its_own_compiled_operators(compiled, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "CHOSEN_HERE", True)
+    monkeypatch.setattr(study, "operators_folder", lambda: tmp_path if compiled else tmp_path / "none")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert study.watch is watch
+    assert ("TORCH_EXTENSIONS_DIR" in os.environ) == kept
 
 
 def test_the_examples_are_short():

@@ -76,9 +76,11 @@ class Looks:
 
     def stop(self) -> None:
         """The loop is over, or its watch: take what is known of a look that is not finished."""
-        if self._look is not None:
+        if isinstance(self._look, CollectiveLook):
+            self._look.__exit__(None, None, None)  # its only step has not ended
+        elif self._look is not None:
             self._finish(again=False)
-        self._plan = []
+        self._look, self._plan = None, []
 
     def _undisturbed(self) -> bool:
         """Whether only the script's own modes are active: another one would be ended in place of ours."""

@@ -4,6 +4,7 @@ Whatever goes wrong in here must not end their training: it ends the watching, a
 """
 
 import contextlib
+import json
 import math
 import statistics
 import sys
@@ -66,6 +67,8 @@ class Watch:
         try:
             self._begin()
         except Exception as error:
+            with contextlib.suppress(Exception):
+                self.ranks.tell("folder", "")  # the others need not wait for it
             self._give_up(error)
         return self
 
@@ -86,7 +89,7 @@ class Watch:
             self.ranks.tell("folder", str(self.folder))
         elif self.ranks.together:
             heard = self.ranks.heard("folder", FOLDER_WITHIN_S)
-            self.folder = heard and Path(heard)
+            self.folder = Path(heard) if heard else None
         if self.folder is None:
             return  # a rank that is in no group with the first
         self._record = self._new_record()
@@ -135,12 +138,6 @@ class Watch:
         self._steps += 1
         if step.evaluated:
             self._evaluated.add(self._steps)
-        if not self._looks.over:
-            looking = self._looks.looking
-            self._looks.step_ended(self._steps, step.evaluated)
-            if looking and self._looks.over:
-                self._after_looks.add(self._steps + 1)
-                self._keep_looks()
         self._passes.append(step.passes)
         self._rows.append(None if None in step.rows or not step.rows else sum(step.rows))
         self._tokens.append(step.tokens or None)
@@ -153,6 +150,12 @@ class Watch:
             if len(self._recent) == CHUNK:  # one small tensor in place of many
                 self._losses.append(torch.stack(self._recent))
                 self._recent = []
+        if not self._looks.over:
+            looking = self._looks.looking
+            self._looks.step_ended(self._steps, step.evaluated)
+            if looking and self._looks.over:
+                self._after_looks.add(self._steps + 1)
+                self._keep_looks()
 
     def _keep_looks(self) -> None:
         """What the first rank has seen by now, in case that its process is killed."""
@@ -165,7 +168,7 @@ class Watch:
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. Called twice, the second time does nothing."""
         if not self.active:
-            return
+            return self._detach()
         self.active = False
         try:
             self._end(None if isinstance(error, SystemExit) and not error.code else error)
@@ -180,7 +183,7 @@ class Watch:
         if error is not None:  # first, in case that what follows fails as well
             where = f"rank {self.ranks.rank}, step {self._steps + 1}"
             store.end_badly(self.folder, reason(error, where), type(error).__name__)
-        self._loop.detach()
+        self._detach()
         self._looks.stop()
         if self._log is not None:
             self._log.__exit__(error and type(error), error, None)
@@ -198,19 +201,22 @@ class Watch:
             sys.stdout.write("\n".join(summary(store.load(self.folder), self.folder)) + "\n")
             sys.stdout.flush()
 
+    def _detach(self) -> None:
+        with contextlib.suppress(AttributeError):  # it did not even begin, or has ended
+            self._loop.detach()
+
     def _part(self, losses: list[float]) -> Part:
         """What this rank saw."""
         step_s = self._marks.read()
         timed = self._timed()
-        typical = {name: _typical(values) for name, values in (("rows", self._rows), ("tokens", self._tokens))}
         timed_rows = [self._rows[step - 1] for step in timed]
         timed_tokens = [self._tokens[step - 1] for step in timed]
         return Part(
             steps=self._steps,
             step_s={step: step_s[step - 1] for step in timed},
             losses=losses,
-            rows_per_step=typical["rows"],
-            tokens_per_step=typical["tokens"] if len(set(self._tokens)) == 1 else None,  # not with padded rows
+            rows_per_step=_typical(self._rows),
+            tokens_per_step=self._tokens[0] if len(set(self._tokens)) == 1 else None,  # not with padded rows
             timed_rows=None if None in timed_rows else sum(timed_rows),
             timed_tokens=None if None in timed_tokens else sum(timed_tokens),
             memory=peaks(),
@@ -265,15 +271,14 @@ class Watch:
     def _write_steps(self) -> None:
         """A line for each step, as the study's own trainer writes them."""
         losses = self._record.loss.train or [None] * self._steps
-        for step, (loss, rate) in enumerate(zip(losses, self._rates, strict=False), start=1):
-            store.append_step(self.folder, {"step": step, "loss": loss, "lr": rate})
+        pairs = enumerate(zip(losses, self._rates, strict=False), start=1)
+        lines = [json.dumps({"step": step, "loss": loss, "lr": rate}) + "\n" for step, (loss, rate) in pairs]
+        (self.folder / "steps.jsonl").write_text("".join(lines))
 
     def _give_up(self, error: Exception) -> None:
-        """Their training goes on without the watch. The record says why."""
+        """Their training goes on without the watch, and the record says why. Hooks stay for now: one may be running."""
         self.active = False
         why = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):
-            self._loop.detach()
         with contextlib.suppress(Exception):
             self._looks.stop()
         with contextlib.suppress(Exception):
