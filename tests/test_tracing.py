@@ -85,6 +85,24 @@ def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention
     assert peak > kept > 0
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
+    """DeepSpeed's own linear layer, on the real model; without it, autocast keeps a copy of every matrix."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    setup = setup_of("llama", precision="bf16", checkpointing=checkpointing)
+    stage_3 = dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})
+    monkeypatch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
+    kept, peak = measured(monkeypatch, stage_3)
+    monkeypatch.undo()
+    monkeypatch.setattr(transformer, "_seen", {})
+    seen = profile(stage_3)
+    assert seen.kept == pytest.approx(kept, rel=0, abs=32)
+    held = [sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward"]
+    assert max(held) == pytest.approx(peak, rel=0.001)
+    assert profile(setup).kept > seen.kept
+
+
 @pytest.mark.parametrize(("name", "checkpointing"), [("llama", True), ("qwen3_moe", False)])
 def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing):
     """Two looks give every number of rows: at seven it is what a look at seven sees."""

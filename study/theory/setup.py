@@ -61,14 +61,9 @@ class Setup:
 
     @property
     def way(self) -> Pass:
-        return Pass(
-            self.sequence,
-            self.precision,
-            self.attention,
-            self.checkpointing,
-            self.loss,
-            self.cuda if self.on_gpu else (),
-        )
+        zero, cuda = (self.deepspeed or {}).get("zero_optimization", {}), self.cuda if self.on_gpu else ()
+        own_linear = zero.get("stage") == 3 and zero.get("memory_efficient_linear", True)
+        return Pass(self.sequence, self.precision, self.attention, self.checkpointing, self.loss, own_linear, cuda)
 
     @property
     def autocast(self) -> bool:

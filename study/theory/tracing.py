@@ -27,6 +27,7 @@ from study.models.losses import without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
 from study.models.step import Batch, inputs, logits_and_losses
+from study.models.zero3_linear import zero3_linear
 from study.spec.settings import AUTOCAST
 from study.theory.transformer import Look, Pass, Transformer
 
@@ -178,7 +179,7 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         _follow(built, watch)
         try:
-            with place(), watch:
+            with place(), zero3_linear(way.zero3_linear), watch:
                 _pass(config, way, built, batch, watch)
         except Stop:
             raise
