@@ -1,0 +1,53 @@
+"""Linear layers as DeepSpeed's stage 3 computes them: it puts a function of its own in the place of PyTorch's
+(runtime/zero/linear.py of 0.19.8, on unless `memory_efficient_linear` is false).
+
+What it keeps is the input as it came and the weight itself, so that under autocast no copies of lower precision stay.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps its inputs as they are, and computes both ways under the autocast of the forward pass."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.cast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        if x.dim() == 2 and bias is not None:
+            return torch.addmm(bias, x, weight.t())
+        out = x.matmul(weight.t())
+        if bias is not None:
+            out += bias
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        enabled, dtype = ctx.cast
+        of_x = of_weight = of_bias = None
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            x, weight = ctx.saved_tensors
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            if ctx.needs_input_grad[0]:
+                of_x = gradient.matmul(weight)
+            if ctx.needs_input_grad[1]:
+                of_weight = rows.t().matmul(x.reshape(-1, x.shape[-1]))
+            if ctx.needs_input_grad[2]:
+                of_bias = rows.sum(0)
+        return of_x, of_weight, of_bias
+
+
+@contextlib.contextmanager
+def zero3_linear(enabled: bool) -> Iterator[None]:
+    """Within it, if enabled, linear layers are stage 3's."""
+    before = functional.linear
+    if enabled:
+        functional.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)
+    try:
+        yield
+    finally:
+        functional.linear = before
