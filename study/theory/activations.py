@@ -143,7 +143,8 @@ def _attention(setup: Setup) -> int:
     drops = m.attention_dropout > 0
     if setup.attention == "sdpa" and (not drops or setup.on_gpu):  # fused: log-sum-exp instead of the scores
         kept = 4 * q * c + tokens * m.heads * FP32
-        kept -= 2 * (m.heads - m.kv_heads) * m.head_width * tokens * c  # shared heads are not repeated
+        if m.family == "llama":  # keys and values that heads share are not repeated
+            kept -= 2 * (m.heads - m.kv_heads) * m.head_width * tokens * c
         if m.family == "bert":
             kept += rows * setup.sequence**2 * c  # the mask, as numbers
         if m.family == "gpt_neox":
