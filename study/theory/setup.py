@@ -60,7 +60,10 @@ class Setup:
 
     @property
     def way(self) -> Pass:
-        return Pass(self.sequence, self.precision, self.attention, self.checkpointing, self.loss, self.on_gpu)
+        stage3 = (self.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
+        return Pass(
+            self.sequence, self.precision, self.attention, self.checkpointing, self.loss, self.on_gpu, stage3=stage3
+        )
 
     @property
     def autocast(self) -> bool:

@@ -24,6 +24,7 @@ from study.models.build import build
 from study.models.losses import without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
+from study.models.stage3 import linear_layers
 from study.models.step import inputs, logits_and_losses
 from study.spec.settings import AUTOCAST
 from study.theory.transformer import Look, Pass, Transformer
@@ -164,7 +165,7 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
         batch = inputs(config, rows, way.sequence)
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         _follow(built, watch)
-        with place(), watch:
+        with place(), linear_layers() if way.stage3 else contextlib.nullcontext(), watch:
             with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
                 if way.loss == "chunked":
                     loss = without_logits(config, built, batch)

@@ -14,7 +14,7 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 1  # of what is in the cache: one more for each change of its meaning
+FORMAT = 2  # of what is in the cache: one more for each change of its meaning
 
 
 class Pass(NamedTuple):
@@ -26,6 +26,7 @@ class Pass(NamedTuple):
     checkpointing: bool
     loss: str  # whole: from all logits; chunked: by a fused kernel
     on_gpu: bool
+    stage3: bool = False  # whether linear layers are DeepSpeed's
 
 
 class Look(NamedTuple):
