@@ -6,7 +6,7 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test check bench parity virtual scoreboard gpu
+.PHONY: help setup study report test style check bench parity virtual scoreboard gpu
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -21,9 +21,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@start=$$(date +%s); $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAIN) torch \
 		&& echo "PyTorch is installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 2 of 3: the other packages."
-	@start=$$(date +%s); $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAIN) --editable '.[test]' \
+	@start=$$(date +%s); $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAIN) --editable . \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 3 of 3: DeepSpeed's operators."
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN) --editable '.[test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and list the runs; the second time: only what is not done
@@ -32,16 +36,19 @@ study: setup  ## train every arm on both tasks on the embedded corpus, and list 
 report: setup  ## what `make study` found, as pages to open in a browser: reports/build/index.html
 	study report --runs $(RUNS) --out reports/build
 
-test: setup  ## every test that needs no GPU, except the slow ones
-	pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the slow ones
+	pytest -n 3 --dist loadgroup -m "not slow and not gpu"
 
-check: setup  ## style, layers, and every test that needs no GPU, the slow ones as well
-	ruff check && ruff format --check && lint-imports && pytest -n 2 --dist loadgroup -m "not gpu"
+style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
+	ruff check && ruff format --check && lint-imports
 
-parity: setup  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
+check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
+	pytest -n 3 --dist loadgroup -m "not gpu"
+
+parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
 
-virtual: setup  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions, as a table (an hour)
+virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions, as a table (an hour)
 	pytest -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)

@@ -31,6 +31,10 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 
+# How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
+STEPS, SEQUENCE = 40, 64
+TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
+
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
@@ -194,18 +198,18 @@ def real_runs(trained, tmp_path_factory) -> Path:
     """Four real runs, the same that `test_train` looks at, and beside them what else a folder may hold."""
     folder = tmp_path_factory.mktemp("report") / "runs"
     for arm in ("single", "ddp", "zero2", "zero3_cpu"):
-        shutil.copytree(trained(arm, "--steps", "60", "--epochs", "2").folder, folder / f"real-{arm}")
+        shutil.copytree(trained(arm, *TRAINED).folder, folder / f"real-{arm}")
     return folder
 
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
-    from study.claims import model, probes
+    from study.claims import files, probes
 
     cache = tmp_path_factory.mktemp("home")
     (cache / "zero-study" / "trials").mkdir(parents=True)
-    for claim in model.read_all():
+    for claim in files.read_all():
         for check in (claim, *claim.also):
             if check.basis == "tried":
                 trials = probes.trials_of(check)

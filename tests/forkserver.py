@@ -38,10 +38,14 @@ from accelerate.utils.launch import (
 
 import study.train
 from study.bench import as_printed
-from study.training import main
+from study.machine.operators import OPERATORS, compiled, why_not
+from study.training import loading, main
 from study.training.launch import Launch
 
 CORES = len(os.sched_getaffinity(0))
+# Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
+# operators that a test names is looked at in the ranks.
+loading.load([name for name in OPERATORS if compiled(name) and not why_not(name, 0)], 0, print)
 
 
 def serve() -> None:

@@ -91,7 +91,7 @@ def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):
 
 
 CONFIGS = {
-    "t5": '{"model_type": "t5"}',
+    "t6": '{"model_type": "t6"}',
     "broken": "{",
     "list": "[]",
     "empty": None,
@@ -112,8 +112,8 @@ WRONG = {
     ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
     ADVISE + "--model broken": "broken/config.json cannot be read",
     ADVISE + "--model list": "list/config.json is not the config of a model",
-    ADVISE + "--model t5": "model_type t5 is not known",
-    ADVISE + "--model negative": "-4 for hidden",
+    ADVISE + "--model t6": "Unrecognized model identifier: t6",
+    ADVISE + "--model negative": "negative dimension -4",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9": "give --layers and --hidden as well",

@@ -58,7 +58,10 @@ def test_too_little_memory_is_not_the_trainers_fault(tmp_path, cache):
     assert_ended(large, "oom", "tried to allocate", "--memory-cap-gib")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+SLOW = {"unreachable weights": pytest.mark.slow}  # a launch with another environment forks nothing: it imports all
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(name, marks=SLOW.get(name, ())) for name in MISTAKES])
 def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache, request):
     arm, flags, words = MISTAKES[mistake]
     alone = ()
@@ -100,7 +103,10 @@ def test_a_run_is_not_overwritten(tmp_path, cache):
     assert (tmp_path / "run" / "record.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [("python",), ("torchrun", "--standalone", "--nproc_per_node", "2")])
+TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.mark.parametrize("command", [("python",), pytest.param(TORCHRUN, marks=pytest.mark.slow)])
 def test_without_the_launcher_it_says_how(command):
     words = [str(Path(sys.executable).with_name(command[0])), *command[1:], "study/train.py"]
     process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -141,7 +147,7 @@ def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
     assert left_running(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero3_nvme"])
+@pytest.mark.parametrize("arm", [pytest.param("ddp", marks=pytest.mark.slow), "zero3_nvme"])
 def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache, request):
     """SIGINT to the whole group, as a terminal sends it: a record that says so, no process, no files on the disk."""
     if arm == "zero3_nvme":

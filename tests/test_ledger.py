@@ -7,18 +7,15 @@ import math
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
 from conftest import ROOT
 from shaped import changed, finished, put
 
-from study.claims import evidence, ledger, model, theory_checks
+from study.claims import evidence, files, ledger, model, theory_checks
 from study.claims import verdict as findings
-from study.claims.evidence import Evidence
 from study.claims.ledger import Verdict
-from study.claims.model import Reference
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
 from study.claims.words import lines
 from study.cli import results
@@ -45,6 +42,9 @@ SETTLE = '{ machine = "a GPU", command = "study sweep smoke" }'
 WORD = {"unit": '""', "tolerance": "0"}
 
 
+TREND = {"check": '"trend"', "with": '{ quantity = "states_ratio", along = { ranks = [2, 4] }, where = { stage = 3 } }'}
+CITED = {"check": '"cited"'}
+LONG = f'{{ source = "P1", where = "page 1", value = 2, sentence = "{"word " * 41}" }}'
 STATES = {"check": '"theory"', "value": "16e9", "unit": '"bytes"'}
 STATES |= {"with": '{ quantity = "states_bytes", parameters = 1e9, stage = 0, ranks = 8 }'}
 
@@ -62,7 +62,7 @@ def claims(tmp_path):
     def write(*several: str, head: str = HEAD):
         path = tmp_path / "claims.toml"
         path.write_text(head + "".join(several or (text(),)))
-        return model.read_all(path)
+        return files.read_all(path)
 
     return write
 
@@ -127,6 +127,12 @@ def test_a_claim_is_read(claims):
         ({"check": '"theory"', "with": '{ quantity = "state_bytes" }'}, "did you mean 'states_bytes'"),
         ({"check": '"tried"', "with": '{ what = "colour" }'}, "with 'colour' is not known; choose one of"),
         ({"check": '"ran"', "with": "{ where = {} }"}, "line 7, claim X-1: settle is missing: ran reads records"),
+        (WORD | TREND | {"value": '"fall"'}, "with never finds 'fall': value is one of rises, falls, neither"),
+        (
+            CITED | {"with": '{ source = "P1", where = "page 1", value = 2 }'},
+            "with does not fit cited: sentence is missing",
+        ),
+        (CITED | {"with": LONG}, "with does not fit cited: sentence must have 1 to 40 words"),
         ({"settle": '"later"'}, "line 19, claim X-1: settle "),
         ({"settle": '{ machine = "m" }'}, "line 19, claim X-1: settle.command is missing"),
         ({"with": f"{{ times = [4] }}{ALSO}with = {{ time = [9] }}"}, "line 21, claim X-1: also.0.with does not fit"),
@@ -161,10 +167,10 @@ def test_an_id_stands_once_in_all_files(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(HEAD + text())
     with pytest.raises(Stop, match=r"b\.toml, line 7: the id X-1 is taken, at a\.toml, line 7"):
-        model.read_all(tmp_path)
+        files.read_all(tmp_path)
     (tmp_path / "b.toml").write_text(HEAD + text(id='"X-2"'))
     (tmp_path / "sources.toml").write_text("this is no claims file")
-    assert [claim.id for claim in model.read_all(tmp_path)] == ["X-1", "X-2"]
+    assert [claim.id for claim in files.read_all(tmp_path)] == ["X-1", "X-2"]
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
@@ -323,45 +329,12 @@ SOURCES = ROOT.parent / "shared" / "sources"
 @pytest.mark.skipif(not SOURCES.is_dir(), reason="the texts of the documents are not beside the repository")
 def test_every_quote_is_in_its_document():
     texts = {path.name: " ".join(path.read_text().split()) for path in SOURCES.glob("*.txt")}
-    quoted = [claim for claim in model.read_all() if claim.text and claim.quote]
+    quoted = [claim for claim in files.read_all() if claim.text and claim.quote]
     assert len(quoted) >= 178
     for claim in quoted:
         (document,) = [text for name, text in texts.items() if fnmatch(name, claim.text)]
         for piece in claim.quote.split(" ... "):
             assert " ".join(piece.split()) in document, claim.id
-
-
-def answering(case: model.Case, answers: list) -> model.Case:
-    """A case whose check gives these answers: one in each call, or all in one."""
-    if len(case.calls) == 1:
-        return replace(case, function=lambda *_, **__: Finding(answers if len(answers) > 1 else answers[0], ""))
-    in_turn = itertools.cycle(answers)
-    return replace(case, function=lambda *_, **__: Finding(next(in_turn), ""))
-
-
-def others(value, factor: float) -> list:
-    """A finding that agrees with a value, and others that do not, in the units of the check."""
-    if isinstance(value, bool | str):
-        return [value, not value if isinstance(value, bool) else f"not {value}"]
-    middle = sum(value) / 2 if isinstance(value, tuple) else value
-    return [each * factor for each in (middle, middle + 1 + 9 * abs(middle), middle - 1 - 9 * abs(middle))]
-
-
-def test_every_claim_could_fail(monkeypatch):
-    """For each claim there are findings for which the ledger says that it holds, and others for which it does not."""
-    claims = model.read_all()
-    monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
-    for claim in claims:
-        values = [1.0] if isinstance(claim.value, Reference) else model.as_list(claim.value)
-        words = set()
-        for which in (0, 1, -1):
-            answers = [others(value, claim.factor)[which] for value in values]
-            cases = [answering(case, answers) for case in claim.cases]
-            with monkeypatch.context() as patch:
-                patch.setattr(model.Claim, "cases", property(lambda _, cases=cases: cases))
-                words.add(ledger.judge(claim.model_copy(update={"also": ()}), Evidence()).verdict)
-        assert words & {"supported", "consistent"}, claim.id
-        assert words & {"refuted", "contradicts itself"}, claim.id
 
 
 # --- records -------------------------------------------------------------------------------------------------------
@@ -403,6 +376,12 @@ def of_loss(record: dict) -> dict:
 CLAIMS = {
     "ratio": (f'{{ quantity = "step_s", of = {ZERO2}, to = {TO_DDP} }}', 1.2, "time", slower(2)),
     "order": ('{ quantity = "step_s", arms = ["ddp", "zero2", "zero3"] }', True, "time", slower(5)),
+    "measured_trend": (
+        '{ quantity = "step_s", along = { arm = ["ddp", "zero2", "zero3"] } }',
+        "rises",
+        "time",
+        slower(5),
+    ),
     "counted": (f"{{ where = {ZERO2}, over = {TO_DDP} }}", 1.5, "bytes", of_traffic),
     "same_loss": ('{ arms = ["ddp", "zero2"], margin = 0.01 }', True, "convergence", of_loss),
     "observed": (f'{{ field = "{PEAK}", where = {ZERO2} }}', 6e8, "memory", of_memory),
@@ -449,7 +428,7 @@ def test_two_thousand_records_take_less_than_ten_seconds(claims, tmp_path):
         own = {"requested__seed": n // len(PER_ARM), "observed__weights_checksum": str(n // len(PER_ARM))}
         own |= {"loss__train__0": 7.6 + n / 1e6, "time__step_s": next(orders[fields["run_id"]])}
         put(tmp_path, changed(fields, run_id=f"run{n}", started_utc=started, **own))
-    several += [claim for claim in model.read_all() if "tried" not in {check.basis for check in (claim, *claim.also)}]
+    several += [claim for claim in files.read_all() if "tried" not in {check.basis for check in (claim, *claim.also)}]
     started = time.process_time()
     verdicts = ledger.judge_all(several, load([tmp_path]))
     seconds = time.process_time() - started
@@ -534,6 +513,9 @@ def test_the_table_can_be_filtered(claims, printed):
     assert ids(verdict=CONTRADICTS) == ["X-2"]
     assert ids(kind="memory") == ["X-3"]
     assert ids(basis="measured") == []
+    claims(TOML["ratio"])
+    assert ids(basis="measured") == [], "no run is left: what is not tested here rests on nothing"
+    claims(text(), text(id='"X-2"', value="3"), text(id='"X-3"', kind='"memory"'))
     assert ids(document="000", verdict=CONSISTENT, kind="time") == ["X-1"]
     assert ids("x-2", "X-1") == ["X-2", "X-1"]
     assert printed("X-2", verdict="supported") == "No claim is left by X-2 --verdict 'supported'.\n"
@@ -578,7 +560,7 @@ def test_what_was_set_aside_is_shown(claims, printed):
 
 def test_the_studys_claims_are_well_formed():
     """Every file is read; what is predicted or read is decided without a run."""
-    claims = [claim for claim in model.read_all() if claim.basis not in (model.MEASURED, model.TRIED)]
+    claims = [claim for claim in files.read_all() if claim.basis not in (model.MEASURED, model.TRIED)]
     for verdict in [ledger.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id

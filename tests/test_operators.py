@@ -166,6 +166,7 @@ def test_the_disks_operator_brings_pinned_memory_first(monkeypatch, extensions):
     loaded = []
     monkeypatch.setattr(loading, "_load", loaded.append)
     monkeypatch.setattr(loading, "why_not", lambda name, gpus: None)
+    monkeypatch.setattr(loading, "compiled", lambda name: True)
     loading.load(["async_io"], 0, print)
     assert loaded == ["pin_memory", "async_io"]
 

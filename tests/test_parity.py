@@ -7,19 +7,20 @@ arms) is marked slow: `make parity`.
 import sys
 
 import pytest
-from test_train import FLAGS, STEPS, ZERO, assert_arms_differ, bytes_per_parameter
+from conftest import STEPS, TRAINED
+from test_train import ZERO, assert_arms_differ, bytes_per_parameter
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
 
-def flags_for(task: str, precision: str, accumulation: int, sequence: int = 64) -> tuple:
-    """60 steps, dropout on, as short as they can be without losing a feature.
+def flags_for(task: str, precision: str, accumulation: int, sequence: int = 32, steps: int = STEPS) -> tuple:
+    """Dropout on, as short as they can be without losing a feature.
 
     At 5e-4 the loss falls within them, but not so steeply that it amplifies rounding: at 1e-3, with four times the rows
     of accumulation, bf16 (whose weights jump when fp32 noise crosses a rounding border) differs by up to 8e-3 where
     fp32 differs by 5e-6. See reports/log.md.
     """
-    flags = ("--task", task, "--steps", str(STEPS), "--precision", precision, "--accumulation", str(accumulation))
+    flags = ("--task", task, "--steps", str(steps), "--precision", precision, "--accumulation", str(accumulation))
     flags = (*flags, "--lr", "5e-4", "--micro-batch", "4", "--sequence", str(sequence))
     return (*flags, "--train-rows", "800", "--epochs", "9")
 
@@ -28,28 +29,28 @@ def largest_difference(trained, arm: str, flags: tuple) -> float:
     ddp, run = trained("ddp", *flags).record, trained(arm, *flags).record
     assert run["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
     ours, theirs = run["loss"]["train"], ddp["loss"]["train"]
-    assert len(ours) == len(theirs) == STEPS
-    assert len(set(ours)) > STEPS / 2, "a loss that never changes proves nothing"
+    assert len(ours) == len(theirs) >= STEPS
+    assert len(set(ours)) > len(ours) / 2, "a loss that never changes proves nothing"
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("arm", ZERO)
 def test_losses_equal_ddp_in_fp32(arm, trained):
     """The nine arms as `test_train` ran them: imdb, no accumulation."""
-    assert_arms_differ(trained, *FLAGS)
-    assert largest_difference(trained, arm, FLAGS) <= TOLERANCE["fp32"]
+    assert_arms_differ(trained, *TRAINED)
+    assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("arm", ["zero2"])
 def test_losses_equal_ddp_with_accumulation(arm, trained):
-    flags = (*flags_for("wikitext", "fp32", 4, sequence=32), "--no-instruments")
+    flags = (*flags_for("wikitext", "fp32", 4), "--no-instruments")
     assert trained(arm, *flags).record["observed"]["accumulation"] == 4
     assert largest_difference(trained, arm, flags) <= TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("arm", ["zero3"])
 def test_losses_equal_ddp_in_bf16(arm, trained):
-    flags = (*flags_for("imdb", "bf16", 1, sequence=32), "--no-instruments")
+    flags = (*flags_for("imdb", "bf16", 1), "--no-instruments")
     seen = trained(arm, *flags).record["observed"]
     assert seen["autocast"] == trained("ddp", *flags).record["observed"]["autocast"] == "bf16"
     assert seen["dtypes"]["weights"] == seen["dtypes"]["moments"] == "float32"
@@ -58,7 +59,7 @@ def test_losses_equal_ddp_in_bf16(arm, trained):
 
 def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
-    flags = flags_for("imdb", "bf16_cast", 1, sequence=32)
+    flags = flags_for("imdb", "bf16_cast", 1)
     for arm in ("ddp", "zero2"):
         seen = trained(arm, *flags).record["observed"]
         assert seen["dtypes"]["weights"] == "bfloat16", arm
@@ -70,7 +71,7 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
     assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
     assert seen["dtypes"]["gradients"] == "float32"
-    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1, sequence=32), "--no-instruments").record["loss"]["train"]
+    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1), "--no-instruments").record["loss"]["train"]
     cast = trained("ddp", *flags).record["loss"]["train"]
     assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
 
@@ -81,7 +82,7 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_cast"])
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
 def test_the_whole_table(task, precision, accumulation, trained, capsys):
-    flags = flags_for(task, precision, accumulation)
+    flags = flags_for(task, precision, accumulation, sequence=64, steps=60)
     assert_arms_differ(trained, *flags)
     differences = {arm: largest_difference(trained, arm, flags) for arm in ZERO}
     table = "  ".join(f"{arm} {value:.1e}" for arm, value in differences.items())

@@ -1,13 +1,14 @@
-"""What is decided without a run: arithmetic, what is not said, theory, bounds, what fits, cited sources."""
+"""What is decided without a run: arithmetic, what is not said, theory, bounds, what fits, sources."""
 
 import inspect
 import math
 
 import pytest
 
-from study.claims import theory_checks
+from study.claims import citations, theory_checks
+from study.claims.citations import cited, searched
 from study.claims.model import calls_of
-from study.claims.theory_checks import KINDS, arithmetic, bound, cited, fits, quotient, stated, trend
+from study.claims.theory_checks import KINDS, arithmetic, bound, fits, quotient, stated, trend
 from study.errors import Stop
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
@@ -219,18 +220,19 @@ def known(tmp_path, monkeypatch):
     """Two sources, each read in its own way."""
     entry = '[[source]]\nid = "{}"\ntitle = "A paper"\naddress = "https://arxiv.org/abs/1910.02054"\nread = "{}"\n'
     (tmp_path / "sources.toml").write_text(entry.format("P1", "original") + entry.format("P2", "translation"))
-    monkeypatch.setattr(theory_checks, "FOLDER", tmp_path)
+    monkeypatch.setattr(citations, "FOLDER", tmp_path)
     return tmp_path
 
 
 def test_a_source_gives_a_value_or_agrees_or_is_silent(known):
-    value = cited(source="P2", where="table 4", value=0.26)
-    assert (value.value, value.evidence) == (0.26, ("P2",))
+    value = cited(source="P2", where="table 4", sentence="2.57", value=0.26)
+    assert (value.value, value.evidence, value.sentence) == (0.26, ("P2",), "2.57")
     assert "P2 (translation), table 4" in value.working, "how it was read is told"
-    agrees = cited(source=["P1", "P2"], where="section 7", says="stage 3 moves 1.5 times", agrees=False)
+    how = {"where": "section 7", "sentence": "The volume is 3.", "says": "stage 3 moves 1.5 times"}
+    agrees = cited(source=["P1", "P2"], agrees=False, **how)
     assert (agrees.value, agrees.instead_of, agrees.evidence) == (False, True, ("P1", "P2"))
-    silent = cited(source="P1", where="all of it", looked_in=["P1", "P2"])
-    assert (silent.value, silent.without) == (None, "inconclusive")
+    silent = searched(looked_in=["P1", "P2"], where="all of it", source="P1", nearest="It is large.")
+    assert (silent.value, silent.without, silent.sentence) == (None, "inconclusive", "It is large.")
     assert "read: P1 (original), P2 (translation)" in silent.working
 
 
@@ -241,12 +243,17 @@ def test_a_source_gives_a_value_or_agrees_or_is_silent(known):
         ({"source": "P1"}, "exactly one of value and agrees"),
         ({"source": "P1", "value": 1, "agrees": True, "says": "so"}, "exactly one of value and agrees"),
         ({"source": "P1", "agrees": True}, "but not what the source says"),
-        ({"source": "P1", "looked_in": ["P9"]}, "'P9' is not a source"),
     ],
 )
 def test_a_citation_is_whole(known, given, what):
     with pytest.raises(Stop, match=what):
-        cited(where="section 1", **given)
+        cited(where="section 1", sentence="So it is.", **given)
+
+
+@pytest.mark.parametrize("wrong", [{"looked_in": ["P9"]}, {"source": "P9"}])
+def test_what_was_searched_is_a_source(known, wrong):
+    with pytest.raises(Stop, match="'P9' is not a source"):
+        searched(**{"looked_in": ["P1"], "where": "all", "source": "P1", "nearest": "So it is."} | wrong)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +268,13 @@ def test_a_citation_is_whole(known, given, what):
 def test_the_list_of_sources_is_checked(known, text, what):
     (known / "sources.toml").write_text(text)
     with pytest.raises(Stop, match=what):
-        theory_checks.sources()
+        citations.sources()
 
 
 def test_what_each_rests_on():
     """A difference of a document's own figures is no prediction."""
-    expected = dict.fromkeys(("arithmetic", "stated"), "own numbers") | {"cited": "read"}
+    expected = dict.fromkeys(("arithmetic", "stated"), "own numbers")
     expected |= dict.fromkeys(("bound", "fits", "trend", "quotient", "theory"), "predicted")
     assert {name: kind.basis for name, kind in KINDS.items()} == expected
+    assert {name: kind.basis for name, kind in citations.KINDS.items()} == {"cited": "read", "searched": "read"}
     assert set(KINDS["theory"].own) == {"fitted_bytes_per_parameter", "rest_bytes", "rest_spread"}

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from study.claims import ledger, model, probes
+from study.claims import files, ledger, probes
 from study.claims.evidence import Evidence
 from study.claims.probes import Answer
 from study.errors import Stop
@@ -132,7 +132,7 @@ def test_an_answer_is_sought_once(cache, monkeypatch):
 def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache, monkeypatch, tmp_path):
     """Such an answer is not sought again on another machine with the same versions."""
     monkeypatch.setattr(probes, "_try", always(Answer(found=7, told="in /home/me/x")))
-    claims = model.read_all()
+    claims = files.read_all()
     trial = next(trial for trial in probes._trials_of_all(claims) if trial["what"] == "default")
     probes.answers([trial])
     (cache / "of-another-version.json").write_text("{}")
@@ -190,7 +190,7 @@ def test_a_kept_file_that_holds_no_answer_is_tried_again(cache, monkeypatch):
 def test_without_the_libraries_nothing_is_tried(cache, monkeypatch):
     monkeypatch.setattr(probes, "not_installed", lambda: ("deepspeed",))
     monkeypatch.setattr(probes, "_try", never)
-    probes.prepare(model.read_all())
+    probes.prepare(files.read_all())
     finding = find()
     assert (finding.value, finding.without) == (None, "not tested here")
     assert finding.working == "deepspeed is not installed here"
@@ -215,8 +215,29 @@ def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
     function = probes.KINDS["tried"].functions[trial["what"]]
     with pytest.raises(Stop, match=what):
         function(**{name: value for name, value in trial.items() if name != "what"})
-    claim = next(claim for claim in model.read_all() if claim.check == "tried")
+    claim = next(claim for claim in files.read_all() if claim.check == "tried")
     probes.prepare([claim.model_construct(**dict(claim) | {"arguments": trial, "also": (), "unsaid": {}})])
+
+
+def test_scripts_run_beside_each_other_and_what_measures_time_alone(cache, monkeypatch, tmp_path):
+    """Each of two waits until the other has begun. The one that measures time begins when both have ended."""
+    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
+    monkeypatch.setattr(probes, "TIMED", ("timed",))
+    waits = """import json, pathlib, time
+here, end = pathlib.Path(__file__).parent, time.monotonic() + 20
+(here / "{mine}.begun").touch()
+while not (here / "{other}.begun").exists() and time.monotonic() < end:
+    time.sleep(0.01)
+print(json.dumps({{"found": (here / "{other}.begun").exists()}}))
+time.sleep(0.2)
+(here / "{mine}.ended").touch()
+"""
+    ended = "import json, pathlib\nnames = [path.name for path in pathlib.Path(__file__).parent.glob('*.ended')]\n"
+    (tmp_path / "a.py").write_text(waits.format(mine="a", other="b"))
+    (tmp_path / "b.py").write_text(waits.format(mine="b", other="a"))
+    (tmp_path / "timed.py").write_text(f"{ended}print(json.dumps({{'found': sorted(names)}}))\n")
+    trials = [{"what": "reproduction", "name": name} for name in ("timed", "a", "b")]
+    assert [answer.found for answer in probes.answers(trials)] == [["a.ended", "b.ended"], True, True]
 
 
 # --- reproductions -------------------------------------------------------------------------------------------------
@@ -267,7 +288,7 @@ def test_a_claim_rests_on_what_was_tried(cache, tmp_path):
 conditions = {{}}\ncheck = "tried"\nvalue = {}\nwith = {}\n"""
     text = "".join(form.format(number, *trial) for number, trial in enumerate(trials))
     (tmp_path / "mine.toml").write_text('document = "mine"\ntitle = "Mine"\nfixed = 2026-11-20\n' + text)
-    verdicts = ledger.judge_all(model.read(tmp_path / "mine.toml"), None, Evidence())
+    verdicts = ledger.judge_all(files.read(tmp_path / "mine.toml"), None, Evidence())
     assert [verdict.verdict for verdict in verdicts] == ["refuted", "refuted", "supported"]
     assert {verdict.basis for verdict in verdicts} == {"tried"}
     assert "argument after ** must be a mapping, not bool" in verdicts[0].working

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from study.claims.model import FOLDER
+from study.claims.files import FOLDER
 from study.claims.probes import REPRODUCTIONS
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))

@@ -63,7 +63,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("way", ["one", "stuck", "all"])
+@pytest.mark.parametrize("way", ["one", "stuck", pytest.param("all", marks=pytest.mark.slow)])
 def test_an_instrument_that_fails_leaves_the_run_done(way, folder):
     started = time.monotonic()
     ranks = torchrun(RANK, folder, str(folder), way)

@@ -1,9 +1,8 @@
 """The scoreboard: the same measured peaks for every predictor, and None where a predictor has no answer."""
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TRAINED
 from shaped import changed, finished, put
-from test_train import FLAGS
 
 from study.bench.scoreboard import score, scored
 from study.records import runs
@@ -21,7 +20,7 @@ def row_of(record: dict) -> dict:
 
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_nvme"])
 def test_our_prediction_is_within_five_per_cent(arm, trained):
-    record = trained(arm, *FLAGS).record
+    record = trained(arm, *TRAINED).record
     row = row_of(record)
     assert row["measured GB"] == record["memory"]["components"]["per_rank"][0]["tracked_peak_bytes"] / 1e9
     assert abs(row["ours"]) < 0.05

@@ -540,7 +540,10 @@ def small_memory():
     group.rmdir()
 
 
-@pytest.mark.parametrize(("arm", "models"), [("single", ["bert-large", "bert-tiny"]), ("ddp", ["bert-large"])])
+ALONE = pytest.param("single", ["bert-large", "bert-tiny"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("arm", "models"), [ALONE, ("ddp", ["bert-large"])])
 def test_what_needs_more_memory_than_there_is_is_a_row(tmp_path, cache, small_memory, arm, models):
     """The kernel kills BERT-large; the record says so, also where a rank survives, and the next cell is run."""
     runs = tmp_path / "runs"

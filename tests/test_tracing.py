@@ -17,7 +17,6 @@ from study.errors import Stop
 from study.measure.memory import MemoryWatch
 from study.models import config as configs
 from study.models.build import build
-from study.models.on_cuda import AsOnCuda
 from study.models.step import inputs, logits_and_losses
 from study.spec.settings import Settings
 from study.theory import architecture, tracing, transformer
@@ -25,7 +24,7 @@ from study.theory.architecture import Wanted, asked_for, decoder, describe, para
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate, moments, operations, profile
 from study.theory.setup import Setup
-from study.theory.transformer import Transformer
+from study.theory.transformer import CUDA_DIFFERENCES, Transformer
 
 SEQUENCE = 40
 
@@ -157,17 +156,12 @@ def test_what_differs_on_a_gpu_is_what_the_formulas_say(family, precision):
 
 
 def test_each_difference_can_be_left_out():
-    with AsOnCuda(without=("attention", "autocast", "dropout")):
-        saved = _saved_by_dropout()
-    with AsOnCuda():
-        assert _saved_by_dropout() < saved
-
-
-def _saved_by_dropout() -> int:
-    saved, x = [], torch.ones(64, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes), lambda _: None):
-        torch.nn.functional.dropout(x * 1, 0.5)
-    return sum(saved)
+    kept = {}
+    for cuda in (CUDA_DIFFERENCES, ("attention", "autocast"), ("dropout", "autocast"), ("attention", "dropout"), ()):
+        model = Transformer.of(SHAPED["gpt2"], "gpt2")
+        kept[cuda] = profile(Setup(model=model, precision="bf16", sequence=SEQUENCE, device="cuda", cuda=cuda)).kept
+    assert len(set(kept.values())) == len(kept)
+    assert kept[()] == profile(Setup(model=model, precision="bf16", sequence=SEQUENCE)).kept
 
 
 @pytest.mark.parametrize("arm", ["single", "zero2", "zero3"])
@@ -226,6 +220,13 @@ from study.theory.setup import Setup
 peak = estimate(Setup.of_arm(named(sys.argv[1]), "zero3", ranks=8, sequence=32)).peak_bytes
 print("torch" in sys.modules, peak)
 """
+
+
+def test_a_config_that_makes_no_model_is_a_sentence():
+    with pytest.raises(Stop, match="small cannot be built from its config"):
+        parameters(Transformer.of(config_of("llama", hidden_size=-64), "small"))
+    with pytest.raises(Stop, match="small cannot be followed without values"):
+        profile(Setup(model=Transformer.of(config_of("llama", num_key_value_heads=3), "small"), sequence=8))
 
 
 def test_code_in_the_folder_of_a_model_is_refused_and_not_run(tmp_path):

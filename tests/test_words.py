@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from study.claims import catalogue, ledger, model, words
+from study.claims import catalogue, files, ledger, model, words
 from study.claims import verdict as v
 from study.claims.ledger import Verdict
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
@@ -41,7 +41,7 @@ RUNS = tuple(f"run{n}" for n in range(28))
 @pytest.mark.parametrize(
     ("verdict", "sentence"),
     [
-        (judged(v.SUPPORTED), "we find 42.7 GB, so it is supported (predicted: a formula; nothing was run)."),
+        (judged(v.SUPPORTED), "we find 42.7 GB, so it is supported (predicted by a formula)."),
         (
             judged(v.REFUTED, MEASURED, 185e9, evidence=RUNS),
             "185 GB instead of 45 GB, so it is refuted (measured in 28 real",
@@ -57,26 +57,32 @@ RUNS = tuple(f"run{n}" for n in range(28))
         (judged(v.REFUTED, found="does not fit", **FITS), "we find “does not fit” instead of “fits”, so"),
         (
             judged(v.REFUTED, READ, found=False, evidence=("P1", "Q7")),
-            "we find otherwise, so it is refuted (read in the ZeRO paper and Q7;",
+            "we find otherwise, so it is refuted (read in the ZeRO paper and Q7).",
         ),
-        (judged(v.SUPPORTED, VIRTUAL, evidence=("a",)), "(measured in 1 run, not all with real ranks that trained)."),
-        (judged(v.CONTRADICTS, OWN), "its own numbers give 42.7 GB instead of 45 GB, so it contradicts itself (own"),
-        (judged(v.CONSISTENT, OWN), "its own numbers give 42.7 GB, so it is consistent (own numbers"),
+        (judged(v.SUPPORTED, VIRTUAL, evidence=("a",)), "(measured in 1 run, not all of real ranks)."),
+        (
+            judged(v.CONTRADICTS, OWN),
+            "its own numbers give 42.7 GB instead of 45 GB, so it contradicts itself (its own",
+        ),
+        (judged(v.CONSISTENT, OWN), "its own numbers give 42.7 GB, so it is consistent (its own numbers"),
         (judged(v.REFUTED, value={"low": 50e9, "high": 60e9}), "we find 42.7 GB instead of 50 GB to 60 GB, so"),
         (judged(v.INCONCLUSIVE), "what we find (42.7 GB) does not decide it, so it is inconclusive"),
         (judged(v.INCONCLUSIVE, found=None), "nothing that we have decides it"),
         (
             judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam",), **LEFT_OPEN),
-            "it leaves open recipe: it holds with recipe mixed-adam, and fails with recipe fp32-adam, so it",
+            "it holds with mixed-adam and fails with fp32-adam, which it leaves open, so it",
         ),
-        (judged(v.INCONCLUSIVE, **LEFT_OPEN), "it holds in some cases, and in others nothing decides"),
+        (
+            judged(v.INCONCLUSIVE, **LEFT_OPEN),
+            "it holds in some cases of the recipe of the optimizer, and in others nothing decides",
+        ),
         (
             judged(v.NOT_TESTED, MEASURED, None, settle={"machine": "8 x H100", "command": "study sweep h100"}),
-            "we have no evidence under its conditions yet, so it is not tested here (to settle it: 8 x H100).",
+            "it is not tested here (it takes 8 x H100).",
         ),
-        (judged(v.SUPPORTED, premise=True), "Document 000 may imply “stage 2 takes 45 GB” (ours, and not counted);"),
-        (judged(v.SUPPORTED, document="P1", title="ZeRO: Memory (2020)"), "The paper ZeRO (P1) says “stage 2"),
-        (judged(v.SUPPORTED, document="pages", where="DeepSpeed, post, table 2"), "DeepSpeed, post says “stage 2"),
+        (judged(v.SUPPORTED, premise=True), "Document 000 may imply “stage 2 takes 45 GB”;"),
+        (judged(v.SUPPORTED, document="P1", title="ZeRO: Memory (2020)"), "The paper ZeRO says “stage 2"),
+        (judged(v.SUPPORTED, document="pages", where="DeepSpeed, post, table 2"), "DeepSpeed (post) says “stage 2"),
     ],
 )
 def test_a_claim_begins_with_a_sentence(verdict, sentence):
@@ -98,6 +104,7 @@ def test_a_claim_begins_with_a_sentence(verdict, sentence):
         (13, "of 20 steps taken", "13 of 20 steps taken"),
         (5e8, "elements", "500 million elements"),
         (2.5e16, "FLOP/s", "25 PFLOP/s"),
+        (2.532e-6, "times the weights", "less than 0.0001 times the weights"),
         (True, "", "yes"),
         (float("inf"), "GPUs", "never GPUs"),
     ],
@@ -167,7 +174,7 @@ def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):
 
 
 def test_every_check_is_listed_with_its_arguments_and_an_example():
-    entries = catalogue.entries(model.read_all())
+    entries = catalogue.entries(files.read_all())
     assert {entry.name for entry in entries} >= {"arithmetic", "states_bytes", "ratio", "default", "reproduction"}
     for entry in entries:
         lines = catalogue.lines(entry)
@@ -213,6 +220,6 @@ def test_the_claims_file_of_the_guide_is_valid(tmp_path):
     guide = (ROOT / "CONTRIBUTING.md").read_text().split("## How to write a claims file")[1]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(re.findall(r"^    (.*)$", guide, re.MULTILINE)))
-    first, second, third = ledger.judge_all(model.read_all(path), Runs(()))
+    first, second, third = ledger.judge_all(files.read_all(path), Runs(()))
     assert (first.verdict, first.holds_under) == (v.INCONCLUSIVE, ("recipe mixed-adam",))
     assert (second.verdict, third.verdict) == (v.CONSISTENT, v.NOT_TESTED)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, Union, get_args, get_origin
 
 from study.claims import evidence, model, probes
+from study.claims.citations import sources
 from study.claims.model import CONDITIONS, OWN, SORTS, Check, Claim, Reference
-from study.claims.theory_checks import sources
 from study.claims.words import WIDTH
 from study.machine.gpus import GPUS
 from study.records import metrics
@@ -29,12 +29,19 @@ UNITS = {"bytes_per_s": "bytes/s", "flops_per_s": "operations/s", "bytes": "byte
 LISTED = {"arm": "arms", "arms": "arms", "base": "arms", "over": "arms", "gpu": "GPUs", "link": "links"}
 LISTED |= {"model": "models", "recipe": "recipes", "source": "sources", "looked_in": "sources"}
 OF_CHECKS = {("reproduction", "name"): "reproductions"}
-OF_CHECKS |= dict.fromkeys((("ratio", "quantity"), ("order", "quantity")), "quantities of records")
+OF_CHECKS |= dict.fromkeys(
+    ((name, "quantity") for name in ("ratio", "order", "measured_trend")), "quantities of records"
+)
 OF_CHECKS |= dict.fromkeys((("trend", "quantity"), ("quotient", "quantity")), "quantities of theory")
 OF_CHECKS |= {("observed", "field"): "fields of records", ("observed", "over"): "fields of records"}
 METRICS = (*metrics.QUANTITIES, f"{metrics.COMPONENT}weights")
 # Examples of checks that no claim of this study uses.
 UNUSED = {
+    "A rank holds less the more ranks there are": {
+        "value": "falls",
+        "check": "measured_trend",
+        "with": {"quantity": "peak_bytes", "along": {"ranks": [1, 2, 4]}, "where": {"arm": "zero2"}},
+    },
     "Stage 3 on eight ranks holds an eighth of what stage 0 holds": {
         "value": 8,
         "unit": "times less",
@@ -45,7 +52,7 @@ UNUSED = {
             "to": {"stage": 3},
             "where": {"ranks": 8, "parameters": 1e9},
         },
-    }
+    },
 }
 GIVEN = ("own",)  # an argument that a claims file does not give by itself: its own sources
 HEAD = (
@@ -96,7 +103,8 @@ def lines(entry: Entry) -> list[str]:
     kind = model.kinds()[entry.check]
     named = f'check = "{entry.check}"' + (f', with {kind.chosen_by} = "{entry.choice}"' if kind.chosen_by else "")
     basis, unit = OWN if entry.choice in kind.own else kind.basis, kind.unit(entry.name, {})
-    about = f"{entry.name}   ({named}; basis: {basis}{_in(unit) and f'; finds {unit}'})"
+    finds = " or ".join(map(toml, kind.finds)) or (unit if _in(unit) else "")
+    about = f"{entry.name}   ({named}; basis: {basis}{finds and f'; finds {finds}'})"
     purpose = " ".join((inspect.getdoc(entry.function) or "").split())
     return [
         about,

@@ -53,6 +53,11 @@ class Verdict:
     claimed: object = None  # the value, with the finding to which it refers, in the claim's unit
     also: tuple["Verdict", ...] = ()
 
+    @property
+    def rests_on(self) -> str | None:
+        """The basis. What was not tested rests on nothing."""
+        return None if self.verdict == NOT_TESTED else self.basis
+
 
 def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None) -> list[Verdict]:
     """A verdict for each claim. What the claims want tried is tried first, all together."""

@@ -10,13 +10,10 @@ import functools
 import inspect
 import itertools
 import math
-import re
-import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model, field_validator, model_validator
 
@@ -24,8 +21,6 @@ from study.claims import units
 from study.errors import Stop
 from study.spec.validation import nearest, sentence
 
-FOLDER = Path(__file__).resolve().parent
-SOURCES = "sources.toml"
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
 SORTS = get_args(Sort)
 # The conditions that a claim may state. No record knows some of them (link, nodes): then records cannot decide it.
@@ -37,9 +32,9 @@ STRICT = {"extra": "forbid", "strict": True, "frozen": True, "allow_inf_nan": Fa
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
 PREDICTED, OWN, READ = "predicted", "own numbers", "read"
 BASES = (MEASURED, VIRTUAL, TRIED, PREDICTED, OWN, READ)  # what a verdict may rest on
+TRENDS = ("rises", "falls", "neither")
 LONGEST_QUOTE = 40  # words
 MOST_CASES = 200
-Form = TypeVar("Form", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,7 @@ class Kind:
     own: tuple[str, ...] = ()  # those of the functions that only need the document's own numbers
     # The unit of what is found, by the function's name and the arguments. None: the claim says it, whatever it is.
     unit: Callable[[str, dict], str | None] = lambda name, arguments: None
+    finds: tuple[str, ...] = ()  # the only texts that it can find
 
 
 @dataclass(frozen=True)
@@ -177,6 +173,7 @@ class Check(BaseModel):
     @classmethod
     def _fit_the_check(cls, arguments: dict, info) -> dict:
         if name := info.data.get("check"):
+            _can_be_found(info.data.get("value"), kinds()[name])
             _as_many_as_values(name, function_and_calls(name, arguments)[1], info.data.get("value"))
         return arguments
 
@@ -191,6 +188,13 @@ class Check(BaseModel):
         if self.better and (self.relation != "equal" or not numbers):
             raise ValueError("better goes with a number and the relation equal: the others have their direction")
         return self
+
+
+def _can_be_found(value, kind: Kind) -> None:
+    """A misspelt word would be refuted for ever."""
+    for text in as_list(value):
+        if kind.finds and isinstance(text, str) and text not in kind.finds:
+            raise ValueError(f"never finds {text!r}: value is one of {', '.join(kind.finds)}")
 
 
 def _as_many_as_values(name: str, calls: list[dict], value) -> None:
@@ -306,122 +310,12 @@ class Source(BaseModel):
     read: Literal["original", "translation", "abstract", "source code", "documentation"]
 
 
-class Head(BaseModel):
-    """What a claims file says of its document."""
-
-    model_config = STRICT
-
-    document: str
-    title: str
-    fixed: date
-    text: str | None = None
-    read: str | None = None
-    tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
-    source: list[Source] = []  # of its own, besides those that all files share
-    claim: list[dict]
-
-
 @functools.cache
 def kinds() -> dict[str, Kind]:
     """Every check by name. Imported here, because the checks import this module."""
-    from study.claims import probes, record_checks, theory_checks
+    from study.claims import citations, probes, record_checks, theory_checks
 
-    return theory_checks.KINDS | record_checks.KINDS | probes.KINDS
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
-def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
-    """A TOML file in this form, and its text."""
-    try:
-        text = path.read_text()
-        return form.model_validate(tomllib.loads(text)), text
-    except tomllib.TOMLDecodeError as error:
-        what = f"{path.name} is not valid TOML (a table in braces stands on a single line): {error}"
-    except ValidationError as error:
-        what = f"{path.name}: {sentence(error, form.model_fields)}"
-    except (OSError, UnicodeDecodeError):
-        raise Stop(f"there is no readable claims file {path}", "name a file, or a folder of them") from None
-    raise Stop(what, "correct the file")
-
-
-def read_all(folder: Path = FOLDER) -> list[Claim]:
-    """The claims of every file of a folder, or of one file: documents, papers, the rest. Their ids are unique."""
-    paths = [path for path in sorted(folder.glob("*.toml")) if path.name != SOURCES] if folder.is_dir() else [folder]
-    claims = [claim for path in paths for claim in read(path)]
-    first: dict[str, Claim] = {}
-    for claim in claims:
-        if (other := first.setdefault(claim.id, claim)) is not claim:
-            raise Stop(f"{claim.at}: the id {claim.id} is taken, at {other.at}", "give the claim another id")
-    return [_with_references(claim, first) for claim in sorted(claims, key=_place)]
-
-
-def _place(claim: Claim) -> tuple:
-    """Documents by their numbers (000), then papers (P1), then all else."""
-    name = claim.document
-    return not name.isdigit(), not name[1:].isdigit(), name
-
-
-def _with_references(claim: Claim, known: dict[str, Claim]) -> Claim:
-    """The claim, with the checks to which its values refer."""
-    also = tuple(_with_reference(check, claim, known) for check in claim.also)
-    return _with_reference(claim, claim, known).model_copy(update={"also": also})
-
-
-def _with_reference(check: Form, claim: Claim, known: dict[str, Claim]) -> Form:
-    if not isinstance(check.value, FindingOf):
-        return check
-    name, number = check.value.finding_of, check.value.also
-    if name not in known:
-        raise Stop(f"{claim.at}, claim {claim.id}: value refers to {name}, which is no claim", nearest(name, known))
-    if (number or 0) > (count := len(known[name].also)):
-        what = f"{claim.at}, claim {claim.id}: value refers to check {number} of {name}, which has {count}"
-        raise Stop(what, "count its [[claim.also]] tables from 1")
-    return check.model_copy(update={"value": Reference(name, number, known[name])})
-
-
-def read(path: Path) -> list[Claim]:
-    """The claims of one file, whose values may refer to claims that stand elsewhere."""
-    head, text = read_form(path, Head)
-    lines = text.splitlines()
-    starts = [number for number, line in enumerate(lines) if line.strip().startswith("[[claim]]")]
-    if len(starts) != len(head.claim):
-        raise Stop(f"{path.name} has claims that are not written as [[claim]] tables", "write each as one")
-    claims, about = [], head.model_dump(exclude={"claim", "tolerances", "source"})
-    context = {"tolerances": head.tolerances} if head.text or head.read else None
-    for start, end, table in zip(starts, [*starts[1:], len(lines)], head.claim, strict=True):
-        try:
-            at = {"at": f"{path.name}, line {start + 1}"}
-            if head.source:
-                _give(table, head.source)
-            claims.append(Claim.model_validate(table | about | at, context=context))
-        except ValidationError as error:
-            location = error.errors()[0]["loc"]
-            form = Settle if "settle" in location else Check if "also" in location else Claim
-            name = f"claim {table['id']}" if "id" in table else "a claim without an id"
-            what = sentence(error, {field.alias or key for key, field in form.model_fields.items()})
-            line = _line_of(location, lines, start, end) + 1
-            raise Stop(f"{path.name}, line {line}, {name}: {what}", "correct the file") from None
-    return claims
-
-
-def _give(table: dict, sources: list[Source]) -> None:
-    """Give a file's own sources to its checks that cite."""
-    for check in (table, *table.get("also", [])):
-        if check.get("check") == "cited" and isinstance(check.get("with"), dict):
-            check["with"]["own"] = [source.model_dump() for source in sources]
-
-
-def _line_of(location: tuple, lines: list[str], start: int, end: int) -> int:
-    """The line of a key, or that of its table's head where the key is missing."""
-    also = [number for number in range(start, end) if lines[number].strip().startswith("[[claim.also]]")]
-    tables, table = [start, *also, end], 0
-    if location[:1] == ("also",) and len(location) > 2 and location[1] < len(also):
-        table, location = location[1] + 1, location[2:]
-    key = re.escape(str(location[0])) if location else "no key"
-    keys = re.compile(rf"\s*({key}\s*=|\[[\w.]+\.{key}\])")
-    return next((number for number in range(*tables[table : table + 2]) if keys.match(lines[number])), tables[table])
+    return theory_checks.KINDS | citations.KINDS | record_checks.KINDS | probes.KINDS
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -438,6 +332,15 @@ def argument_model(function: Callable) -> type[BaseModel]:
 def _argument(arguments: dict, name: str):
     """What an argument is, or what it asks of the records."""
     return arguments[name] if name in arguments else (arguments.get("where") or {}).get(name)
+
+
+def one_argument(along: dict[str, list]) -> tuple[str, list]:
+    """The argument along which there is a trend, and its values."""
+    if len(along) != 1 or len(next(iter(along.values()))) < 2:
+        raise Stop(
+            f"a trend is along two or more values of one argument (got {along})", "give along = { name = [...] }"
+        )
+    return next(iter(along.items()))
 
 
 def _replaced(check: str, arguments: dict, values: dict) -> dict:

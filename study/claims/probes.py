@@ -1,7 +1,7 @@
 """Claims about the libraries, tried for real. `probe_worker` tries configurations in a process of its own.
 
 An answer is kept under its trial, the code that tries it and the versions of the libraries. A failure of the trial
-itself (a time limit, a crash) is not kept. Trying everything takes ten minutes, so the answers for the pinned versions
+itself (a time limit, a crash) is not kept. Trying everything takes minutes, so the answers for the pinned versions
 come with the reports, in one file for each machine.
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
@@ -37,6 +38,8 @@ KEPT = "trials.json"  # beside the records of a machine
 WORKER_VERSION = 1  # raise it when `probe_worker` tries something in another way
 WORKER = [sys.executable, "-m", "study.claims.probe_worker"]
 LIMIT_S = 300
+AT_A_TIME = 2  # processes of at most 1.5 GB, and each rendezvous has a port that is free
+TIMED = ("cpu_adam_speed",)  # scripts that measure time: nothing runs beside them
 NEEDED = ("deepspeed", "accelerate", "torch")
 LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers")
 
@@ -155,13 +158,27 @@ def answers(trials: list[dict]) -> list[Answer | str]:
     configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
     if len(missing) > 1:
         sys.stderr.write(f"trying {len(configurations)} configurations and {len(reproductions)} scripts, once\n")
-    tried = _try(list(configurations.values())) if configurations else []
-    for name, answer in zip(configurations, tried, strict=True):
-        known[name] = _keep(name, answer)
-    for number, (name, script) in enumerate(reproductions.items(), start=1):
-        sys.stderr.write(f"  script {number} of {len(reproductions)}: {script}\n")
-        known[name] = _keep(name, _run(script))
+    known |= _new(configurations, reproductions) if missing else {}
     return [known[name] for name in keys]
+
+
+def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
+    """Answers by key: the configurations in one process beside the scripts, and what measures time alone."""
+    together = {name: script for name, script in reproductions.items() if script not in TIMED}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            tried = pool.submit(_try_and_keep, configurations)
+            known = dict(zip(together, pool.map(_run_and_keep, together, together.values()), strict=True))
+            known |= tried.result()
+        except BaseException:  # Ctrl-C: what has not begun never does
+            pool.shutdown(cancel_futures=True)
+            raise
+    return known | {name: _run_and_keep(name, script) for name, script in reproductions.items() if script in TIMED}
+
+
+def _run_and_keep(name: str, script: str) -> Answer | str:
+    sys.stderr.write(f"  {script}\n")
+    return _keep(name, _run(script))
 
 
 def key(trial: dict) -> str:
@@ -224,6 +241,11 @@ def _try(trials: list[dict]) -> list[Answer | str]:
     if printed is None:
         return [reason] * len(trials)
     return [entry["error"] if "error" in entry else Answer(**entry) for entry in json.loads(printed)]
+
+
+def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
+    answers = _try(list(trials.values())) if trials else []
+    return {name: _keep(name, answer) for name, answer in zip(trials, answers, strict=True)}
 
 
 def _run(name: str) -> Answer | str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from study.claims import pairing
 from study.claims.evidence import UNKNOWN, Chosen, Evidence, choose
-from study.claims.model import MEASURED, Claim, Kind, as_list, is_number
+from study.claims.model import MEASURED, TRENDS, Claim, Kind, as_list, is_number, one_argument
 from study.claims.verdict import NOT_TESTED, Finding
 from study.errors import Stop
 from study.records import metrics, stats
@@ -165,6 +165,29 @@ def order(
         low, high = (result.low, result.high) if higher else (1 / result.high, 1 / result.low)
         answers.append(decided(low >= 1 - within, high < 1 - within))
     value = all_of(answers)
+    missing = "more runs: an interval reaches both sides" if value is None else ""
+    return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
+
+
+def measured_trend(
+    evidence: Evidence, claim: Claim, *, quantity: str, along: dict[str, list], where: Side = None, within: float = 0
+) -> Finding:
+    """Whether a quantity of records "rises" or "falls" along the values of a fact of runs, in order, or "neither".
+
+    Each value against the one before, in cells that are equal but for that fact. A change of at most `within` is none.
+    """
+    name, values = one_argument(along)
+    words, rises, falls, runs = [], [], [], []
+    for before, after in itertools.pairwise(values):
+        result = compared(evidence, claim, quantity, {name: after}, {name: before}, where)
+        if isinstance(result, Finding):
+            return result
+        runs += result.runs
+        words.append(f"{name} {after} over {before}: {_span(result.low, result.high, result.value)}")
+        rises.append(decided(result.low > 1 + within, result.high <= 1 + within))
+        falls.append(decided(result.high < 1 - within, result.low >= 1 - within))
+    up, down = all_of(rises), all_of(falls)
+    value = "rises" if up else "falls" if down else "neither" if up is down is False else None
     missing = "more runs: an interval reaches both sides" if value is None else ""
     return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
 
@@ -328,5 +351,8 @@ def _unit(name: str, arguments: dict) -> str | None:
     return "number"
 
 
-CHECKS = (ran, counted, ratio, order, observed, same_loss)
-KINDS = {check.__name__: Kind(MEASURED, {"": check}, unit=_unit) for check in CHECKS}
+CHECKS = (ran, counted, ratio, order, measured_trend, observed, same_loss)
+FINDS = {"ran": ANSWERS, "measured_trend": TRENDS}
+KINDS = {
+    check.__name__: Kind(MEASURED, {"": check}, unit=_unit, finds=FINDS.get(check.__name__, ())) for check in CHECKS
+}

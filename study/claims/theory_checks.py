@@ -1,4 +1,4 @@
-"""Checks that need no run: arithmetic, formulas of `study.theory`, physical bounds, and cited sources.
+"""Checks that need no run: arithmetic, formulas of `study.theory`, and physical bounds.
 
 P1: ZeRO (arXiv 1910.02054v3). P2: ZeRO-Offload (2101.06840). P3: ZeRO-Infinity (2104.07857). Nothing here is measured.
 """
@@ -7,13 +7,10 @@ import functools
 import inspect
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from pydantic import BaseModel
-
-from study.claims.model import FOLDER, OWN, PREDICTED, READ, SOURCES, STRICT, Kind, Source, as_list, calls_of, read_form
+from study.claims.model import OWN, PREDICTED, TRENDS, Kind, calls_of, one_argument
 from study.claims.verdict import Finding
 from study.errors import Stop
 from study.machine.gpus import GPUS
@@ -28,8 +25,7 @@ from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
 from study.theory.setup import Setup, arm_named
 
-Name, Number, Whole, Agrees = str | None, float | None, int | None, bool | None
-Names, Ids, Read = list[str], str | list[str], float | str | bool | None
+Name, Number, Whole = str | None, float | None, int | None
 Part = Literal["all", "weights", "gradients", "optimizer"]
 FittedPart = Literal["all", "weights", "gradients and optimizer"]
 Unit = Literal["volume", "tensors"]
@@ -427,9 +423,7 @@ def stated(*, needed: list[str], given: list[str]) -> Finding:
 
 def trend(*, quantity: str, along: dict[str, list], where: dict) -> Finding:
     """Whether a quantity of theory "rises" or "falls" along the values of an argument, in their order, or "neither"."""
-    if len(along) != 1:
-        raise Stop(f"a trend is along one argument (got {', '.join(along) or 'none'})", "give along = { name = [...] }")
-    ((name, values),) = along.items()
+    name, values = one_argument(along)
     results = [_quantity(quantity, where | {name: value}) for value in values]
     pairs = list(itertools.pairwise(results))
     word = "rises" if all(a < b for a, b in pairs) else "falls" if all(a > b for a, b in pairs) else "neither"
@@ -456,51 +450,6 @@ def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:
     return Finding(above / below, f"{names[0]} {short(above)} / {names[1]} {short(below)} = {short(above / below)}")
 
 
-def cited(
-    *,
-    source: Ids,
-    where: str,
-    says: Name = None,
-    value: Read = None,
-    agrees: Agrees = None,
-    looked_in: Names = (),
-    sentence: str = "",
-    own: list[dict] = (),
-) -> Finding:
-    """What a source says, as somebody read it: a value, or whether it agrees; or that no source looked in says it."""
-    ids, known = tuple(looked_in or as_list(source)), sources() | {each["id"]: Source(**each) for each in own}
-    if unknown := [name for name in (*as_list(source), *looked_in) if name not in known]:
-        remedy = f"add it there, or to the claims file; {nearest(unknown[0], known)}"
-        raise Stop(f"{unknown[0]!r} is not a source in {SOURCES}", remedy)
-    read = ", ".join(f"{name} ({known[name].read})" for name in ids)
-    if looked_in:
-        about = {"missing": "a source that says this, or a measurement", "sentence": sentence}
-        return Finding(None, f"no source says this; read: {read} ({where})", evidence=ids, **about)
-    exactly_one(value=value, agrees=agrees)
-    if agrees is not None and says is None:
-        raise Stop("a cited check has agrees, but not what the source says", 'give says = "..."')
-    working = f"{read}, {where}: {says or value}"
-    if agrees is None:
-        return Finding(value, working, evidence=ids, sentence=sentence)
-    return Finding(agrees, working, evidence=ids, instead_of=True, sentence=sentence)
-
-
-class Sources(BaseModel):
-    model_config = STRICT
-
-    source: list[Source] = []
-
-
-def sources() -> dict[str, Source]:
-    """The sources that claims may cite, by id."""
-    if not (FOLDER / SOURCES).exists():
-        return {}
-    entries = read_form(FOLDER / SOURCES, Sources)[0].source
-    if twice := [name for name, times in Counter(entry.id for entry in entries).items() if times > 1]:
-        raise Stop(f"{SOURCES}, source {twice[0]} is there twice", "give each source its own id")
-    return {entry.id: entry for entry in entries}
-
-
 STATES = (parameters, states_bytes, states_saving, states_ratio, largest_parameters, fewest_ranks)
 MEMORY = (fitted_bytes_per_parameter, rest_bytes, rest_spread, offloaded_states_bytes, peak_bytes, peak_saving)
 TRAFFIC = (traffic_ratio, deepspeed_traffic_ratio, traffic_bytes, link_bytes_per_s)
@@ -512,6 +461,7 @@ UNITS |= {"parameters": "parameters", "largest_parameters": "parameters", "link_
 UNITS |= {"fitted_bytes_per_parameter": "bytes"}
 FROM_THE_DOCUMENT = ("fitted_bytes_per_parameter", "rest_bytes", "rest_spread")  # differences of its own figures
 KINDS = {check.__name__: Kind(OWN, {"": check}) for check in (arithmetic, stated)}
-KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (bound, fits, trend, quotient)}
+KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (bound, quotient)}
+KINDS |= {"fits": Kind(PREDICTED, {"": fits}, finds=("fits", "does not fit"))}
+KINDS |= {"trend": Kind(PREDICTED, {"": trend}, finds=TRENDS)}
 KINDS |= {"theory": Kind(PREDICTED, QUANTITIES, "quantity", FROM_THE_DOCUMENT, lambda name, arguments: UNITS.get(name))}
-KINDS |= {"cited": Kind(READ, {"": cited})}

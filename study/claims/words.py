@@ -4,14 +4,15 @@ import math
 import re
 import textwrap
 
+from study.claims.citations import sources
 from study.claims.ledger import Verdict, in_units, otherwise
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim, as_list, is_number
-from study.claims.theory_checks import sources
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
 from study.text.numbers import count, quantity, short, size
 
 WIDTH, LABEL = 100, 12  # columns of a line, and of the label before it
 LARGE = 1e6  # from here on numbers are in GB, or in millions
+TINY = 0.0001
 MOST = 4  # runs, differences and readings that are shown; --json has all
 RELATIONS = {"equal": "", "at_least": "at least ", "at_most": "at most ", "above": "more than ", "below": "less than "}
 RELATIONS |= {"up_to": "up to "}
@@ -26,6 +27,14 @@ WHAT_A_BASIS_IS = {
     READ: "a source says so; nothing was run",
 }
 
+BRIEFLY = {TRIED: "tried with the libraries", PREDICTED: "predicted by a formula", OWN: "its own numbers"}
+# What the arguments of checks are for a reader.
+NAMES = {"micro_batch": "rows a pass", "accumulation": "passes a step", "rest_bytes": "the rest of the memory"}
+NAMES |= {"config": "the configuration", "gpu": "the GPU", "gpus": "the number of GPUs"}
+NAMES |= {name: name for name in ("ranks", "checkpointing", "attention", "precision")}
+NAMES |= {"tokens_per_sample": "tokens a sample", "bytes_per_s": "the speed of the link"}
+NAMES |= {"disk_bytes_per_s": "the speed of the disk", "host_memory_bytes": "the memory of the host"}
+NAMES |= {"weights_too": "what is offloaded", "recipe": "the recipe of the optimizer"}
 
 # --- the sentence --------------------------------------------------------------------------------------------------
 
@@ -33,8 +42,8 @@ WHAT_A_BASIS_IS = {
 def plainly(verdict: Verdict) -> str:
     """What they said, what we found, and what it rests on."""
     claim = verdict.claim
-    verb, ours = ("may imply", " (ours, and not counted)") if claim.premise else ("says", "")
-    return f"{who(claim)} {verb} “{claim.says}”{ours}; {_outcome(verdict)} ({_rests_on(verdict)})."
+    verb = "may imply" if claim.premise else "says"
+    return f"{who(claim)} {verb} “{claim.says}”; {_outcome(verdict)} ({_rests_on(verdict)})."
 
 
 def who(claim: Claim) -> str:
@@ -42,8 +51,9 @@ def who(claim: Claim) -> str:
     if claim.document.isdigit():
         return f"Document {claim.document}"
     if claim.document[1:].isdigit():
-        return f"The paper {claim.title.partition(':')[0]} ({claim.document})"
-    return ", ".join(" ".join(claim.where.split()).partition(";")[0].split(", ")[:2])
+        return f"The paper {claim.title.partition(':')[0]}"
+    owner, *page = " ".join(claim.where.split()).partition(";")[0].split(", ")[:2]
+    return f"{owner} ({page[0]})" if page else owner
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -51,7 +61,7 @@ def _outcome(verdict: Verdict) -> str:
     word, unit = verdict.verdict, verdict.claim.unit
     ours, theirs = value_words(verdict.found, unit), claimed_words(verdict.claim, verdict)
     if word == NOT_TESTED:
-        return f"we have no evidence under its conditions yet, so it is {word}"
+        return f"it is {word}"
     if word == INCONCLUSIVE:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
@@ -65,36 +75,43 @@ def _outcome(verdict: Verdict) -> str:
 
 def _undecided(verdict: Verdict, ours: str) -> str:
     holds, fails = verdict.holds_under, verdict.fails_under
+    if verdict.claim.check == "searched":
+        return "no source that we read says so"
     if not holds and not fails:
         return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
     words = " ".join((*holds, *fails)).split()
     matter = [name for name in verdict.claim.unsaid if name in words]  # the others make no difference
-    names = _and([name for name in matter if name not in INTERNAL]) or "how it is read"
+    names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or "how it is read"
     if not (holds and fails):
         some = "it holds" if holds else "it fails"
-        return f"it leaves open {names}: {some} in some cases, and in others nothing decides"
-    cases = f"it holds with {_first(holds)}, and fails with {_first(fails)}"
-    if len(cases) > 1.5 * WIDTH or not set(matter).isdisjoint(INTERNAL):
-        return f"whether it holds depends on {names}, which it leaves open"
-    return f"it leaves open {names}: {cases}"
+        return f"{some} in some cases of {names}, and in others nothing decides"
+    cases = f"it holds with {_first(holds)} and fails with {_first(fails)}"
+    if len(cases) > WIDTH or not set(matter).isdisjoint(INTERNAL):
+        return f"that depends on {names}, which it leaves open"
+    return f"{cases}, which it leaves open"
 
 
 def _first(cases: tuple[str, ...]) -> str:
-    return cases[0] + " (and others)" * (len(cases) > 1)
+    """The first of the cases, without the names that only the code has."""
+    words = cases[0].replace("checkpointing true", "checkpointing").replace("checkpointing false", "no checkpointing")
+    words = re.sub(r"\b(arm|model|gpu|recipe) (?=\S)", "", words)
+    for name, plain in NAMES.items():
+        words = re.sub(rf"\b{name}\b", plain.removeprefix("the "), words)
+    return words + " (for one)" * (len(cases) > 1)
 
 
 def _rests_on(verdict: Verdict) -> str:
     """The basis in words. A claim that was not tested rests on nothing."""
     basis, names, settle = verdict.basis, verdict.evidence, verdict.claim.settle
     if verdict.verdict == NOT_TESTED:
-        return f"to settle it: {settle.machine}" if settle else "what would settle it is below"
+        return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if basis in (MEASURED, VIRTUAL) and names:
         real = "real " if basis == MEASURED else ""
         runs = f"measured in {len(names)} {real}run{'s' * (len(names) != 1)}"
-        return runs if real else f"{runs}, not all with real ranks that trained"
+        return runs if real else f"{runs}, not all of real ranks"
     if basis == READ and names:
-        return f"read in {_and(list(dict.fromkeys(map(_source, names))))}; nothing was run"
-    return f"{basis}: {WHAT_A_BASIS_IS[basis]}"
+        return f"read in {_and(list(dict.fromkeys(map(_source, names))))}"
+    return BRIEFLY.get(basis, basis)
 
 
 def _source(name: str) -> str:
@@ -131,8 +148,11 @@ def _few_values(value, unit: str) -> str:
         low, high = (with_unit(end, unit) for end in value)
         return f"{_bare(low, unit)} to {high}"
     values = [f"“{each}”" if isinstance(each, str) else each for each in as_list(value)]
-    more = f" and {len(values) - MOST} more" if len(values) > MOST else ""
-    return with_unit(values[:MOST] if len(values) > 1 else values[0], unit) + more
+    if len(values) > MOST:
+        return f"{with_unit(values[:MOST], unit)} and {len(values) - MOST} more"
+    if len(values) == 1:
+        return with_unit(values[0], unit)
+    return _and(with_unit(values, unit).split(", ", len(values) - 1))
 
 
 def with_unit(value, unit: str) -> str:
@@ -140,6 +160,8 @@ def with_unit(value, unit: str) -> str:
     values = as_list(value)
     if not all(map(is_number, values)) or not all(map(math.isfinite, values)):
         return in_units(value, unit)
+    if 0 < max(map(abs, values)) < TINY:
+        return f"less than {TINY} {unit}".rstrip()
     large = min(map(abs, values)) >= LARGE
     name, rest = re.match(r"(bytes(?:/s| per second)?|FLOP/s|of\b(?! \d)|share saved|)(.*)", unit).groups()
     if name in ("of", "share saved"):
@@ -190,7 +212,7 @@ def lines(verdict: Verdict) -> list[str]:
         *_line("differs", _few(verdict.differs, "; ")),
         *_line("working", verdict.working),
         *_evidence(verdict),
-        *_line("sentence", verdict.sentence and f"“{verdict.sentence}”"),
+        *_line("nearest" if claim.check == "searched" else "sentence", verdict.sentence and f"“{verdict.sentence}”"),
         *_line("missing", verdict.missing if verdict.missing != otherwise(verdict) else ""),
         *_line("changed by", otherwise(verdict)),
         *_line("reading", claim.reading or ""),

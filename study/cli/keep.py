@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tyro
 
-from study.claims import model, probes
+from study.claims import files, probes
 from study.errors import Stop
 from study.records import seal, store
 from study.records.privacy import without_paths
@@ -60,4 +60,4 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
-    say(f"{probes.keep_in(into, model.read_all())} answers to trials, as study claims made them here")
+    say(f"{probes.keep_in(into, files.read_all())} answers to trials, as study claims made them here")

@@ -28,6 +28,7 @@ from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
 from study.theory.papers import OF_PRECISION, states_bytes
 from study.theory.setup import Loss, Optimizer, Setup, arm_named
+from study.theory.transformer import CUDA_DIFFERENCES
 
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
@@ -49,6 +50,7 @@ def estimate(
     loss: Loss = "whole",
     optimizer: Optimizer = "fused",
     device: Literal["cuda", "cpu"] = "cuda",
+    cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = CUDA_DIFFERENCES,
     as_json: AsJson = False,
 ) -> None:
     """Predict what a rank will hold and move in a step. Nothing is run.
@@ -67,6 +69,7 @@ def estimate(
         loss: From all logits at once, as the trainer computes it, or chunked, as fused kernels do (Liger).
         optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
+        cuda: On a GPU: in what CUDA's kernels are followed where they keep other bytes than a CPU's. Of a config.json.
         as_json: Print it as JSON.
     """
     chosen, whole = arm_named(arm), None
@@ -87,6 +90,7 @@ def estimate(
             optimizer=optimizer,
             checkpointing=checkpointing,
             device=device,
+            cuda=cuda,
         )
         whole = predict(setup)
         params = whole.parameters

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from study.claims import catalogue, evidence, ledger, model, words
+from study.claims import catalogue, evidence, files, ledger, words
 from study.claims.ledger import Verdict
 from study.claims.model import BASES, OWN, SORTS, Claim
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
@@ -33,7 +33,7 @@ def claims(
     verdict: str | None = None,
     basis: str | None = None,
     kind: str | None = None,
-    file: Path = model.FOLDER,
+    file: Path = files.FOLDER,
     verbose: bool = False,
     checks: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -45,7 +45,7 @@ def claims(
         runs: Folders with runs in them, at any depth. Default: runs/, and the runs/ of every folder in reports/.
         document: 000 to 003, P1 to P5, pages or libraries. This and the next three leave the claims that are so.
         verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or "contradicts itself".
-        basis: measured, virtual, tried, predicted, "own numbers" or read.
+        basis: measured, virtual, tried, predicted, "own numbers" or read. What was not tested here has none.
         kind: memory, bytes, time, capacity, convergence or configuration.
         file: A claims file, or a folder of them.
         verbose: Print a line for every claim as well.
@@ -54,7 +54,7 @@ def claims(
     """
     if checks:
         return say(*_checks(claim))
-    known = model.read_all(file)
+    known = files.read_all(file)
     filters = {"document": document, "verdict": verdict, "basis": basis, "kind": kind}
     filters = {name: wanted for name, wanted in filters.items() if wanted is not None}
     _check(filters, known)
@@ -62,7 +62,7 @@ def claims(
     gathered = evidence.gather(loaded)
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
     verdicts = ledger.judge_all(chosen, loaded, gathered)
-    verdicts = [each for each in verdicts if _passes(each, filters, "verdict", "basis")]
+    verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     set_aside = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     if as_json:
         entries = [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
@@ -83,7 +83,7 @@ def claims(
 
 def _checks(names: tuple[str, ...]) -> list[str]:
     """Every check that a claims file can name, or those of these names, with claims of this study as examples."""
-    entries = catalogue.entries(model.read_all())
+    entries = catalogue.entries(files.read_all())
     known = [entry.name for entry in entries]
     for name in names:
         if name not in known:

@@ -2,13 +2,12 @@
 
 PyTorch without CUDA refuses autograd on CUDA tensors, even on ones without memory. So the tensors claim to be a CPU's,
 and what differs is replaced here by operations that keep what CUDA's are documented to keep. Each has a name, and can
-be left out: `AsOnCuda(without=("dropout",))`.
+be left out: `AsOnCuda(("attention", "autocast"))` is without "dropout".
 """
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-NAMES = ("attention", "dropout", "autocast")
 # What CUDA's autocast computes in fp32, and a CPU's in the type that comes (PyTorch's documentation of torch.amp).
 IN_FP32 = (
     "layer_norm", "group_norm", "softmax", "log_softmax", "pow", "__pow__", "__rpow__", "rsqrt", "exp", "log", "norm",
@@ -74,9 +73,9 @@ class _Attention(torch.autograd.Function):
 class AsOnCuda(TorchFunctionMode):
     """Within it, functions of PyTorch keep what CUDA's kernels keep."""
 
-    def __init__(self, without: tuple[str, ...] = ()):
+    def __init__(self, names: tuple[str, ...]):
         super().__init__()
-        self.names = frozenset(NAMES) - frozenset(without)
+        self.names = frozenset(names)
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -29,7 +29,7 @@ from study.text.tables import say
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 # Results are read elsewhere.
-FOR_READING = {"ipykernel", "jinja2", "jupyter", "matplotlib", "nbconvert", "papermill"}
+FOR_READING = {"ipykernel", "jinja2", "matplotlib", "nbconvert", "papermill"}
 BUILT_HERE = {"deepspeed": {"DS_BUILD_OPS": "0"}}  # it has no wheel; its operators are compiled there, on first use
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 UNUSED_SPLIT = "test"  # prefix of files of a split that the study never reads

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from study.claims import ledger
-from study.claims.model import read_all
+from study.claims.files import read_all
 from study.claims.words import plainly
 from study.errors import Stop
 from study.records import stats

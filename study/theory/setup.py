@@ -9,7 +9,7 @@ from study.spec import arms
 from study.spec.settings import AUTOCAST
 from study.spec.validation import nearest
 from study.theory.architecture import Architecture
-from study.theory.transformer import Pass, Transformer
+from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
 Loss = Literal["whole", "chunked"]
 Optimizer = Literal["fused", "foreach"]
@@ -31,6 +31,7 @@ class Setup:
     device: str = "cpu"
     data_bytes: int = 0  # what a rank holds of its data set
     loss: Loss = "whole"  # from all logits at once, as the trainer does; or chunked, as fused kernels do (Liger)
+    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
 
     def __post_init__(self):
@@ -62,7 +63,13 @@ class Setup:
     def way(self) -> Pass:
         stage3 = (self.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
         return Pass(
-            self.sequence, self.precision, self.attention, self.checkpointing, self.loss, self.on_gpu, stage3=stage3
+            self.sequence,
+            self.precision,
+            self.attention,
+            self.checkpointing,
+            self.loss,
+            self.cuda if self.on_gpu else (),
+            stage3,
         )
 
     @property

@@ -5,6 +5,7 @@ look is in the cache.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import freeze
 from study.models.build import build
@@ -25,7 +27,7 @@ from study.models.losses import without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
 from study.models.stage3 import linear_layers
-from study.models.step import inputs, logits_and_losses
+from study.models.step import Batch, inputs, logits_and_losses
 from study.spec.settings import AUTOCAST
 from study.theory.transformer import Look, Pass, Transformer
 
@@ -136,6 +138,14 @@ def look(model: Transformer) -> Look:
     )
 
 
+def _refusal(model: Transformer, what: str, error: Exception) -> Stop:
+    text = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+    return Stop(
+        f"{model.name} {what} ({reason})", "correct its config.json, or give --params with --layers and --hidden"
+    )
+
+
 def _config(model: Transformer, attention: str | None = None):
     with _quiet():
         if model.code_from is not None:
@@ -145,7 +155,10 @@ def _config(model: Transformer, attention: str | None = None):
 
 def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     with _quiet():
-        built = build(config, "meta", dtype)
+        try:
+            built = build(config, "meta", dtype)
+        except Exception as error:  # whatever a wrong number in a config leads to
+            raise _refusal(model, "cannot be built from its config", error) from error
         with torch.device("meta"):
             freeze(built, model.lora_rank, model.train_only)
     return built
@@ -156,7 +169,7 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
     config = _config(model, way.attention)
     dtype = torch.bfloat16 if way.precision == "bf16_cast" else torch.float32
     built = _built(model, config, dtype)
-    place = AsOnCuda if way.on_gpu else contextlib.nullcontext
+    place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
             options = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
@@ -165,17 +178,26 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
         batch = inputs(config, rows, way.sequence)
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         _follow(built, watch)
-        with place(), linear_layers() if way.stage3 else contextlib.nullcontext(), watch:
-            with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
-                if way.loss == "chunked":
-                    loss = without_logits(config, built, batch)
-                else:
-                    loss = logits_and_losses(config, built, batch, dtype)[1].mean()
-            watch.event("end of forward")
-            loss.backward()
-            watch.event("end of backward")
+        try:
+            with place(), linear_layers() if way.stage3 else contextlib.nullcontext(), watch:
+                _pass(config, way, built, batch, watch)
+        except Stop:
+            raise
+        except Exception as error:  # of code that is not ours, for a config that nobody has tried
+            raise _refusal(model, "cannot be followed without values", error) from error
         inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
     return watch.events, {"flops": watch.flops, "inputs": inputs_bytes}
+
+
+def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
+    dtype = next(built.parameters()).dtype
+    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
+        if way.loss == "chunked":
+            loss = without_logits(config, built, batch)
+        else:
+            loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+    watch.event("end of forward")
+    loss.backward()
 
 
 def _give_device(model: torch.nn.Module) -> None:

@@ -14,7 +14,9 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 2  # of what is in the cache: one more for each change of its meaning
+FORMAT = 3  # of what is in the cache: one more for each change of its meaning
+# Attention that keeps no scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
+CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
 
 class Pass(NamedTuple):
@@ -25,7 +27,7 @@ class Pass(NamedTuple):
     attention: str
     checkpointing: bool
     loss: str  # whole: from all logits; chunked: by a fused kernel
-    on_gpu: bool
+    cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
     stage3: bool = False  # whether linear layers are DeepSpeed's
 
 
@@ -88,7 +90,7 @@ class Transformer:
     def flops_per_row(self, sequence: int) -> int:
         """Operations of matrix products in a pass over a row, without recomputation."""
         attention = "sdpa" if self.has_fused_attention else "eager"
-        return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", True), 1)
+        return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", CUDA_DIFFERENCES), 1)
 
     def flops(self, way: Pass, rows: int) -> int:
         """Operations of matrix products in a pass, those of layers that are computed again included."""

@@ -1,0 +1,154 @@
+"""No claim has a check that cannot fail: for each there is evidence, made up here, that would turn its verdict."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+
+from study.claims import files, ledger, model
+from study.claims.evidence import Evidence, choose, gather
+from study.claims.model import Case, Check, Reference
+from study.claims.record_checks import ANSWERS, TRAINING
+from study.claims.verdict import FAILS, HOLDS, Finding
+from study.records import metrics
+from study.records.runs import Run, load
+
+
+def answering(case: Case, answers: list) -> Case:
+    """A case whose check gives these answers: one in each call, or all in one."""
+    if len(case.calls) == 1:
+        return replace(case, function=lambda *_, **__: Finding(answers if len(answers) > 1 else answers[0], ""))
+    in_turn = itertools.cycle(answers)
+    return replace(case, function=lambda *_, **__: Finding(next(in_turn), ""))
+
+
+def others(value, factor: float) -> list:
+    """A finding that agrees with a value, and others that do not, in the units of the check."""
+    if isinstance(value, bool | str):
+        return [value, not value if isinstance(value, bool) else f"not {value}"]
+    middle = sum(value) / 2 if isinstance(value, tuple) else value
+    return [each * factor for each in (middle, middle + 1 + 9 * abs(middle), middle - 1 - 9 * abs(middle))]
+
+
+def test_every_claim_could_fail(monkeypatch):
+    """For each claim there are findings for which the ledger says that it holds, and others for which it does not."""
+    claims = files.read_all()
+    monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
+    for claim in claims:
+        values = [1.0] if isinstance(claim.value, Reference) else model.as_list(claim.value)
+        words = set()
+        for which in (0, 1, -1):
+            answers = [others(value, claim.factor)[which] for value in values]
+            cases = [answering(case, answers) for case in claim.cases]
+            with monkeypatch.context() as patch:
+                patch.setattr(model.Claim, "cases", property(lambda _, cases=cases: cases))
+                words.add(ledger.judge(claim.model_copy(update={"also": ()}), Evidence()).verdict)
+        assert words & {"supported", "consistent"}, claim.id
+        assert words & {"refuted", "contradicts itself"}, claim.id
+
+
+# --- other records -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept() -> Evidence:
+    """The records that come with the reports."""
+    return gather(load(sorted((ROOT / "reports").glob("*/runs"))))
+
+
+def side(check: str, call: dict) -> dict:
+    """Which runs a check compares with others, by its arguments."""
+    of = {"arm": call["arms"][1:]} if call.get("arms") else call.get("of") or {}
+    return (call.get("where") or {}) | {name: value for name, value in of.items() if name != TRAINING}
+
+
+def places(check: str, call: dict) -> list[str]:
+    """Where a record has what a check is about, by its arguments. * is every place of a list or table."""
+    training = (call.get("of") or {}).get(TRAINING)
+    if check == "same_loss":
+        names = {None: {"eval": ["loss.final_eval.eval_loss"], "train": ["loss.train.*"]}}
+        inside = {
+            "eval": [f"observed.runs.{training}.evals.-1.eval_loss"],
+            "train": [f"observed.runs.{training}.losses.*"],
+        }
+        return names.get(training, inside)[call.get("curve", "eval")]
+    if check == "counted":
+        kinds = call.get("collective", "all")
+        field = "calls" if call.get("unit") == "calls" else "bytes"
+        return [f"traffic.per_rank.*.{'*' if kind == 'all' else kind}.{field}" for kind in model.as_list(kinds)]
+    name = call["field"] if check == "observed" else call["quantity"]
+    if training is not None:
+        return [f"observed.runs.{training}.{metrics.OF_A_TRAINING[name]}"]
+    if name == "states_bytes":
+        return [f"memory.components.per_rank.*.at_peak.{state}" for state in metrics.STATES]
+    return [metrics.QUANTITIES.get(name, name)]
+
+
+def put(fields, path: list[str], new) -> None:
+    """Change what is at a path of a record by a function of what was there."""
+    name, *rest = path
+    known = range(len(fields)) if isinstance(fields, list) else list(fields)
+    for key in known if name == "*" else [int(name) if isinstance(fields, list) else name]:
+        if not rest:
+            fields[key] = new(fields[key]) if isinstance(fields, list) else new(fields.get(key, 0))
+        elif isinstance(fields, list) or key in fields:
+            put(fields[key], rest, new)
+        elif path[1:] == ["calls"]:  # a collective that was not called
+            fields[key] = {"calls": new(0), "bytes": 4 * new(0), "bytes_by_dtype": {"float32": 4 * new(0)}}
+
+
+def other(value, found, holds: bool, relation: str):
+    """Another finding: one with which a claim of this value fails if it holds, or holds if it fails."""
+    if not model.is_number(value):
+        return value if not holds else not value if isinstance(value, bool) else f"not {value}"
+    within = {"at_least": 1000, "above": 1000, "at_most": 0.001, "below": 0.001}.get(relation, 1)
+    beyond = {"at_least": 0, "above": 0, "up_to": 0}.get(relation, 10)
+    return beyond * (value or found) if holds else within * (value or (relation == "above"))
+
+
+def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: Evidence) -> dict[Run, Run]:
+    """The runs that a call is about, each with the record that would turn the verdict."""
+    function = model.kinds()[check].functions[""]
+    found = function(evidence, claim, **call).value
+    wanted = other(value, found, holds, claim.relation)
+    runs = choose(evidence, claim, side(check, call), relative=True, statuses=ANSWERS).runs
+
+    def new(old):
+        if check == "same_loss":  # of whether losses are equal, or lower
+            return old * (0.5 if call.get("direction") and not holds else 2)
+        if not model.is_number(old):
+            return wanted
+        number = old * wanted / found if found and old else wanted
+        return round(number) if isinstance(old, int) else number
+
+    changed = {}
+    for run in runs:
+        record = run.record
+        if check == "ran":
+            record = record.model_copy(update={"status": "oom" if holds else value})
+        for path in places(check, call) if check != "ran" else ():
+            name, *rest = path.split(".")
+            section = getattr(record, name)
+            fields = section.model_dump(mode="json")
+            put(fields, rest, new)
+            record = record.model_copy(update={name: type(section).model_validate(fields)})
+        changed[run] = replace(run, record=record)
+    return changed
+
+
+def test_other_records_turn_each_verdict_that_rests_on_records(kept):
+    """Copies of the records, in which only what the claim is about is another."""
+    claims = [claim for claim in files.read_all() if claim.basis == model.MEASURED]
+    verdicts = [ledger.judge(claim.model_copy(update={"also": ()}), kept) for claim in claims]
+    decided = [verdict for verdict in verdicts if verdict.verdict in HOLDS + FAILS]
+    assert len(decided) >= 29
+    for verdict in decided:
+        claim, holds, evidence = verdict.claim, verdict.verdict in HOLDS, kept
+        for case in claim.cases:
+            values = verdict.claimed if len(case.calls) > 1 else [verdict.claimed]
+            for call, value in zip(case.calls, values, strict=True):
+                changed = turned(claim, claim.check, call, value, holds, evidence)
+                evidence = replace(evidence, runs=tuple(changed.get(run, run) for run in evidence.runs))
+        after = ledger.judge(claim, evidence)
+        assert after.verdict in (FAILS if holds else HOLDS), (claim.id, verdict.verdict, after.verdict, after.working)
