@@ -47,12 +47,12 @@ def task_of(model: str) -> str:
     return next((task for task, fits in models.KINDS.items() if fits == kind), "synthetic")
 
 
-def settings_for(model: str, sequence: int = 128, **more) -> Settings:
+def settings_for(model: str, sequence: int = 64, **more) -> Settings:
     return Settings(model=model, task=task_of(model), sequence=sequence, attention="eager", **more)
 
 
 def config_of(settings: Settings, vocabulary: int = 2048):
-    return models.model_config(settings, vocabulary)
+    return models.model_config(settings, None if settings.task == "synthetic" else vocabulary)
 
 
 def built(settings: Settings, vocabulary: int = 2048):
@@ -87,7 +87,7 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
 @pytest.mark.parametrize("model", FAMILIES)
 def test_a_shape_is_built_with_its_default_attention(model):
     """Fused, wherever transformers has that: read from the classes themselves."""
-    settings = resolve(Settings(model=model, task=task_of(model), sequence=128), gpu=False)
+    settings = resolve(Settings(model=model, task=task_of(model), sequence=64), gpu=False)
     assert class_for(config_of(settings))._supports_sdpa == (model not in UNFUSED)
     attention = built(settings).config._attn_implementation
     assert attention == "eager" if model in UNFUSED else "sdpa" in attention
