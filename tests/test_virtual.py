@@ -235,9 +235,9 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
 @pytest.mark.parametrize(
     ("model", "arm", "precision", "source"),
     [
-        ("whisper-micro", "zero3", "bf16", "synthetic input_features and labels for whisper"),
+        ("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit"),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
-        ("vit-micro", "zero1_cpu", "bf16_cast", "synthetic pixel_values and labels for vit"),
+        ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
     ],
 )
 def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):
