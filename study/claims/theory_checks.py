@@ -18,7 +18,6 @@ from study.spec.validation import nearest
 from study.text.numbers import count, short, size
 from study.theory import advise, papers
 from study.theory import estimate as estimates
-from study.theory.activations import activations
 from study.theory.architecture import Architecture, generic, named
 from study.theory.architecture import parameters as count_parameters
 from study.theory.deepspeed_memory import Engine
@@ -236,7 +235,7 @@ def peak_saving(*, arm: str, over: str, ranks: int, **given) -> Finding:
 @also_takes(setup_of)
 def activation_bytes(*, micro_batch: int, sequence: int, **given) -> Finding:
     """What a forward pass keeps for its backward pass, operation by operation."""
-    kept = activations(setup_of(micro_batch=micro_batch, sequence=sequence, **given)).kept
+    kept = estimates.profile(setup_of(micro_batch=micro_batch, sequence=sequence, **given)).kept
     return Finding(kept, f"{micro_batch} rows of {sequence} tokens keep {size(kept)}")
 
 

@@ -38,13 +38,11 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     """
     if settings.init == "none":
         return 0
+    values = {"deepspeed": arm.deepspeed, "ranks": settings.virtual_ranks, "device": "cuda" if gpu else "cpu"}
     try:
-        model = named(settings.model)
+        prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     except Stop:
         return 0  # not known here; the trainer says what is wrong with the model
-    device = "cuda" if gpu else "cpu"
-    setup = Setup.of_settings(model, settings, deepspeed=arm.deepspeed, ranks=settings.virtual_ranks, device=device)
-    prediction = estimate(setup)
     # Weights are drawn whole and in fp32 before stage 3 takes its part. Weights that are read are not all in memory.
     drawn = 4 * prediction.parameters if settings.init == "random" else 0
     return PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
