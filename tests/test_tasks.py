@@ -466,7 +466,7 @@ def test_drawn_weights_that_cannot_be_loaded_are_named(error, tmp_path, monkeypa
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(models.AutoModelForSequenceClassification, "from_pretrained", fail)
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "from_pretrained", fail)
     with pytest.raises(Stop if isinstance(error, OSError) else type(error)) as caught:
         model_of(settings)
     if isinstance(error, OSError):

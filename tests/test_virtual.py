@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT, launch, traceback_of_ours
 
 from study.errors import Stop
+from study.records.prediction import predicted
+from study.records.schema import Record
 from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Settings, resolve
 from study.theory import room
@@ -228,3 +230,45 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
             compared += 1
     assert not unequal, "\n".join(unequal)
     assert compared == 16 - (task == "wikitext")
+
+
+@pytest.mark.parametrize(
+    ("model", "arm", "precision", "source"),
+    [
+        ("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit"),
+        ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
+        ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
+    ],
+)
+def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):
+    """Stage 3 under autocast keeps no copies of weights; mixtures of experts work in every dtype."""
+    flags = ("--model", model, "--init", "none", "--virtual-ranks", "8", "--precision", precision, "--steps", "2")
+    run = launch(arm, tmp_path / "run", *flags, "--warmup-steps", "1", "--sequence", "64", cache=cache)
+    assert run.code == 0, run.output
+    assert "random rows of its own shape" in run.output
+    record = Record.model_validate(run.record)
+    assert (record.observed.data_source, record.requested.task) == (source, "synthetic")
+    peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
+    assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.005)
+
+
+def test_a_mixture_of_experts_trains_alike_on_real_ranks(tmp_path, cache):
+    flags = (
+        "--task",
+        "wikitext",
+        "--model",
+        "mixtral-micro",
+        "--sequence",
+        "32",
+        "--steps",
+        "3",
+        "--warmup-steps",
+        "1",
+    )
+    runs = [launch(arm, tmp_path / arm, *flags, "--eval-rows", "4", cache=cache) for arm in ("ddp", "zero3")]
+    assert [run.code for run in runs] == [0, 0], runs[0].output + runs[1].output
+    assert runs[0].record["observed"]["ranks"] == 2
+    assert {run.record["observed"]["stage"] for run in runs} == {None, 3}
+    losses = [run.record["loss"]["train"] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert len(set(losses[0])) == 3

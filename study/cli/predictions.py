@@ -146,7 +146,7 @@ def _show_virtual_rank(record: Record) -> None:
     times = {"at the peak": at_peak, "after a step": after_step}
     parts = at_peak | after_step
     show([{title: part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
-    say(f"at the peak, all together: {size(rank.tracked_peak_bytes)}")
+    say(f"at the peak, all together: {size(rank.tracked_peak_bytes)}; rows: {record.observed.data_source}")
     moved = record.traffic.per_rank[0].items()
     show(
         [

@@ -4,13 +4,17 @@ The backward pass is followed tensor by tensor, last first. Each moment is a dic
 components are those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
 """
 
+import functools
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
-from study.theory.architecture import tensors
+from study.theory.architecture import Architecture, tensors
 from study.theory.profile import Gradient, Held, Profile, Tensor
 from study.theory.setup import Setup
+from study.theory.transformer import Transformer
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
 
@@ -47,6 +51,8 @@ class Engine:
         self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]
         reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
         self.reuse_elements = min(map(int, reuse))
+        self.live_elements = int(zero.get("stage3_max_live_parameters", 1e9))
+        self.reads_out = _reads_out_by_embeddings(setup.model, self.all_tensors)
         homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
         if self.stage < 3:  # stages 1 and 2 take nvme for cpu
             homes = ["cpu" if home == "nvme" else home for home in homes]
@@ -56,6 +62,18 @@ class Engine:
         self.pins_parts = self.weights_home == "cpu" and bool(zero["offload_param"].get("pin_memory", True))
         # Stage 3 makes whole weights of the parts; a single rank that holds them on its device does not.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
+
+    @functools.cached_property
+    def fetches(self) -> "Fetches":
+        return fetches(self)
+
+
+def _reads_out_by_embeddings(model: Architecture | Transformer, all_tensors: tuple[Tensor, ...]) -> bool:
+    """Whether the forward pass ends with the tensor that it begins with: logits from tied embeddings."""
+    if isinstance(model, Architecture):
+        return model.tied and model.family != "bert"
+    has_logits = model.look.kind in ("decoder", "seq2seq", "speech")
+    return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)
 
 
 # --- partitions ----------------------------------------------------------------------------------------------------
@@ -187,6 +205,7 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     alive = gathered(engine)
     stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
     bucket, filled, large = [], 0, 0
+    all_stay = engine.fetches.at_turn == everything(engine) and refetched(engine) == 0
     for last, flat in last_fetches(engine):
         yield {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
 
@@ -206,12 +225,14 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
             bucket, filled, large = [], 0, 0
         if tensor is None:
             break
-        if tensor.name not in stay:  # released after the forward pass, and fetched again
-            alive = max(alive, stay_bytes + elements * w * engine.gathers)
+        if tensor.name not in stay and not all_stay and engine.gathers:
+            alive = engine.fetches.backward[tensor.name] * w
         yield moment(most, elements * w)
         bucket, filled = [*bucket, tensor], filled + elements
         large += elements if elements > limit else 0
-        if tensor.name not in stay and tensor.block != "embeddings":  # whose backward hook comes after the last reduce
+        if (
+            tensor.name not in stay and all_stay and tensor.block != "embeddings"
+        ):  # whose backward hook comes after the last reduce
             alive = max(alive - elements * w, stay_bytes)
 
 
@@ -219,22 +240,77 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 
 def gathered(engine: Engine) -> int:
-    """Bytes of whole weights at the end of a forward pass (partitioned_param_coordinator.py, __params_to_release).
+    """Bytes of whole weights at the end of a forward pass, those on their way included."""
+    return engine.fetches.at_turn * engine.weight_bytes if engine.gathers else 0
 
-    A tensor stays if fewer elements than the reuse distance are used until it is needed again: those after it, forward
-    and back. What is used next, and was prefetched, is also held.
+
+@dataclass(frozen=True)
+class Fetches:
+    """Elements of whole weights in stage 3, small ones that always stay included."""
+
+    at_turn: int  # at the end of the forward pass
+    backward: dict[str, int]  # when the backward pass comes to a tensor
+    fetched: int  # gathered in both passes, without those that always stay
+
+
+def fetches(engine: Engine) -> Fetches:
+    """Follow DeepSpeed's coordinator through both passes (partitioned_param_coordinator.py), module by module.
+
+    Each module fetches its own tensors. Then it fetches ahead in the order of use, forward and back, at least as much
+    as the prefetch bucket holds, as long as fewer elements are whole than may live. A module releases its tensors,
+    unless they are used again within the reuse distance, or the fetching ahead has come past their next use. Modules
+    without tensors of their own fetch ahead as well; those that no tensor's name tells of are left out here.
     """
-    if not engine.gathers:
-        return 0
-    after, alive = 0, sum(t.elements for t in engine.persistent)
-    for tensor in reversed(engine.all_tensors):
-        if tensor.elements > engine.persistent_elements:
-            if 2 * after >= engine.reuse_elements:
-                alive += min(engine.prefetch_elements, engine.reuse_elements) or tensor.elements
-                break
-            alive += tensor.elements
-        after += tensor.elements
-    return min(alive, everything(engine)) * engine.weight_bytes
+    size = {tensor.name: tensor.elements for tensor in engine.all_tensors}
+    stay = {tensor.name for tensor in engine.persistent}
+    forward = _modules(engine)
+    order = forward + forward[::-1]
+    queue = deque((name, step) for step, names in enumerate(order) for name in names)
+    ahead, whole = dict.fromkeys(size, -1), set(stay)
+    always = alive = sum(size[name] for name in stay)
+    at_turn, backward, fetched = alive, {}, 0
+    for step, names in enumerate(order):
+        fetching = {name for name in names if name not in whole}
+        unseen = {name for name in names if ahead[name] < step}
+        while queue and unseen:
+            name, last = queue.popleft()
+            ahead[name] = last
+            unseen.discard(name)
+        own = sum(size[name] for name in fetching)
+        room, more = min(engine.live_elements - (alive - always) - own, engine.prefetch_elements), 0
+        while queue and more < room:
+            name, last = queue.popleft()
+            ahead[name] = max(ahead[name], last)
+            if name not in whole and name not in fetching:
+                fetching.add(name)
+                more += size[name]
+        whole |= fetching
+        alive, fetched = alive + own + more, fetched + own + more
+        if step == len(forward) - 1:
+            at_turn = alive
+        elif step >= len(forward):
+            backward |= dict.fromkeys(names, alive)
+        used_soon, walked, later = set(), 0, step + 1
+        candidates = {name for name in names if name not in stay and ahead[name] <= step + 1}
+        while candidates and later < len(order) and walked < engine.reuse_elements:
+            used_soon.update(order[later])
+            walked += sum(size[name] for name in order[later])
+            later += 1
+        released = candidates - used_soon
+        whole -= released
+        alive -= sum(size[name] for name in released)
+    return Fetches(at_turn, backward, fetched)
+
+
+def _modules(engine: Engine) -> list[list[str]]:
+    """The tensors of each module, in the order in which a forward pass comes to them; none for one of modules alone."""
+    modules: dict[str, list[str]] = {}
+    for tensor in engine.all_tensors:
+        parts = tensor.name.split(".")[:-1]
+        for depth in range(1, len(parts) + 1):
+            modules.setdefault(".".join(parts[:depth]), [])
+        modules[".".join(parts)].append(tensor.name)
+    return [*modules.values(), *([[engine.all_tensors[0].name]] if engine.reads_out else [])]
 
 
 def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
@@ -260,7 +336,5 @@ def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
 
 def refetched(engine: Engine) -> int:
     """Elements that are gathered again for the backward pass, because they were released after the forward pass."""
-    alive, whole = gathered(engine) // engine.weight_bytes, everything(engine)
-    if alive >= whole:
-        return 0
-    return max(0, whole - alive + min(engine.prefetch_elements, engine.reuse_elements))
+    always = sum(tensor.elements for tensor in engine.persistent)
+    return engine.fetches.fetched - (everything(engine) - always) if engine.gathers else 0

@@ -47,7 +47,11 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
 
 def on_meta(settings: Settings, config) -> PreTrainedModel:
     """The model without memory, for counting parameters and operations."""
-    return build(config, "meta")
+    return build(config, "meta", weights_dtype(settings))
+
+
+def weights_dtype(settings: Settings) -> torch.dtype:
+    return torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
 
 
 def drawn_weights(settings: Settings, config) -> Path:
@@ -85,7 +89,7 @@ def build_model(settings: Settings, config, device: torch.device) -> PreTrainedM
     """The model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
     model_class = configs.class_for(config)
     options = {
-        "dtype": torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32,
+        "dtype": weights_dtype(settings),
         "attn_implementation": config._attn_implementation,
     }
     if settings.init in ("in_place", "none"):

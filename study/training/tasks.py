@@ -8,13 +8,13 @@ import torch
 from study.models.step import logits_and_losses
 from study.spec.settings import Settings
 from study.training.data import Rows
+from study.training.models import weights_dtype
 
 
 def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, in fp32 whatever the model computes in, and its predicted class."""
-    dtype = torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
     config = getattr(model, "module", model).config  # of what DDP or DeepSpeed wraps
-    logits, losses = logits_and_losses(config, model, batch, dtype)
+    logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings))
     return losses, logits.argmax(-1) if settings.task == "imdb" else torch.zeros_like(losses, dtype=torch.long)
 
 
