@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import study.diagnosis
-from study.claims import model
+from study.claims import files
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
 from study.diagnosis.findings import CHECKS, diagnose, looked_at
@@ -154,7 +154,7 @@ def test_each_finding_is_planted_and_what_shows_it_exists():
     findings = [call.args for call in calls if getattr(call.func, "id", None) == "Finding"]
     named = {arguments[2].value for arguments in findings if len(arguments) == 3}
     assert named == {evidence for *_, evidence in PLANTED if evidence}
-    claims = {claim.id for claim in model.read_all()}
+    claims = {claim.id for claim in files.read_all()}
     assert all(evidence in claims or (REPRODUCTIONS / f"{evidence}.py").exists() for evidence in named)
 
 

@@ -141,6 +141,14 @@ def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> Ran
             [log(0, "all_reduce 912?"), log(1, "broadcast 2@pair"), log(2, "all_reduce 912?")],
             ["Rank 1 has not begun all_reduce 912, where ranks 0 and 2 are"],
         ),
+        (  # rank 2's last call had not been seen to end when it ended; those that waited for it ended then
+            [
+                log(0, "all_reduce 4", "all_gather 5", place="ended with RuntimeError"),
+                log(1, "all_reduce 4", "all_gather 5", place="ended with RuntimeError"),
+                log(2, "all_reduce 4?", place="ended with ValueError"),
+            ],
+            ["Rank 2 has not begun all_gather 5, where ranks 0 and 1 are: it ended with ValueError"],
+        ),
         (  # each of two groups waits for the other
             [log(0, "all_reduce 5?"), log(1, "all_reduce 4", "broadcast 2?@pair"), log(2, "all_reduce 5?")],
             ["Rank 1 waits in broadcast 2 of group pair and has not begun all_reduce 5, where ranks 0 and 2 are"],

@@ -7,7 +7,7 @@ import types
 import torch
 
 from study.measure import readback
-from study.training import patches, virtual
+from study.training import patches
 
 
 def test_a_patch_ends_with_its_block_and_keeps_its_name(monkeypatch):
@@ -21,7 +21,9 @@ def test_a_patch_ends_with_its_block_and_keeps_its_name(monkeypatch):
 def test_a_value_without_memory_reads_as_zero_of_its_kind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(), virtual._AnswersZero():
+    from study.models.shapes import WithoutValues
+
+    with FakeTensorMode(), WithoutValues():
         values = [torch.empty(1, dtype=dtype).item() for dtype in (torch.float32, torch.int64, torch.bool)]
     assert [(type(value), value) for value in values] == [(float, 0.0), (int, 0), (bool, False)]
 

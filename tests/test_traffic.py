@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from study.measure.traffic import KINDS, CollectiveCounter, socket_bytes_written
+from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted, socket_bytes_written
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Collective
 
@@ -158,10 +158,12 @@ def test_where_nothing_is_sent_nothing_is_counted(ranks_saw):
 
 
 def test_an_unknown_collective_is_not_passed_over():
-    """The bytes of a functional collective, or of one that PyTorch adds one day, are not lost without a word."""
-    function = torch.ops._c10d_functional.all_reduce.default
-    with pytest.raises(NotImplementedError, match="all_reduce is not in NAMES"):
-        CollectiveCounter().__torch_dispatch__(function, (), (torch.ones(1), "sum", "0"))
+    """The bytes of a collective that PyTorch adds one day are not lost without a word."""
+    counter = CollectiveCounter()
+    refuse_uncounted(counter)
+    counter._count("all_reduce_twice_", ([torch.ones(1)], None))
+    with pytest.raises(NotImplementedError, match="all_reduce_twice_: not in NAMES"):
+        refuse_uncounted(counter)
     schemas = [schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]
     names = {name.removeprefix("c10d::") for name in schemas}
     assert {"allreduce_", "_allgather_base_", "broadcast_"} <= names, "they were read"

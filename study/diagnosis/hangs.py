@@ -34,6 +34,7 @@ def _groups(logs: list[RankLog]) -> list[str]:
 
 def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
     """The first collective in which ranks are not alike; else who has not begun what the others wait in."""
+    over = {log.rank for log in logs if (log.place or "").startswith("ended")}  # these do not wait
     by_rank = {log.rank: {e.index: e for e in log.recent if e.group == group} for log in logs if log.recent}
     members = {rank for log in logs for rank in log.groups.get(group, [])}
     if group == DEFAULT:
@@ -46,10 +47,12 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
     waits = {
         rank: next(seen[index] for index in sorted(seen) if not seen[index].ended)
         for rank, seen in by_rank.items()
-        if not all(entry.ended for entry in seen.values())
+        if rank not in over and not all(entry.ended for entry in seen.values())
     }
-    if not waits:
-        return []
+    if not waits:  # those that waited for a rank that ended may have ended with an error of their own by now
+        begun = {rank: max(seen) for rank, seen in by_rank.items() if seen}
+        behind = [rank for rank in sorted(begun) if rank in over and begun[rank] < max(begun.values())]
+        return [_behind(log, group, by_rank, begun, waits) for log in logs if log.rank in behind[:MAX_NAMED]]
     first = waits[min(waits)]
     if gone := sorted(members - {log.rank for log in logs}):
         what = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {_ranks(gone, low=True)}"
@@ -103,7 +106,8 @@ def _behind(log: RankLog, group: str, by_rank: dict, begun: dict[int, int], wait
     ahead = next((by_rank[other][missing] for other in others if missing in by_rank[other]), None)
     where = _name(ahead) if ahead else f"collective {missing}{_of(group)}"
     they = f"{_ranks(others, low=True)} {_plural('is', others)}"
-    elsewhere = next((entry for entry in log.recent if not entry.ended), None)
+    ended = (log.place or "").startswith("ended")
+    elsewhere = None if ended else next((entry for entry in log.recent if not entry.ended), None)
     if rank in waits:
         sentence = f"Rank {rank} waits in {_name(waits[rank])}, {they} at {where}"
     elif elsewhere:
@@ -111,7 +115,7 @@ def _behind(log: RankLog, group: str, by_rank: dict, begun: dict[int, int], wait
     else:
         sentence = f"Rank {rank} has not begun {where}, where {they}"
         if log.place:
-            sentence += f": it {'' if log.place.startswith('ended') else 'is at '}{log.place}"
+            sentence += f": it {'' if ended else 'is at '}{log.place}"
     return Finding(sentence, f"look at what rank {rank} does there: all ranks of a group must make the same calls")
 
 

@@ -174,7 +174,7 @@ def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
 def shape_of(model: str) -> str:
     """The built-in shape that a hub name or the last part of a path means; the name itself where there is none."""
     last = Path(model).name
-    return next((name for name, shape in SHAPES.items() if last == Path(shape["hub"] or name).name), model)
+    return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
 
 
 def model_type(model: str) -> str | None:
