@@ -5,12 +5,12 @@ import re
 import pytest
 from conftest import ROOT
 
-from study.claims import catalogue, files, ledger, model, words
+from study.claims import catalogue, files, ledger, model, probes, words
 from study.claims import verdict as v
 from study.claims.ledger import Verdict
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
 from study.cli import results
-from study.records.runs import Runs
+from study.records.runs import Runs, load
 from study.report import captions
 
 CLAIM = {"id": "X-1", "document": "000", "title": "A title (2025)", "fixed": "2026-11-20", "text": None, "read": None}
@@ -59,26 +59,45 @@ RUNS = tuple(f"run{n}" for n in range(28))
             judged(v.REFUTED, READ, found=False, evidence=("P1", "Q7")),
             "we find otherwise, so it is refuted (read in the ZeRO paper and Q7).",
         ),
-        (judged(v.SUPPORTED, VIRTUAL, evidence=("a",)), "(measured in 1 run, not all of real ranks)."),
+        (judged(v.SUPPORTED, VIRTUAL, evidence=("a",)), "(measured in 1 virtual run)."),
+        (judged(v.SUPPORTED, VIRTUAL, evidence=("a", "b")), "(measured in 2 runs, not all real)."),
+        (judged(v.SUPPORTED, READ, evidence=("P1", "Q7", "Q8")), "(read in 3 sources)."),
         (
             judged(v.CONTRADICTS, OWN),
-            "its own numbers give 42.7 GB instead of 45 GB, so it contradicts itself (its own",
+            "its own numbers give 42.7 GB instead of 45 GB, so it contradicts itself.",
         ),
-        (judged(v.CONSISTENT, OWN), "its own numbers give 42.7 GB, so it is consistent (its own numbers"),
+        (judged(v.CONSISTENT, OWN), "its own numbers give 42.7 GB, so it is consistent."),
         (judged(v.REFUTED, value={"low": 50e9, "high": 60e9}), "we find 42.7 GB instead of 50 GB to 60 GB, so"),
         (judged(v.INCONCLUSIVE), "what we find (42.7 GB) does not decide it, so it is inconclusive"),
         (judged(v.INCONCLUSIVE, found=None), "nothing that we have decides it"),
         (
             judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam",), **LEFT_OPEN),
-            "it holds with mixed-adam and fails with fp32-adam, which it leaves open, so it",
+            "it holds with mixed-adam and fails with fp32-adam, so it is inconclusive",
+        ),
+        (
+            judged(v.INCONCLUSIVE, holds_under=("ranks 1",), fails_under=("micro_batch 2 or 8",)),
+            "it holds with 1 rank and fails with 2 or 8 rows a pass, so it is inconclusive",
+        ),
+        (
+            judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam", "ranks 8"), **LEFT_OPEN),
+            "it leaves open the optimizer's recipe, so it is inconclusive",
         ),
         (
             judged(v.INCONCLUSIVE, **LEFT_OPEN),
-            "it holds in some cases of the recipe of the optimizer, and in others nothing decides",
+            "it holds in some cases, and in others nothing decides, so it is inconclusive",
         ),
         (
             judged(v.NOT_TESTED, MEASURED, None, settle={"machine": "8 x H100", "command": "study sweep h100"}),
             "it is not tested here (it takes 8 x H100).",
+        ),
+        (judged(v.REFUTED, found=[90e9, 90e9], value=[45e9, 45e9]), "we find 90 GB instead of 45 GB, so"),
+        (
+            judged(v.REFUTED, found="does not fit", **FITS | {"says": "stage 0 fits an L4"}),
+            "“stage 0 fits an L4”; we find “does not fit”, so it is refuted",
+        ),
+        (
+            judged(v.SUPPORTED, document="pages", where="DeepSpeed, post of 8 March 2021 (commit 1), table 2"),
+            "DeepSpeed (post) says “stage 2",
         ),
         (judged(v.SUPPORTED, premise=True), "Document 000 may imply “stage 2 takes 45 GB”;"),
         (judged(v.SUPPORTED, document="P1", title="ZeRO: Memory (2020)"), "The paper ZeRO says “stage 2"),
@@ -89,6 +108,16 @@ def test_a_claim_begins_with_a_sentence(verdict, sentence):
     """What they said, what we found, what it rests on: in human units."""
     assert sentence in words.plainly(verdict)
     assert words.plainly(verdict).endswith(".")
+
+
+def test_the_first_sentence_of_every_claim_is_read_in_ten_seconds(tmp_path, monkeypatch):
+    """At most 35 words, on what comes with the reports. Nothing is tried: a trial without an answer has failed."""
+    monkeypatch.setattr(probes, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(probes, "_new", lambda *trials: {key: "it was not tried" for each in trials for key in each})
+    verdicts = ledger.judge_all(files.read_all(), load(sorted((ROOT / "reports").glob("*/runs"))))
+    sentences = {verdict.claim.id: words.plainly(verdict) for verdict in verdicts}
+    assert len(sentences) > 400
+    assert {name: sentence for name, sentence in sentences.items() if len(sentence.split()) > 35} == {}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +132,7 @@ def test_a_claim_begins_with_a_sentence(verdict, sentence):
         (0.125, "share saved", "12.5 % saved"),
         (13, "of 20 steps taken", "13 of 20 steps taken"),
         (5e8, "elements", "500 million elements"),
+        ([1e5, 1e9], "elements", "100,000, 1 billion elements"),
         (2.5e16, "FLOP/s", "25 PFLOP/s"),
         (2.532e-6, "times the weights", "less than 0.0001 times the weights"),
         (True, "", "yes"),

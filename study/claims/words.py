@@ -12,7 +12,10 @@ from study.text.numbers import count, quantity, short, size
 
 WIDTH, LABEL = 100, 12  # columns of a line, and of the label before it
 LARGE = 1e6  # from here on numbers are in GB, or in millions
+THOUSANDS = 1e3  # beside millions they are 100,000
 TINY = 0.0001
+SHORT = 72  # characters of a case that holds and one that fails
+MOST_NAMED = 2  # sources in the sentence; the lines below it have all
 MOST = 4  # runs, differences and readings that are shown; --json has all
 RELATIONS = {"equal": "", "at_least": "at least ", "at_most": "at most ", "above": "more than ", "below": "less than "}
 RELATIONS |= {"up_to": "up to "}
@@ -34,7 +37,11 @@ NAMES |= {"config": "the configuration", "gpu": "the GPU", "gpus": "the number o
 NAMES |= {name: name for name in ("ranks", "checkpointing", "attention", "precision")}
 NAMES |= {"tokens_per_sample": "tokens a sample", "bytes_per_s": "the speed of the link"}
 NAMES |= {"disk_bytes_per_s": "the speed of the disk", "host_memory_bytes": "the memory of the host"}
-NAMES |= {"weights_too": "what is offloaded", "recipe": "the recipe of the optimizer"}
+NAMES |= {"weights_too": "what is offloaded", "recipe": "the optimizer's recipe", "sequence": "the sequence length"}
+CASES = {"checkpointing true": "checkpointing", "checkpointing false": "no checkpointing"}
+CASES |= {"weights_too true": "offloaded weights", "weights_too false": "weights on the GPU"}
+COUNTED = ("rows a pass", "passes a step", "ranks")
+READING = "how it is read"
 
 # --- the sentence --------------------------------------------------------------------------------------------------
 
@@ -43,7 +50,8 @@ def plainly(verdict: Verdict) -> str:
     """What they said, what we found, and what it rests on."""
     claim = verdict.claim
     verb = "may imply" if claim.premise else "says"
-    return f"{who(claim)} {verb} “{claim.says}”; {_outcome(verdict)} ({_rests_on(verdict)})."
+    outcome, basis = _outcome(verdict), _rests_on(verdict)
+    return f"{who(claim)} {verb} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
 
 
 def who(claim: Claim) -> str:
@@ -53,6 +61,7 @@ def who(claim: Claim) -> str:
     if claim.document[1:].isdigit():
         return f"The paper {claim.title.partition(':')[0]}"
     owner, *page = " ".join(claim.where.split()).partition(";")[0].split(", ")[:2]
+    page = [re.sub(r"( of \d+ \w+ \d{4})?( \(.*)?$", "", each) for each in page]  # neither the commit nor the day
     return f"{owner} ({page[0]})" if page else owner
 
 
@@ -67,10 +76,17 @@ def _outcome(verdict: Verdict) -> str:
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
     if word in (SUPPORTED, CONSISTENT):
         return f"{subject} {ours or 'the same'}, so it is {word}"
-    instead = f"{subject} {ours} instead of {_bare(theirs, unit)}" if ours else f"{subject} otherwise"
+    instead = f"{subject} {ours}" if ours else f"{subject} otherwise"
+    if ours and not _stands_in(verdict.claimed, verdict.claim.says):
+        instead += f" instead of {_bare(theirs, unit)}"
     if word == UNDERSTATED:
         return f"{instead}, which is better, so it is {word}"
     return f"{instead}, so it {word}" if word == CONTRADICTS else f"{instead}, so it is {word}"
+
+
+def _stands_in(claimed, says: str) -> bool:
+    """Whether a text that is claimed was just quoted."""
+    return isinstance(claimed, str) and claimed.lower() in says.lower()
 
 
 def _undecided(verdict: Verdict, ours: str) -> str:
@@ -81,23 +97,26 @@ def _undecided(verdict: Verdict, ours: str) -> str:
         return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
     words = " ".join((*holds, *fails)).split()
     matter = [name for name in verdict.claim.unsaid if name in words]  # the others make no difference
-    names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or "how it is read"
+    names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or READING
     if not (holds and fails):
-        some = "it holds" if holds else "it fails"
-        return f"{some} in some cases of {names}, and in others nothing decides"
-    cases = f"it holds with {_first(holds)} and fails with {_first(fails)}"
-    if len(cases) > WIDTH or not set(matter).isdisjoint(INTERNAL):
-        return f"that depends on {names}, which it leaves open"
-    return f"{cases}, which it leaves open"
+        return f"it {'holds' if holds else 'fails'} in some cases, and in others nothing decides"
+    held, failed = _case(holds[0]), _case(fails[0])
+    unit = next((unit for unit in COUNTED if held.endswith(f" {unit}") and failed.endswith(unit)), "")
+    cases = f"it holds with {_bare(held, unit)} and fails with {failed}"
+    if len(holds) == len(fails) == 1 and len(cases) <= SHORT and set(matter).isdisjoint(INTERNAL):
+        return cases
+    return f"that depends on {names}" if names == READING else f"it leaves open {names}"
 
 
-def _first(cases: tuple[str, ...]) -> str:
-    """The first of the cases, without the names that only the code has."""
-    words = cases[0].replace("checkpointing true", "checkpointing").replace("checkpointing false", "no checkpointing")
-    words = re.sub(r"\b(arm|model|gpu|recipe) (?=\S)", "", words)
+def _case(words: str) -> str:
+    """One of the cases, without the names that only the code has: 8 ranks, no checkpointing."""
+    for name, plain in CASES.items():
+        words = words.replace(name, plain)
+    words = re.sub(r"\b(arm|model|gpu|recipe|link|precision) (?=\S)", "", words)
     for name, plain in NAMES.items():
         words = re.sub(rf"\b{name}\b", plain.removeprefix("the "), words)
-    return words + " (for one)" * (len(cases) > 1)
+    words = re.sub(rf"\b({'|'.join(COUNTED)}) (\d+(?: or \d+)*)\b", r"\2 \1", words)
+    return re.sub(r"(?<!or )\b1 (row|pass|rank)e?s\b", r"1 \1", words)
 
 
 def _rests_on(verdict: Verdict) -> str:
@@ -107,10 +126,12 @@ def _rests_on(verdict: Verdict) -> str:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if basis in (MEASURED, VIRTUAL) and names:
         real = "real " if basis == MEASURED else ""
-        runs = f"measured in {len(names)} {real}run{'s' * (len(names) != 1)}"
-        return runs if real else f"{runs}, not all of real ranks"
+        if len(names) == 1:
+            return f"measured in 1 {real or 'virtual '}run"
+        return f"measured in {len(names)} {real}runs" + ", not all real" * (not real)
     if basis == READ and names:
-        return f"read in {_and(list(dict.fromkeys(map(_source, names))))}"
+        titles = list(dict.fromkeys(map(_source, names)))
+        return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
     return BRIEFLY.get(basis, basis)
 
 
@@ -148,6 +169,7 @@ def _few_values(value, unit: str) -> str:
         low, high = (with_unit(end, unit) for end in value)
         return f"{_bare(low, unit)} to {high}"
     values = [f"“{each}”" if isinstance(each, str) else each for each in as_list(value)]
+    values = values[:1] if len(set(map(short, values))) == 1 else values
     if len(values) > MOST:
         return f"{with_unit(values[:MOST], unit)} and {len(values) - MOST} more"
     if len(values) == 1:
@@ -169,7 +191,7 @@ def with_unit(value, unit: str) -> str:
     elif name and large:
         per_s = "" if name == "bytes" else "/s"
         numbers = [_flops(each) if name == "FLOP/s" else size(each) + per_s for each in values]
-    elif large:
+    elif max(map(abs, values)) >= LARGE and min(map(abs, values)) >= THOUSANDS:
         numbers, rest = map(count, values), f" {unit}"
     else:
         return in_units(value, unit)
