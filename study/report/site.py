@@ -38,7 +38,7 @@ from study.text.numbers import short
 from study.text.tables import say
 
 NOTEBOOKS = ("claims", "compare", "replicate_000", "replicate_001", "replicate_002", "replicate_003", "machines")
-SCOREBOARD = ("-m", "study.bench.scoreboard", "--json", "-")
+SCOREBOARD = ("-m", "study.bench.scoreboard", "--json", "--no-tracker", "-")
 KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them

@@ -341,7 +341,7 @@ def scores(cells: list[dict]) -> list[dict]:
     """Each predictor's error on each measured peak, from the cells of `study scoreboard`."""
     rows = []
     for cell in cells:
-        name = f"{cell['arm']}, {cell['model']}, {cell['ranks']} ranks, {cell['precision']}"
+        name = f"{cell['cell']}, {cell['ranks']} ranks, {cell['precision']}"
         for predictor in (predictor for predictor in PREDICTORS if cell[predictor] is not None):
             error = {"predictor": predictor, "error": cell[predictor], "held out": cell["held out"]}
             rows.append({"cell": name, "arm": cell["arm"]} | error)
