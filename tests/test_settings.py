@@ -135,16 +135,8 @@ def test_what_stays_blank_is_decided_later(task):
 
 
 def test_given_values_stay():
-    values = {
-        "task": "imdb",
-        "model": "bert-base",
-        "data": "embedded",
-        "init": "in_place",
-        "sequence": 64,
-        "lr": 1e-4,
-        "seed": 3,
-    }
-    given = Settings(**values, train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("/kept"))
+    values = {"model": "bert-base", "data": "embedded", "init": "in_place", "sequence": 64, "lr": 1e-4, "seed": 3}
+    given = Settings(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("/kept"))
     assert resolve(given, gpu=True) == given
 
 
@@ -159,7 +151,7 @@ def test_published_weights_are_the_default_of_a_hub_name_alone(model, init):
 
 EAGER = ["gpt-j-6b", "EleutherAI/gpt-j-6b", "gemma2-9b", "google/gemma-2-9b"]
 FUSED = ["gpt2", "google-bert/bert-base-uncased"]
-UNKNOWN = ["somebody/gpt-joke", "x" * 5000]  # left open until the config is read
+UNKNOWN = ["somebody/gpt-joke", "x" * 5000]  # until transformers has read its config
 
 
 @pytest.mark.parametrize("model", EAGER + FUSED + UNKNOWN)
@@ -172,7 +164,7 @@ def test_attention_is_written_out_for_the_types_that_need_it(model):
 @pytest.mark.parametrize("kind", ["gptj", "gemma2", "gpt2"])
 def test_the_type_of_a_folder_is_in_its_config(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    attention = None if kind == "gpt2" else "eager"  # None: fused where the model's class has it
+    attention = "sdpa" if kind == "gpt2" else "eager"
     assert resolve(Settings(model=str(tmp_path)), gpu=False).attention == attention
 
 

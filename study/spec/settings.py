@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from study.errors import Stop
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
 from study.spec.validation import nearest, sentence
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
@@ -190,8 +190,10 @@ def resolve(settings: Settings, gpu: bool) -> Settings:
     data = settings.data or ("hub" if gpu and not tiny else "embedded")
     if task == "synthetic":
         data = "synthetic"
-    # Of other models, transformers' own class knows it.
-    attention = "eager" if model_type(model) in NO_FUSED_ATTENTION else "sdpa" if shape_of(model) in SHAPES else None
+    # Of other types, transformers' own class knows it.
+    fused = {shape["model_type"] for shape in SHAPES.values()}
+    kind = model_type(model)
+    attention = "eager" if kind in NO_FUSED_ATTENTION else "sdpa" if kind in fused else None
     defaults = {
         "task": task,
         "model": model,
