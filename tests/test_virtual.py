@@ -55,7 +55,7 @@ def assert_equal(virtual: dict, real: dict) -> str:
     return f"{peaks_mb[0]:12.2f} {peaks_mb[1]:9.2f} {peaks_mb[0] / peaks_mb[1]:7.4f} {moved_mb:15.2f}  equal"
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [("ddp", 2), ("zero3", 2)])
+@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("ddp", 2, marks=pytest.mark.slow), ("zero3", 2)])
 def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
     virtual, real = pair(arm, ranks, tmp_path, cache)
     assert_equal(virtual.record, real.record)
@@ -235,7 +235,7 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
 @pytest.mark.parametrize(
     ("model", "arm", "precision", "source"),
     [
-        ("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit"),
+        pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
         ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
     ],

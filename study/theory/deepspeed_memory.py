@@ -5,7 +5,7 @@ components are those of a record. Comments name the DeepSpeed file that a step f
 """
 
 import functools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -266,6 +266,10 @@ def fetches(engine: Engine) -> Fetches:
     forward = _modules(engine)
     order = forward + forward[::-1]
     queue = deque((name, step) for step, names in enumerate(order) for name in names)
+    uses = defaultdict(list)  # the steps in which a tensor is used
+    for name, step in queue:
+        uses[name].append(step)
+    before = [0, *accumulate(sum(size[name] for name in names) for names in order)]  # elements used before a step
     ahead, whole = dict.fromkeys(size, -1), set(stay)
     always = alive = sum(size[name] for name in stay)
     at_turn, backward, fetched = alive, {}, 0
@@ -290,13 +294,11 @@ def fetches(engine: Engine) -> Fetches:
             at_turn = alive
         elif step >= len(forward):
             backward |= dict.fromkeys(names, alive)
-        used_soon, walked, later = set(), 0, step + 1
-        candidates = {name for name in names if name not in stay and ahead[name] <= step + 1}
-        while candidates and later < len(order) and walked < engine.reuse_elements:
-            used_soon.update(order[later])
-            walked += sum(size[name] for name in order[later])
-            later += 1
-        released = candidates - used_soon
+        released = {name for name in names if name not in stay and ahead[name] <= step + 1}
+        for name in list(released):
+            again = next((use for use in uses[name] if use > step), None)
+            if again is not None and before[again] - before[step + 1] < engine.reuse_elements:
+                released.remove(name)
         whole -= released
         alive -= sum(size[name] for name in released)
     return Fetches(at_turn, backward, fetched)
