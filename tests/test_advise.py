@@ -309,7 +309,7 @@ def test_when_nothing_fits_it_says_what_would_help():
     (sentence,) = in_words(advice)
     assert "Nothing fits on 1 x RTX4090" in sentence
     assert "of host memory where there are 64 GB" in sentence
-    assert "LoRA" in remedies_in_words(helps, question)[-1]
+    assert "LoRA" in remedies_in_words(helps)[-1]
 
 
 def test_how_many_are_needed():

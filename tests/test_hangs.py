@@ -179,9 +179,9 @@ def log(rank: int, *calls: str, place: str | None = None, ranks: int = 3) -> Ran
     ],
 )
 def test_what_is_said_of_ranks(logs, said):
-    found = sentences(logs)
-    assert found[: len(said)] == said
-    assert bool(found) == bool(said)
+    shown = sentences(logs)
+    assert shown[: len(said)] == said
+    assert bool(shown) == bool(said)
 
 
 def test_study_diagnose_tells_of_a_run_that_goes_on(tmp_path, capsys):

@@ -213,7 +213,7 @@ def advise(
     advice = advising.advise(Question.of(model, counts[0], gpu, given))
     written = configure.write(write, advice, nvme_dir=nvme_dir) if write else []
     helps = [] if advice.choice else remedies(advice.question, given)
-    lines = answer.in_words(advice) + (answer.remedies_in_words(helps, advice.question) if helps else [])
+    lines = answer.in_words(advice) + (answer.remedies_in_words(helps) if helps else [])
     assumed = answer.assumptions(advice.question)
     if as_json:
         say(json.dumps(dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}, indent=1))

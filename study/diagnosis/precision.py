@@ -12,11 +12,11 @@ def precision(facts: Facts) -> list[Finding] | None:
     weights = facts.observed.dtypes.get("weights")
     if weights is None:
         return None
-    found = [_recipe(facts, weights), _upcast(facts, weights), _no_copy(facts, weights), _loss_scale(facts)]
+    findings = [_recipe(facts, weights), _upcast(facts, weights), _no_copy(facts, weights), _loss_scale(facts)]
     if facts.observed.stage == 0 and "bfloat16" in weights.split():
         sentence = "Stage 0 with bf16 takes an empty Adam step first: the first real update is a quarter too small"
-        found.append(Finding(sentence, "use DDP, or stage 1", "bf16_first_step"))
-    return [finding for finding in found if finding]
+        findings.append(Finding(sentence, "use DDP, or stage 1", "bf16_first_step"))
+    return [finding for finding in findings if finding]
 
 
 def _recipe(facts: Facts, weights: str) -> Finding | None:

@@ -114,43 +114,43 @@ def offloading(facts: Facts) -> list[Finding] | None:
         section = config.get(part)
         return getattr(promised, part) or (section.get("device") if isinstance(section, dict) else None) or "none"
 
-    states, weights, found = wanted("offload_optimizer"), wanted("offload_param"), []
+    states, weights, findings = wanted("offload_optimizer"), wanted("offload_param"), []
     if states == "nvme" and seen.offload_optimizer == "cpu" and seen.stage < 3:
         sentence = f"Stage {seen.stage} takes `nvme` for `cpu`: the optimizer states are in host memory, none on a disk"
-        found.append(Finding(sentence, "use stage 3 for a disk, or write cpu", "stage2_nvme_writes_nothing"))
+        findings.append(Finding(sentence, "use stage 3 for a disk, or write cpu", "stage2_nvme_writes_nothing"))
     elif states != seen.offload_optimizer:
         sentence = f"The optimizer states are offloaded to {seen.offload_optimizer} although {states} is asked for"
-        found.append(
+        findings.append(
             Finding(sentence, "give the offload_optimizer section to the DeepSpeed config that counts", "L-02")
         )
     if weights != "none" and seen.offload_param in (None, "none"):
         why = f": stage {seen.stage} ignores offload_param" if seen.stage < 3 else ""
         sentence = f"The weights are not offloaded although {weights} is asked for{why}"
-        found.append(Finding(sentence, "use stage 3, or remove offload_param", "offload_param_without_stage3"))
+        findings.append(Finding(sentence, "use stage 3, or remove offload_param", "offload_param_without_stage3"))
     for part in ("offload_optimizer", "offload_param"):
         path = (config.get(part) or {}).get("nvme_path", "none")
         if seen.stage == 3 and getattr(seen, part) == "nvme" and path in ("none", None):
             sentence = f"The files of {part} go to ./none: Accelerate does not pass the yaml's nvme path on"
-            found.append(Finding(sentence, "give nvme_path in a DeepSpeed json", "nvme_path_from_yaml"))
+            findings.append(Finding(sentence, "give nvme_path in a DeepSpeed json", "nvme_path_from_yaml"))
     written = [rank.nvme_written_bytes for rank in facts.record.memory.per_rank]
     if seen.offload_optimizer == "nvme" and written and all(each == 0 for each in written):
         sentence = "No byte was written to the disk: DeepSpeed keeps partitions under 1 MiB in memory"
-        found.append(Finding(sentence, "choose a larger model or fewer ranks, or no offloading to disk", "L-02"))
-    return found
+        findings.append(Finding(sentence, "choose a larger model or fewer ranks, or no offloading to disk", "L-02"))
+    return findings
 
 
 def optimizer(facts: Facts) -> list[Finding] | None:
     promised, seen = facts.promised.optimizer, facts.observed
     if seen.optimizer is None:
         return None
-    found = []
+    findings = []
     if promised and promised not in ADAMS and seen.optimizer == "DeepSpeedCPUAdam":
         sentence = f"The optimizer is DeepSpeedCPUAdam although the script creates {promised}: offloading replaces it"
-        found.append(Finding(sentence, 'set "zero_force_ds_cpu_optimizer": false', "sgd_becomes_adam"))
+        findings.append(Finding(sentence, 'set "zero_force_ds_cpu_optimizer": false', "sgd_becomes_adam"))
     if ((seen.deepspeed or {}).get("zero_optimization") or {}).get("zenflow") and seen.stage in (1, 2):
         sentence = "ZenFlow is on: in stages 1 and 2 DeepSpeed 0.19.8 overwrites every two-dimensional weight with it"
-        found.append(Finding(sentence, "remove the zenflow section", "zenflow_changes_weights"))
-    return found
+        findings.append(Finding(sentence, "remove the zenflow section", "zenflow_changes_weights"))
+    return findings
 
 
 def checkpointing(facts: Facts) -> list[Finding] | None:

@@ -48,8 +48,8 @@ def paths(folder: Path) -> list[Path]:
     numbered = {
         path: re.fullmatch(r"collectives-rank(\d{1,6})\.json", path.name) for path in folder.glob("collectives-*")
     }
-    found = sorted((int(match[1]), path) for path, match in numbered.items() if match and path.is_file())
-    return [path for _, path in found[:MAX_RANKS]]
+    by_rank = sorted((int(match[1]), path) for path, match in numbered.items() if match and path.is_file())
+    return [path for _, path in by_rank[:MAX_RANKS]]
 
 
 def load(folder: Path) -> list[RankLog]:

@@ -76,18 +76,18 @@ def lacks(advice: Advice) -> str:
     return f"model states alone need {size(states)} on each GPU"
 
 
-def remedies_in_words(helps: list[tuple[str, Advice]], question: Question) -> list[str]:
+def remedies_in_words(helps: list[tuple[str, Advice]]) -> list[str]:
     """What would make it fit, and what was not tried."""
     lines, adapters = [], False
     for what, advice in helps:
-        asked = advice.question
+        changed = advice.question
         if what.startswith("LoRA"):
             adapters = True
         elif what == "more host memory":
-            what = f"{size(asked.host_memory_bytes)} of host memory"
+            what = f"{size(changed.host_memory_bytes)} of host memory"
         else:
-            what = machine(asked)
-        lines.append(f"With {what}: {use(advice.choice, asked)}.")
+            what = machine(changed)
+        lines.append(f"With {what}: {use(advice.choice, changed)}.")
     rest = "8-bit optimizers need" if adapters else "Training fewer weights (LoRA) or 8-bit optimizers need"
     return [*lines, f"{rest} far less memory; they were not tried."]
 
