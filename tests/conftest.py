@@ -32,7 +32,7 @@ PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
-STEPS, SEQUENCE = 40, 64
+STEPS, SEQUENCE = 24, 64
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 
 
@@ -127,19 +127,11 @@ def python(code: str, check: bool = True, **env: str) -> subprocess.CompletedPro
     )
 
 
-def torchrun(code: str, folder: Path, *words: str, ranks: int = 2) -> subprocess.CompletedProcess:
-    """Run code as the ranks of a torchrun, with stderr in its stdout."""
+def ranks_of(code: str, folder: Path, *words: str, ranks: int = 2) -> Launched:
+    """Run code in several ranks, started and ended together as by torchrun, but forked: nothing is imported anew."""
     (folder / "rank.py").write_text(textwrap.dedent(code))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    return subprocess.run(
-        [*command, str(folder / "rank.py"), *words],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    config, launcher = "accelerate_configs/ddp.yaml", ("--num_processes", str(ranks))
+    return forked(folder, config=config, launcher=launcher, script=str(folder / "rank.py"), flags=words)
 
 
 def traceback_of_ours(output: str) -> bool:

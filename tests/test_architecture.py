@@ -170,7 +170,15 @@ def test_on_a_gpu_autocast_keeps_more_of_a_gelu_that_is_written_out():
     assert activations(of(device="cuda")).layer == activations(of()).layer
 
 
-@pytest.mark.parametrize(("family", "precision", "attention", "checkpointing", "dropout"), CASES)
+QUICK = {  # of each family and of each other value, together with the fp32 ones
+    ("fp32", False, 0.1), ("fp32", True, None), ("bf16", False, 0.1), ("bf16_cast", True, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "attention", "checkpointing", "dropout"),
+    [pytest.param(*case, marks=() if (case[1], *case[3:]) in QUICK else pytest.mark.slow) for case in CASES],
+)
 def test_activations_are_what_the_model_keeps(monkeypatch, family, precision, attention, checkpointing, dropout):
     """Within 2 % of what the real model holds at the end of its forward pass, and 12 % at the backward pass's peak."""
     shape, rows, sequence = SMALL[family], 3, 40

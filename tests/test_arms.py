@@ -235,7 +235,7 @@ def refused(path, what: str, remedy: str) -> None:
         ("distributed_type: NO", "has distributed_type False", "write 'NO' in quotes"),
         ("distributed_type: [NO]", "has distributed_type [False]", "choose one of NO, MULTI_GPU, DEEPSPEED"),
         ("distributed_type: [", "mine.yaml' cannot be read (while parsing a flow", FIX),
-        (SINGLE + f"x: {'[' * 5000}{']' * 5000}", "cannot be read (maximum recursion depth", FIX),
+        (SINGLE + f"x: {'[' * 500}{']' * 500}", "cannot be read (maximum recursion depth", FIX),
         (f"{LAUGHS}\n{ZEROS}*i", "cannot be read (it uses 73 yaml aliases, at most 10 are read)", FIX),
         (SINGLE + "x: 2020-99-99", "cannot be read (month must be in 1..12)", FIX),
         ("x: !!python/object/apply:os.system [true]", "cannot be read (could not determine a constructor", FIX),

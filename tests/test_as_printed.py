@@ -14,12 +14,11 @@ INITIAL = "the initial weights"
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory, cache) -> dict[str, Record]:
-    """The script in each of its three states, by repair: as published, its gain takes 50 steps to see. One is real."""
+    """The script in each of its three states, by repair: as published, its gain takes 50 steps to see."""
     records = {}
     for repair, steps in (("none", ()), ("fresh_model", ("--steps", "10")), ("engaged", ("--steps", "20"))):
         folder = tmp_path_factory.mktemp("script") / repair
-        flags, real = (*FLAGS, *steps, "--repair", repair), repair == "engaged"
-        run = launch("single", folder, *flags, cache=cache, real=real, script=SCRIPT)
+        run = launch("single", folder, *FLAGS, *steps, "--repair", repair, cache=cache, script=SCRIPT)
         assert run.code == 0, run.output
         records[repair] = store.load(folder)
         assert records[repair].status == "done"

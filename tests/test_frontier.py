@@ -91,6 +91,7 @@ def test_a_frontier_needs_its_ends(tmp_path, values):
     assert "lowest, highest" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_a_search_with_real_runs_keeps_both_ends(tmp_path, cache):
     """Models of a ladder under a cap that the smallest keeps to and the next does not."""
     ladder = 'frontier = "model"\nmodel = ["gpt-tiny", "gpt2", "gpt2-medium"]\nmicro_batch = 4'

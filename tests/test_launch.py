@@ -6,7 +6,9 @@ from conftest import launch, left_running
 FLAGS = ("--steps", "12", "--train-rows", "96", "--eval-rows", "16")
 
 
-@pytest.mark.parametrize("arm", [pytest.param("single", marks=pytest.mark.slow), "ddp", "zero3_cpu"])
+@pytest.mark.parametrize(
+    "arm", [*(pytest.param(arm, marks=pytest.mark.slow) for arm in ("single", "ddp")), "zero3_cpu"]
+)
 def test_a_forked_launch_trains_what_a_real_one_does(arm, tmp_path, cache):
     real = launch(arm, tmp_path / "real", *FLAGS, cache=cache, real=True)
     forked = launch(arm, tmp_path / "forked", *FLAGS, cache=cache)

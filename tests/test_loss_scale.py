@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import launch, python, traceback_of_ours
+from conftest import launch, ranks_of, traceback_of_ours
 
 from study.machine.gpus import matrix_peak, peak_flops
 from study.theory.activations import activations
@@ -43,10 +43,9 @@ os._exit(0)
 """
 
 
-def test_an_overflow_lowers_the_scale_in_every_stage():
+def test_an_overflow_lowers_the_scale_in_every_stage(tmp_path):
     """And without our patch DeepSpeed never takes a step."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    results = json.loads(python(OVERFLOWING, **alone, DS_ACCELERATOR="cpu").stdout.splitlines()[-1])
+    results = json.loads(ranks_of(OVERFLOWING, tmp_path, ranks=1).output.splitlines()[-1])
     for stage in (1, 2, 3):
         assert results[f"{stage} False"] == [0, 65536.0], "if this fails, DeepSpeed has mended it"
         assert results[f"{stage} True"] == [13, 512.0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import ROOT, python, torchrun
+from conftest import ROOT, python, ranks_of
 
 from study.errors import Stop
 from study.machine import linux
@@ -58,9 +58,9 @@ def test_the_two_that_stay_find_each_other(tmp_path):
         dist.destroy_process_group()
         os._exit(0)
     """
-    ranks = torchrun(code, tmp_path, ranks=4)
-    assert ranks.returncode == 0, ranks.stdout
-    lines = re.findall(r"rank \d counts \d", ranks.stdout)  # two processes may write into one line
+    ranks = ranks_of(code, tmp_path, ranks=4)
+    assert ranks.code == 0, ranks.output
+    lines = re.findall(r"rank \d counts \d", ranks.output)  # two processes may write into one line
     assert sorted(lines) == ["rank 0 counts 2", "rank 1 counts 2"]
 
 
@@ -274,7 +274,7 @@ def test_the_record_of_another_launch_is_left_alone(handlers, folder, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_that_gets_two_signals_ends_once():
+def test_a_run_that_gets_two_signals_ends_once(tmp_path):
     """Launchers send two: the second SIGTERM comes during the clean-up after the first."""
     code = """
         import os, signal
@@ -287,9 +287,9 @@ def test_a_run_that_gets_two_signals_ends_once():
             os.kill(os.getpid(), signal.SIGTERM)
             ending.fail(None, 0, error)
     """
-    process = python(code, check=False)
-    assert "Traceback" not in process.stderr
-    assert "interrupted: interrupted" in process.stdout
+    output = ranks_of(code, tmp_path, ranks=1).output
+    assert "Traceback" not in output
+    assert "interrupted: interrupted" in output
 
 
 def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
@@ -303,7 +303,7 @@ def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
         except BaseException as error:
             ending.fail(Path({str(folder)!r}), 0, error)
     """
-    assert "oom: the host refused more memory" in python(code).stdout
+    assert "oom: the host refused more memory" in ranks_of(code, folder, ranks=1).output
     assert store.load(folder).status == "oom"
 
 

@@ -4,7 +4,7 @@ import time
 import types
 
 import pytest
-from conftest import torchrun
+from conftest import ranks_of
 from shaped import finished as shaped
 
 from study.measure.clock import Clock
@@ -63,27 +63,27 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("way", ["one", "stuck", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["one", "stuck", "all"])
 def test_an_instrument_that_fails_leaves_the_run_done(way, folder):
     started = time.monotonic()
-    ranks = torchrun(RANK, folder, str(folder), way)
+    ranks = ranks_of(RANK, folder, str(folder), way)
     assert time.monotonic() - started < 120
     kept = store.load(folder)
-    assert ranks.returncode == 0, ranks.stdout
+    assert ranks.code == 0, ranks.output
     assert (kept.status, kept.error) == ("done", None)
     reason = kept.observed.instruments_failed
     assert reason.startswith("NotImplementedError: collective x on rank ")
     if way != "all":
         assert reason.endswith("rank 1"), "the reason of the rank that failed, not of the one that missed it"
     assert kept.loss.final_train == 2.0, "what the training gave is there"
-    assert ranks.stdout.count(f"but without its instruments ({reason})") == 1, ranks.stdout
+    assert ranks.output.count(f"but without its instruments ({reason})") == 1, ranks.output
     assert "NotImplementedError" in (folder / "log.txt").read_text()
 
 
 def test_a_rank_that_is_killed_in_its_instruments_leaves_the_run_done(folder):
-    ranks = torchrun(RANK, folder, str(folder), "killed")
+    ranks = ranks_of(RANK, folder, str(folder), "killed")
     kept = store.load(folder)
-    assert kept.status == "done", ranks.stdout
+    assert kept.status == "done", ranks.output
     assert kept.observed.instruments_failed == "another rank died without a word"
 
 

@@ -4,7 +4,7 @@ import itertools
 import types
 
 import pytest
-from conftest import torchrun
+from conftest import ranks_of
 
 from study.errors import Stop
 from study.records import store
@@ -47,8 +47,8 @@ RANK = """
 
 def test_what_was_kept_stays_when_another_rank_ends_badly(tmp_path):
     store.write(tmp_path, store.new("run", []))
-    ranks = torchrun(RANK, tmp_path, str(tmp_path))
-    assert ranks.returncode == 0, ranks.stdout
+    ranks = ranks_of(RANK, tmp_path, str(tmp_path))
+    assert ranks.code == 0, ranks.output
     kept = store.load(tmp_path)
     assert (kept.status, kept.error.message, kept.loss) == ("failed", "it went wrong", Loss(train=[0.5]))
 

@@ -457,9 +457,15 @@ def test_the_stacks_of_many_ranks_are_told_one_after_the_other(tmp_path, monkeyp
 
 
 def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, cache):
-    """The second of three cells diverges, and the third runs all the same. What is done is not done again."""
+    """The second of three cells diverges, and the third runs all the same. What is done is not done again.
+
+    Before, its window is over at once; at the end all is done. The exit codes say which it was.
+    """
     runs = tmp_path / "runs"
     words = ("sweep", mini(tmp_path, MINI.replace("seed = [1, 2, 3]", "lr = [1e-3, 1e38, 1e-4]")), "--runs", runs)
+    over = study(*words, "--minutes", "0", cache=cache)
+    assert "3 left" in finish(over)
+    assert (over.returncode, statuses(runs)) == (3, {})
     first = study(*words, cache=cache)
     while not {"done", "running"} <= set(statuses(runs).values()):
         assert first.poll() is None, first.stdout.read()
@@ -479,9 +485,10 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, cac
     assert {path: path.read_bytes() for path in done} == done
     before = {path: path.read_bytes() for path in runs.glob("*/record.json")}
     started = time.monotonic()
-    third = finish(study(*words, "--only", "lr=0.00*", cache=cache))
+    third = study(*words, "--only", "lr=0.00*", "--minutes", "9", cache=cache)
+    assert finish(third).count("done before") == 2
+    assert third.returncode == 0
     assert time.monotonic() - started < 6
-    assert third.count("done before") == 2
     assert {path: path.read_bytes() for path in runs.glob("*/record.json")} == before
 
 

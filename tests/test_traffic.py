@@ -1,14 +1,11 @@
 """Collectives: counted exactly, and in agreement with what the kernel says the processes wrote."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ranks_of
 
 from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted, socket_bytes_written
 from study.records.metrics import gloo_wire_bytes
@@ -63,9 +60,8 @@ from study.measure.traffic import CollectiveCounter, socket_bytes_written
 from study.records.metrics import gloo_wire_bytes
 
 warnings.simplefilter("ignore")  # torch 2.13 is about to rename two of these
-folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
-rank = next((rank for rank in range(1, ranks) if os.fork() == 0), 0)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+folder, rank, ranks = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo")
 whole, part = torch.ones(2**21), torch.ones(2**21 // ranks)  # 8 MiB, and this rank's share
 half = torch.ones(2**22, dtype=torch.bfloat16)  # 8 MiB as well
 parts = [torch.empty_like(part) for _ in range(ranks)]
@@ -96,8 +92,7 @@ for name, run in RUNS.items():
 (folder / f"{rank}.json").write_text(json.dumps(seen))
 dist.barrier()
 dist.destroy_process_group()
-codes = [os.wait()[1] for _ in range(1, ranks)] if rank == 0 else []
-os._exit(int(any(codes)))  # gloo's threads sometimes abort an ordinary exit
+os._exit(0)  # gloo's threads sometimes abort an ordinary exit
 """
 
 
@@ -105,9 +100,8 @@ os._exit(int(any(codes)))  # gloo's threads sometimes abort an ordinary exit
 def ranks_saw(request, tmp_path_factory) -> list[dict]:
     """What each rank of a real gloo group counted, and what the kernel counted of it."""
     folder = tmp_path_factory.mktemp("gloo")
-    words, env = [sys.executable, "-c", GROUP, str(folder), str(request.param)], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ranks_of(GROUP, folder, str(folder), ranks=request.param)
+    assert done.code == 0, done.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
 
 

@@ -1,13 +1,11 @@
 """Rank 0 of N without the others: byte for byte what a real rank 0 holds and sends."""
 
-import os
-import subprocess
 import sys
 import types
 
 import psutil
 import pytest
-from conftest import ROOT, launch, traceback_of_ours
+from conftest import launch, ranks_of, traceback_of_ours
 
 from study.errors import Stop
 from study.records.prediction import predicted
@@ -134,7 +132,7 @@ def test_what_is_refused(arm, flags, words, tmp_path, cache, request):
         assert "--init none" in run.output
 
 
-def test_on_a_gpu_too_nothing_takes_memory_without_values():
+def test_on_a_gpu_too_nothing_takes_memory_without_values(tmp_path):
     """What only CUDA does: a stream is told of a tensor, offloaded memory is locked, a bucket is handed to a future."""
     code = """
 import torch, torch.distributed as dist
@@ -149,9 +147,8 @@ with virtual.without_values():
     assert virtual._all_reduce(None, bucket).wait() is on_gpu
 print("fine")
 """
-    environment = os.environ | {"DS_ACCELERATOR": "cpu"}
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert process.stdout.endswith("fine\n"), process.stderr
+    rank = ranks_of(code, tmp_path, ranks=1)
+    assert rank.output.endswith("fine\n"), rank.output
 
 
 def test_memory_is_checked_before_it_is_taken(monkeypatch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from shaped import record as shaped
-from test_sweep import MINI, Listener, finish, mini, statuses, study
+from test_sweep import MINI, Listener, mini, statuses
 
 from study.errors import Stop
 from study.machine import doctor, software
@@ -100,19 +100,6 @@ def test_out_of_memory_is_settled(tmp_path, monkeypatch):
         tried(tmp_path / "runs", turn, 5, status)
     sweep.sweep(turns, tmp_path / "runs", 60, None, listener)
     assert listener.started == [turns[1]], "the host's memory may be another's just then"
-
-
-def test_a_sweep_in_two_windows(tmp_path, cache):
-    """A real one: the first window is over at once, the second has time. The exit codes say which it was."""
-    words = ("sweep", mini(tmp_path, MINI.replace("[1, 2, 3]", "1")), "--runs", tmp_path / "runs", "--minutes")
-    first = study(*words, "0", cache=cache)
-    assert "1 left" in finish(first)
-    assert first.returncode == 3
-    assert statuses(tmp_path / "runs") == {}
-    second = study(*words, "9", cache=cache)
-    output = finish(second)
-    assert second.returncode == 0, output
-    assert list(statuses(tmp_path / "runs").values()) == ["done"]
 
 
 # --- what a host cannot hold ---------------------------------------------------------------------------------------
