@@ -9,6 +9,7 @@ processes it left running.
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -27,7 +28,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(ROOT))
 sys.argv = [str(ROOT / "study" / "train.py")]
 
-import deepspeed  # noqa: F401  imported here, once, and not in every rank
+import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank
 import psutil
 import torch
 import tyro
@@ -37,12 +38,15 @@ from accelerate.utils.launch import (
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
 )
+from transformers.models.bert import modeling_bert  # noqa: F401
+from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
 import study.train
 import study.watching.callback
 from study.bench import as_printed
 from study.machine import launcher
 from study.machine.operators import OPERATORS, compiled, why_not
+from study.spec.settings import Settings
 from study.training import loading, main
 from study.training.launch import Launch
 
@@ -50,10 +54,12 @@ CORES = len(os.sched_getaffinity(0))
 # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
 # operators that a test names is looked at in the ranks.
 loading.load([name for name in OPERATORS if compiled(name) and not why_not(name, 0)], 0, print)
+tyro.cli(Settings, args=[])  # imports what it needs for it
 
 
 def serve() -> None:
     """Answer requests until stdin is closed."""
+    gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
