@@ -65,7 +65,9 @@ def files_together(words: list[str]) -> list[str]:
 
 def compile_together(real: str, words: list[str], group: list[str], headers: list[Path]) -> int:
     """#import, unlike #include, reads a header once: three of DeepSpeed's have no guard of their own."""
-    text = "".join(f'#import "{path}"\n' for path in headers) + "".join(f'#include "{path}"\n' for path in group)
+    beside = {Path(source).parent for source in group}  # others, such as CUDA's, have a guard, and may not all compile
+    text = "".join(f'#import "{path}"\n' for path in headers if path.parent in beside)
+    text += "".join(f'#include "{source}"\n' for source in group)
     at = words.index("-c") + 1
     command = [real, *words[:at], "-x", "c++", "-", *words[at + 1 :]]
     return subprocess.run(command, input=text, text=True, stderr=subprocess.DEVNULL, check=False).returncode
