@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 
 from study.errors import Stop
-from study.machine import disk, operators, software
+from study.machine import compiling, disk, operators, software
 from study.machine.operators import OPERATORS
 from study.training import loading
 
@@ -233,19 +233,121 @@ def test_the_trainer_says_that_it_compiles(rank, speaks, monkeypatch, tmp_path, 
     assert (tmp_path / "log.txt").exists() == speaks
 
 
+# --- compiled sooner, the same code ---------------------------------------------------------------------------------
+
+
+def quick(tmp_path: Path) -> dict[str, str]:
+    """The environment in which `study operators` compiles."""
+    place = tmp_path / "quick"
+    place.mkdir(exist_ok=True)
+    return os.environ | {"PATH": f"{compiling.write_compiler(place)}{os.pathsep}{os.environ['PATH']}"}
+
+
 def test_what_only_a_debugger_reads_is_not_compiled(tmp_path):
-    """The machine code is the same, and a script that comes before the compiler leaves its version alone."""
+    """The machine code is the same."""
     (tmp_path / "source.cpp").write_text("int twice(int x) { return 2 * x; }\n")
-    wrapped = f"{operators.without_debug_information(tmp_path)}{os.pathsep}{os.environ['PATH']}"
     code, sizes = [], []
-    for path in (os.environ["PATH"], wrapped):
+    for env in (os.environ, quick(tmp_path)):
         command = ["c++", "-g", "-O3", "-c", "source.cpp", "-o", "object.o"]
-        subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+        subprocess.run(command, cwd=tmp_path, env=env, check=True)
         sizes.append((tmp_path / "object.o").read_bytes().count(b".debug_info"))
         subprocess.run(["objcopy", "-O", "binary", "-j", ".text", "object.o", "code"], cwd=tmp_path, check=True)
         code.append((tmp_path / "code").read_bytes())
     assert sizes[0] > sizes[1] == 0
     assert code[0] == code[1]
+
+
+class Extension:
+    """Three files and a header without a guard, with PyTorch's rules for ninja. `answer` is 100 from c.cpp times 2."""
+
+    FILES = ("a", "b", "c")
+
+    def __init__(self, folder: Path, flags: str, hidden: str = "int {name}_own = {number};"):
+        self.folder = folder
+        folder.mkdir()
+        self.header("struct Answer { int value; };")
+        for number, name in enumerate(self.FILES):
+            body = "{ return Answer{100}.value; }" if name == "c" else ";"
+            body = f'extern "C" int hundred(){body}\n{hidden.format(name=name, number=number)}\n'
+            if name == "a":
+                body += 'extern "C" int answer() { return 2 * hundred(); }\n'
+            (folder / f"{name}.cpp").write_text(f'#include "answer.h"\n{body}')
+        objects = " ".join(f"{name}.o" for name in self.FILES)
+        rules = (
+            "rule compile\n  command = c++ -MMD -MF $out.d $cflags -c $in -o $out\n  depfile = $out.d\n  deps = gcc\n"
+        )
+        rules += f"rule link\n  command = c++ $in -shared -o $out\nbuild out.so: link {objects}\n"
+        rules += "".join(f"build {name}.o: compile {folder}/{name}.cpp\n" for name in self.FILES)
+        (folder / "build.ninja").write_text(f"cflags = -I{folder} -fPIC {flags}\n{rules}")
+
+    def header(self, text: str) -> None:
+        (self.folder / "answer.h").write_text(text + "\n")
+
+    def build(self, env: dict[str, str]) -> str:
+        done = subprocess.run(["ninja"], cwd=self.folder, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def answer(self) -> int:
+        code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).answer())"  # a library is loaded once in a process
+        words = [sys.executable, "-c", code, str(self.folder / "out.so")]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    def objects_with_code(self) -> list[str]:
+        words = ["nm", "--defined-only", "-A", *(f"{name}.o" for name in self.FILES)]
+        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=True)
+        return sorted({line.partition(":")[0] for line in done.stdout.splitlines()})
+
+
+@pytest.mark.parametrize("flags", ["", "-O3 -O0"])
+def test_files_are_compiled_together_once_and_apart_when_one_changes(flags, tmp_path):
+    """In async_io and pin_memory nearly all of the time goes into headers that each file includes."""
+    extension = Extension(tmp_path / "extension", flags)
+    extension.build(quick(tmp_path))
+    assert extension.objects_with_code() == ["a.o"]
+    assert extension.answer() == 200
+    assert "no work to do" in extension.build(os.environ), "the trainer's DeepSpeed compiles nothing again"
+    time.sleep(0.01)
+    extension.header("struct Answer { int value; int other = 1; };")
+    extension.build(os.environ)
+    assert extension.objects_with_code() == ["a.o", "b.o", "c.o"]
+    assert extension.answer() == 200
+
+
+def test_files_that_do_not_go_together_are_compiled_apart(tmp_path):
+    """Here each has a static of the same name, as files of DeepSpeed have. The library is whole all the same."""
+    extension = Extension(tmp_path / "extension", "", hidden="static int own = {number};")
+    extension.build(quick(tmp_path))
+    assert extension.answer() == 200
+    assert "no work to do" in extension.build(os.environ)
+
+
+def test_optimized_code_is_compiled_as_deepspeed_asks(tmp_path):
+    """Beside others a function may be inlined, and a sum rounded in another way."""
+    extension = Extension(tmp_path / "extension", "-O3")
+    extension.build(quick(tmp_path))
+    assert extension.objects_with_code() == ["a.o", "b.o", "c.o"]
+    assert extension.answer() == 200
+
+
+def test_an_error_in_a_file_is_the_compilers_own(tmp_path):
+    extension = Extension(tmp_path / "extension", "", hidden="int {name}_own = nothing;")
+    done = subprocess.run(
+        ["ninja"], cwd=extension.folder, env=quick(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "error: 'nothing' was not declared" in done.stdout.replace("\u2018", "'").replace("\u2019", "'")
+
+
+def test_what_was_compiled_in_part_is_compiled_again(monkeypatch, extensions):
+    """`make setup` was killed: what is there was compiled together with files that are not there."""
+    place = operators.folder("pin_memory")
+    place.mkdir(parents=True)
+    (place / "page_alloc.o").write_bytes(b"\x7fELF")
+    present = []
+    monkeypatch.setattr(loading, "_load", lambda name: present.append(list(place.glob("*.o"))))
+    loading.load(["pin_memory"], 0, lambda text: None)
+    assert present[0] == []
 
 
 # --- make setup -----------------------------------------------------------------------------------------------------
