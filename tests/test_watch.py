@@ -1,6 +1,7 @@
 """`study.watch`: somebody else's loop leaves a record of what it really is, and stays as it is."""
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -65,7 +66,9 @@ def plain_model():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None) -> list[float]:
+def train(
+    folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None, factor=lambda step: 1.0
+) -> list[float]:
     model, optimizer = plain_model()
     losses = []
     with watch(model=model, optimizer=optimizer, run_dir=folder) if folder else contextlib.nullcontext():
@@ -73,7 +76,7 @@ def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lamb
             each(step)
             for _ in range(accumulation):
                 ids = torch.randint(0, 100, (4, 8))
-                loss = model(input_ids=ids, labels=ids[:, 0] % 2).loss / accumulation
+                loss = factor(step) * model(input_ids=ids, labels=ids[:, 0] % 2).loss / accumulation
                 loss.backward()
                 losses.append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -129,6 +132,17 @@ def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, mo
     assert "ZeroDivisionError" in record.observed.instruments_failed
     assert "your training goes on" in capsys.readouterr().err
     assert not _get_current_dispatch_mode_stack()
+
+
+def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
+    losses = train(tmp_path / "mine", steps=7, factor=lambda step: float("inf") if step == 5 else 1.0)
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.observed.steps) == ("diverged", 7)
+    assert record.error.message == "the loss is not finite in step 5"
+    assert record.loss.train == pytest.approx(losses[:4], rel=1e-6)
+    assert record.loss.final_train is None
+    lines = [json.loads(line) for line in (tmp_path / "mine" / "steps.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in lines] == [False] * 4 + [True] * 3
 
 
 def test_what_cannot_be_watched_is_said():
