@@ -163,17 +163,35 @@ def cache(shared) -> Path:
     return shared / "cache"
 
 
+def advised_config(folder: Path, arm: str) -> Path:
+    """What `study advise --write` gives for an arm on two GPUs, or on one for `single`, in fp32."""
+    from study.theory.advise import advise
+    from study.theory.architecture import describe
+    from study.theory.configure import write
+    from study.theory.question import Question
+
+    gpus = 1 if arm == "single" else 2
+    question = Question(describe("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
+    return write(folder / f"{arm}.yaml", advise(question), arm, folder / "disk")[0]
+
+
 @pytest.fixture(scope="session")
 def trained(shared, cache):
-    """A function that trains an arm with some flags once per session, and hands out the same run when asked again."""
+    """A function that trains an arm with some flags once per session, and hands out the same run when asked again.
 
-    def train(arm: str, *flags: str) -> Launched:
-        name = f"trained-{arm.replace('/', '-')}-{hashlib.sha256(repr(flags).encode()).hexdigest()[:12]}"
+    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file.
+    """
+
+    def train(arm: str, *flags: str, advised: bool = False) -> Launched:
+        key = hashlib.sha256(repr((flags, advised)).encode()).hexdigest()[:12]
+        name = f"trained-{arm.replace('/', '-')}-{key}"
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
             kept = shared / f"{name}.json"
             if not kept.exists():
-                run = launch(arm, Path(tempfile.mkdtemp(dir=shared)) / arm.replace("/", "-"), *flags, cache=cache)
+                folder = Path(tempfile.mkdtemp(dir=shared))
+                config = advised_config(folder, arm) if advised else arm
+                run = launch(config, folder / arm.replace("/", "-"), *flags, cache=cache)
                 assert run.code == 0, run.output
                 kept.write_text(json.dumps(dataclasses.asdict(run), default=str))
         fields = json.loads(kept.read_text())

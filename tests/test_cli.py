@@ -11,12 +11,14 @@ import types
 from importlib import metadata
 from pathlib import Path
 
+import own_code
 import psutil
 import pytest
+import tyro
 from conftest import ROOT, launch
 from shaped import changed, finished, put
 
-from study.cli import commands, predictions
+from study.cli import commands, experiments, predictions
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.records import store
@@ -69,6 +71,45 @@ def test_an_estimate_is_what_a_virtual_rank_holds(tmp_path, cache, monkeypatch, 
     sent = {kind: count["bytes"] for kind, count in run.record["traffic"]["per_rank"][0].items()}
     for kind, moved in estimate["traffic"].items():
         assert sent[kind] == pytest.approx(moved, rel=0.001), kind
+
+
+def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, capsys):
+    """The model cannot be built without it. An answer in the cache is of the code that it came from."""
+    monkeypatch.setattr("study.theory.transformer.Settings.cache_dir", tmp_path / "cache")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = own_code.write(tmp_path / "own", ran := tmp_path / "ran")
+    words = f"estimate --model {folder} --arm zero2 --ranks 4 --json"
+    assert in_this_process(monkeypatch, words) == 2
+    refusal = "has Python code of its own (configuration_own.py, modeling_own.py), which was not run"
+    assert refusal in capsys.readouterr().err
+    assert not ran.exists()
+    assert in_this_process(monkeypatch, f"{words} --trust-remote-code") is None
+    assert ran.exists()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["parameters"] == own_code.PARAMETERS
+    assert answer["estimate"]["at_peak"]["weights"] == 2 * own_code.PARAMETERS
+    code = folder / "modeling_own.py"
+    code.write_text(f"import no_such_package\n{code.read_text()}")
+    assert in_this_process(monkeypatch, f"{words} --trust-remote-code") == 2
+    printed = capsys.readouterr().err
+    assert "cannot be loaded" in printed
+    assert "no_such_package" in printed
+
+
+def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
+    """Libraries print there while they are imported: DeepSpeed its accelerator, before `study scoreboard` answers."""
+
+    def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: experiments.AsJson = False) -> dict | None:
+        print("a library is glad to be imported")  # noqa: T201
+        return {"folder": folder} if as_json else None
+
+    monkeypatch.setattr(experiments, "runs", noisy)
+    assert in_this_process(monkeypatch, "runs here --json") is None
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"folder": "here"}
+    assert "glad" in printed.err
+    assert in_this_process(monkeypatch, "runs here") is None
+    assert "glad" in capsys.readouterr().out
 
 
 def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):

@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import yaml
-from conftest import launch
+import test_parity
+import test_save
 
 from study.errors import Stop
 from study.spec import arms
@@ -150,12 +151,22 @@ def test_nothing_is_overwritten(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_accelerate_launches_it(tmp_path, cache):
+SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
+FLAGS = {"ddp": test_save.FLAGS, "zero2": test_parity.ACCUMULATED, "zero3": test_save.FLAGS}  # trained there as well
+SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, "zero1")]
+
+
+@pytest.mark.parametrize("arm", ["zero1", *FLAGS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in SELDOM)])
+def test_accelerate_launches_it(arm, trained):
     """The trainer takes the same file as a user's own script, and holds what it observes to it."""
-    write(tmp_path / "mine.yaml", advised(), "zero2")
-    flags = ("--precision", "bf16_cast", "--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
-    run = launch(tmp_path / "mine.yaml", tmp_path / "run", *flags, cache=cache)
-    assert run.code == 0, run.output
-    seen = run.record["observed"]
-    assert (seen["stage"], seen["ranks"], seen["dtypes"]["weights"]) == (2, 2, "bfloat16")
-    assert yaml.safe_load((tmp_path / "mine.yaml").read_text())["num_processes"] == 2
+    record = trained(arm, *FLAGS.get(arm, SHORT), advised=True).record
+    file, ours = Path(record["requested"]["config_file"]), arms.read(arms.all_paths()[arm])
+    assert file.name == f"{arm}.yaml"
+    assert not file.is_relative_to(arms.FOLDER)
+    seen = record["observed"]
+    homes = (ours.stage, ours.offload_optimizer, ours.offload_param)
+    assert (seen["stage"], seen["offload_optimizer"], seen["offload_param"]) == homes
+    assert seen["ranks"] == (1 if arm == "single" else 2)
+    if ours.deepspeed:  # the advised buckets, not those of the arm's own file
+        written = json.loads(file.with_suffix(".json").read_text())["zero_optimization"]["reduce_bucket_size"]
+        assert seen["bucket_elements"] == written != ours.deepspeed["zero_optimization"]["reduce_bucket_size"]

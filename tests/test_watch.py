@@ -1,7 +1,10 @@
 """`study.watch`: somebody else's loop leaves a record of what it really is, and stays as it is."""
 
 import contextlib
+import itertools
+import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -65,7 +68,9 @@ def plain_model():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None) -> list[float]:
+def train(
+    folder: Path | None, steps: int = 14, accumulation: int = 1, each=lambda step: None, factor=lambda step: 1.0
+) -> list[float]:
     model, optimizer = plain_model()
     losses = []
     with watch(model=model, optimizer=optimizer, run_dir=folder) if folder else contextlib.nullcontext():
@@ -73,7 +78,7 @@ def train(folder: Path | None, steps: int = 14, accumulation: int = 1, each=lamb
             each(step)
             for _ in range(accumulation):
                 ids = torch.randint(0, 100, (4, 8))
-                loss = model(input_ids=ids, labels=ids[:, 0] % 2).loss / accumulation
+                loss = factor(step) * model(input_ids=ids, labels=ids[:, 0] % 2).loss / accumulation
                 loss.backward()
                 losses.append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -129,6 +134,45 @@ def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, mo
     assert "ZeroDivisionError" in record.observed.instruments_failed
     assert "your training goes on" in capsys.readouterr().err
     assert not _get_current_dispatch_mode_stack()
+
+
+def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
+    losses = train(tmp_path / "mine", steps=7, factor=lambda step: float("inf") if step == 5 else 1.0)
+    record = store.load(tmp_path / "mine")
+    assert (record.status, record.observed.steps) == ("diverged", 7)
+    assert record.error.message == "the loss is not finite in step 5"
+    assert record.loss.train == pytest.approx(losses[:4], rel=1e-6)
+    assert record.loss.final_train is None
+    lines = [json.loads(line) for line in (tmp_path / "mine" / "steps.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in lines] == [False] * 4 + [True] * 3
+
+
+@SLOW
+def test_a_watch_costs_little(tmp_path):
+    """Of 200 steps of a tenth of a second, by the processor's clock, as the looks and both ends add to a shorter loop.
+
+    Measured on two busy cores: 1.1 % (median of five; 1.0 to 1.7 %), nearly all in the four steps that are looked at;
+    2.2 % when the search for tensors asked every object in the process, after a collection of garbage.
+    """
+    config = transformers.BertConfig(
+        vocab_size=1000, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+    )
+    ids, shares = torch.randint(0, 1000, (4, 96)), []
+    for repeat in range(5):
+        model, times = transformers.BertForSequenceClassification(config), [time.process_time()]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        with watch(model=model, optimizer=optimizer, run_dir=tmp_path / f"{repeat}"):
+            times.append(time.process_time())
+            for _ in range(25):
+                model(input_ids=ids, labels=ids[:, 0] % 2).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                times.append(time.process_time())
+        begin_s, *step_s, end_s = (b - a for a, b in itertools.pairwise([*times, time.process_time()]))
+        other_s = statistics.median([*step_s[1:5], *step_s[10:]])
+        added_s = begin_s + end_s + sum(step_s[step - 1] - other_s for step in LOOKED_AT)
+        shares.append(added_s / (200 * other_s))
+    assert 0 < statistics.median(shares) < 0.02, shares
 
 
 def test_what_cannot_be_watched_is_said():

@@ -3,7 +3,6 @@
 study scoreboard runs/scoreboard runs/smoke
 """
 
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -15,12 +14,12 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from study.bench import fsdp_tracker
-from study.errors import Stop, exit_on_stop
+from study.errors import Stop
 from study.records import runs
 from study.records.prediction import architecture, predicted
 from study.records.runs import Run, Runs
 from study.spec.shapes import SHAPES, shape_of
-from study.text.tables import say, show
+from study.text.tables import show
 from study.theory.architecture import FAMILIES, tensors
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
@@ -39,7 +38,7 @@ def main(
     every_cell: bool = False,
     tracker: bool = True,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> None:
+) -> list[dict] | None:
     """Print each predictor's median and worst error, ours by family and by arm, and the cells where ours misses.
 
     Args:
@@ -54,7 +53,7 @@ def main(
         folders = tuple(map(Path, sys.stdin.read().splitlines()))
     rows = scored(runs.load(folders, every_folder_has_runs=True), tracker)
     if as_json:
-        return say(json.dumps(rows))
+        return rows
     chosen = [dict(row) for row in rows if every_cell or abs(row["ours"]) > GOAL]
     if chosen:
         percents = (*PREDICTORS, STATES_ONLY)
@@ -144,8 +143,3 @@ def library_estimates(run: Run) -> dict[str, float | None]:
         deepspeed = device + (host / run.ranks if on_host else 0)  # on a CPU both are one memory
     usage = estimate_training_usage(4 * sum(sizes), "float32" if run.precision == "fp32" else "bfloat16")
     return {"deepspeed": deepspeed, "accelerate": max(usage.values())}  # it prints the largest
-
-
-if __name__ == "__main__":
-    with exit_on_stop():
-        tyro.cli(main, prog="study scoreboard", description=__doc__.partition("\n")[0])

@@ -1,10 +1,12 @@
 """The list of commands, and how one is started. A command's module is imported only when it is called: `study` is fast.
 
-Programs that need torch (benchmarks, the scoreboard) and the offline package run as processes of their own.
+Benchmarks, which need torch, and the offline package run as processes of their own. What a command returns is printed
+as JSON, and with --json nothing else is on stdout: libraries print there while they are imported.
 """
 
 import contextlib
 import importlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -34,7 +36,7 @@ COMMANDS = {
     "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, sealed"),
     "bench": ("study.bench.bench", "this trainer against a bare loop and the Hugging Face Trainer"),
     "peaks": ("study.bench.peaks", "what this machine really gives: matrix products, copies, disk"),
-    "scoreboard": ("study.bench.scoreboard", "who predicts memory best, against measured peaks"),
+    "scoreboard": ("study.bench.scoreboard:main", "who predicts memory best, against measured peaks"),
     "pack": ("study.offline.pack", "collect what a GPU machine without a network lacks"),
     "offline": ("study.offline.run", "run on such a machine, and bring the results back"),
 }
@@ -75,7 +77,11 @@ def start(words: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
     import tyro
 
-    tyro.cli(getattr(importlib.import_module(module), function), prog=f"study {name}", args=rest)
+    alone = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
+    with alone:
+        answer = tyro.cli(getattr(importlib.import_module(module), function), prog=f"study {name}", args=rest)
+    if answer is not None:
+        say(json.dumps(answer, indent=1, default=str))
 
 
 def help_lines() -> list[str]:

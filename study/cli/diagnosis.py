@@ -1,7 +1,6 @@
 """The command that looks into anybody's run: what is wrong or costly in it, and which rank waits for whom."""
 
 import dataclasses
-import json
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ WIDTH = 100
 REPRODUCTIONS = PACKAGE / "reproductions"
 
 
-def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> None:
+def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
     """Say what is wrong or costly in a run, what to do about it, and what shows it.
 
     In a run that is not done it also says which rank waits for whom, where `study.watch` kept a log of the collectives:
@@ -34,7 +33,7 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
         raise Stop("no run is given", "name the folder of a run, or its record.json")
     answers = [_answer(path) for path in runs]
     if as_json:
-        return say(json.dumps(answers, indent=1))
+        return answers
     for number, answer in enumerate(answers):
         say(*[""] * bool(number), *_lines(answer))
 

@@ -1,6 +1,5 @@
 """The command that compares two trainings by their configs or records, anybody's and of any kind."""
 
-import json
 from pathlib import Path
 
 import tyro
@@ -14,7 +13,7 @@ from study.text.tables import say
 MOST = 24  # names in a line
 
 
-def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> None:
+def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> dict | None:
     """List what makes the losses or the memory of two trainings differ: known causes first, then the other keys.
 
     Each is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer as json or yaml, or a record.
@@ -28,7 +27,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     first, second = sources.read(a), sources.read(b)
     compared = differences.compare(first, second)
     if as_json:
-        return say(json.dumps(_as_json(compared), indent=1, default=str))
+        return _as_json(compared)
     say(*_sides(first, second), *_causes(compared), *_others(compared))
 
 

@@ -1,7 +1,6 @@
 """Commands about runs: start a declared experiment, list runs, compare them, and explain a difference."""
 
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -99,7 +98,7 @@ def _show_plan(cells: list[Cell]) -> None:
     show(rows)
 
 
-def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> None:
+def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> list[dict] | None:
     """List the runs below a folder.
 
     Args:
@@ -110,14 +109,14 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> N
 
     loaded = load([folder], every_folder_has_runs=True)
     if as_json:
-        return say(json.dumps(loaded.rows(), indent=1))
+        return loaded.rows()
     show(loaded.rows())
     ended = [run for run in loaded if run.record.error]
     say(*[f"{run.name}: {run.record.error.message}. What to do: {run.record.error.what_to_do}." for run in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
 
 
-def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> None:
+def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> dict | None:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Args:
@@ -131,7 +130,7 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJs
         raise Stop("no folder is given", "name one or several folders with runs")
     comparison = comparing.compare(load(folders, every_folder_has_runs=True))
     if as_json:
-        return say(json.dumps(dataclasses.asdict(comparison), indent=1))
+        return dataclasses.asdict(comparison)
     show(comparison.rows)
     say("", *comparing.notes(comparison))
 

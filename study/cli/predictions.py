@@ -1,7 +1,6 @@
 """Commands that predict: advice for a model and some GPUs, an estimate of one rank, and one virtual rank."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 import tempfile
@@ -56,7 +55,7 @@ def estimate(
     device: Literal["cuda", "cpu"] = "cuda",
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = CUDA_DIFFERENCES,
     as_json: AsJson = False,
-) -> None:
+) -> dict | None:
     """Predict what a rank will hold and move in a step. Nothing is run.
 
     Args:
@@ -101,7 +100,7 @@ def estimate(
     states = states_bytes(params, chosen.stage or 0, ranks, recipe or OF_PRECISION[precision])
     if as_json:
         answer = {"arm": arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
-        return say(json.dumps(answer | {"estimate": whole and dataclasses.asdict(whole)}, indent=1))
+        return answer | {"estimate": whole and dataclasses.asdict(whole)}
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if whole:
         say("", f"predicted at the peak ({whole.peak_when}), buffers and temporaries included:")
@@ -172,7 +171,7 @@ def advise(
     write: Path | None = None,
     nvme_dir: Path | None = None,
     as_json: AsJson = False,
-) -> None:
+) -> dict | None:
     """Say which arm to use and how, or how many of which GPUs are needed. Everything is predicted; nothing is run.
 
     Args:
@@ -207,28 +206,26 @@ def advise(
         if write is not None:
             raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
         kinds = [gpu_named(gpu)] if gpu else list(GPUS)
-        return _show_needed(
-            [advice for kind in kinds for advice in fewest(model, counts, kind, given)], counts, as_json
-        )
+        enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]
+        line = answer.needed_in_words(enough, counts)
+        if as_json:
+            return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
+        return _show_needed(enough, line)
     advice = advising.advise(Question.of(model, counts[0], gpu, given))
     written = configure.write(write, advice, nvme_dir=nvme_dir) if write else []
     helps = [] if advice.choice else remedies(advice.question, given)
     lines = answer.in_words(advice) + (answer.remedies_in_words(helps) if helps else [])
     assumed = answer.assumptions(advice.question)
-    if as_json:
-        say(json.dumps(dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}, indent=1))
-    else:
-        say(*_wrapped(lines), "")
-        show(answer.table(advice))
-        say("", "Assumed:", *_wrapped(assumed, "- "))
     for path in written:
         sys.stderr.write(f"written: {path}\n")
-
-
-def _show_needed(enough: list[Advice], counts: tuple[int, ...], as_json: bool) -> None:
-    line = answer.needed_in_words(enough, counts)
     if as_json:
-        return say(json.dumps({"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}, indent=1))
+        return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}
+    say(*_wrapped(lines), "")
+    show(answer.table(advice))
+    say("", "Assumed:", *_wrapped(assumed, "- "))
+
+
+def _show_needed(enough: list[Advice], line: str) -> None:
     say(*_wrapped([line]), "")
     show(answer.needed_table(enough))
     if enough:

@@ -1,7 +1,6 @@
 """Commands that judge and report: verdicts on published claims, as a table, one by one or as JSON; and the report."""
 
 import difflib
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -37,7 +36,7 @@ def claims(
     verbose: bool = False,
     checks: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> None:
+) -> list[dict] | None:
     """Say of the published claims how many hold, and by what evidence; or everything about some of them.
 
     Args:
@@ -66,9 +65,9 @@ def claims(
     set_aside = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     if as_json:
         entries = [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
-        say(json.dumps(entries, indent=1))
         sys.stderr.write("".join(f"{reason}\n" for reason in set_aside))
-    elif not verdicts:
+        return entries
+    if not verdicts:
         say(f"No claim is left by {' '.join([*claim, *(f'--{name} {wanted!r}' for name, wanted in filters.items())])}.")
     elif claim:
         for number, verdict in enumerate(verdicts):

@@ -1,6 +1,7 @@
 """The Hugging Face Hub: whether it answers, and the error for what cannot be loaded from it. It needs no torch."""
 
 import functools
+import hashlib
 import json
 import socket
 import urllib.parse
@@ -75,6 +76,14 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
         what = f"--model {model} has Python code of its own ({', '.join(files)}), which was not run"
         own = "take auto_map out of its config.json to use transformers' own class, if it has one"
         raise Stop(what, f"read the code and give --trust-remote-code, or {own}")
+
+
+def code_digest(model: str) -> str | None:
+    """A digest of the Python files in a model's folder: another code is another model. None of a hub name."""
+    if not is_local(model):
+        return None
+    files = sorted(Path(model).glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _names(value) -> list[str]:

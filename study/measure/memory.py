@@ -77,12 +77,12 @@ class MemoryWatch(TorchDispatchMode):
     It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so a machine without a GPU can say what a
     device would hold. The peak is known only afterwards, so it takes two steps: the first measures the peak; after
     `look_again`, the second sorts the live storages by role at each new maximum close to that peak, and keeps the last.
-    `roles` gives the role of a storage by its address.
+    `roles` gives the role of a storage by its address. With `collect`, what only cycles keep alive is let go first.
     """
 
-    def __init__(self, device_type: str, roles: Callable[[], dict[int, str]]):
+    def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
         super().__init__()
-        self.device_type, self.roles = device_type, roles
+        self.device_type, self.roles, self.collect = device_type, roles, collect
         self.total = self.peak = self.operations = self.sum = 0
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
@@ -92,10 +92,12 @@ class MemoryWatch(TorchDispatchMode):
         self._live: dict[int, Live] = {}
 
     def __enter__(self):
-        gc.collect()
-        for item in gc.get_objects():
-            if issubclass(type(item), torch.Tensor):  # isinstance would ask lazy proxies for their __class__
-                self._add(item, "before")
+        if self.collect:
+            gc.collect()
+        kinds = _subclasses(torch.Tensor)
+        # By exact type: isinstance would ask lazy proxies for their __class__, and takes longer.
+        for tensor in [item for item in gc.get_objects() if type(item) in kinds]:
+            self._add(tensor, "before")
         self.peak = self.total
         return super().__enter__()
 
@@ -138,9 +140,9 @@ class MemoryWatch(TorchDispatchMode):
     def _follow(self, function, args, out) -> None:
         if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
             self._set_apart(args[0])
-        for leaf in tree_leaves(out):
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
-                self._add(leaf, _phase())
+                self._add(leaf)
         self._rise()
         self.operations += 1
         self.sum += self.total
@@ -160,19 +162,21 @@ class MemoryWatch(TorchDispatchMode):
                 self.at_peak = self.by_role()
                 self.peak = sum(self.at_peak.values())
 
-    def _add(self, tensor: torch.Tensor, phase: str) -> None:
+    def _add(self, tensor: torch.Tensor, phase: str | None = None) -> None:
+        """Follow a tensor's storage, as one of the phase that is now if none is named."""
         if tensor.device.type != self.device_type:
             return
         try:
             storage = tensor.untyped_storage()
-            if not isinstance(tensor, FakeTensor):
+            key = id(storage)
+            known = self._live.get(key)
+            if known is None and not isinstance(tensor, FakeTensor):
                 storage.data_ptr()
         except (NotImplementedError, RuntimeError):
             return  # a tensor without memory of its own, such as torch.compile traces with
-        key, size = id(storage), storage.nbytes()
-        known = self._live.get(key)
+        size = storage.nbytes()
         if known is None:
-            self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase)
+            self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase or _phase())
             self.total += size
         elif known.size != size and known.phase != "gloo":  # resized in place
             self.total += size - known.size
@@ -192,6 +196,11 @@ class MemoryWatch(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.total -= self._live.pop(key).size
+
+
+def _subclasses(kind: type) -> set[type]:
+    """A class and all that derive from it."""
+    return {kind}.union(*(_subclasses(child) for child in type.__subclasses__(kind)))
 
 
 def _let_threads_finish() -> None:

@@ -106,9 +106,9 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
         for name in names.split():
             add(role, getattr(zero, name, None))
     add("gradients", [tensor.grad for tensor in tensors["master"]])
-    for role, value in _fsdp_tensors(model):
-        add(role, value)
     in_parts = fsdp_version(model) is not None  # the model's parameters are then whole ones while they are in use
+    for role, value in _fsdp_tensors(model) if in_parts else ():
+        add(role, value)
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
         add("weights" if partition is None and not in_parts else "gathered_weights", parameter.data)
@@ -120,8 +120,6 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
 def _fsdp_tensors(model) -> Iterator[tuple[str, torch.Tensor | None]]:
     """What PyTorch's FSDP, the first or the second, holds of a model. Its own attributes, of torch 2.13."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
     for module in model.modules():
         if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
             yield (
@@ -343,13 +341,14 @@ def before_each_update(optimizer, call):
 class ComponentLook:
     """Memory at the peak of a step and after it, by role: what `MemoryWatch` sees of STEPS untimed steps in a row.
 
-    `exact` resets the allocator's peak counters, so that a step's own peak is known; a loop of somebody else keeps its.
+    `exact` collects garbage and resets the allocator's peak counters, so that a step's own peak is known; a loop of
+    somebody else keeps its own, and does not wait.
     """
 
     STEPS = 1 + LOOKS
 
     def __init__(self, model, optimizer, device_type: str, exact: bool = True):
-        self.mode = memory.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer))
+        self.mode = memory.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer), collect=exact)
         # At the update every gradient exists; DDP's buckets stay when the gradients in them are gone.
         self._marking = before_each_update(optimizer, self._mark)
         self._exact, self._looks, self._peak_before, self._after = exact, [], None, {}

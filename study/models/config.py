@@ -100,7 +100,11 @@ def class_for(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     partition the model while it is built."""
     kind = kind_of(config)
     if kind is not None and hasattr(config, "code_from"):
-        return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
+        try:
+            return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
+        except Exception as error:  # it may do anything; most often it imports a package that is missing
+            what = f"the Python code of {config.code_from} cannot be loaded ({hub.reason(config.code_from, error)})"
+            raise Stop(what, "install what it imports, or correct it") from error
     return None if kind is None else TABLES[kind][1]._model_mapping.get(type(config), None)
 
 

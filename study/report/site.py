@@ -38,7 +38,7 @@ from study.text.numbers import short
 from study.text.tables import say
 
 NOTEBOOKS = ("claims", "compare", "replicate_000", "replicate_001", "replicate_002", "replicate_003", "machines")
-SCOREBOARD = ("-m", "study.bench.scoreboard", "--json", "--no-tracker", "-")
+SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
@@ -99,7 +99,7 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
         last = (scored.stderr.strip().splitlines() or [f"it ended with {scored.returncode}"])[-1]
         say(f"there is no scoreboard of memory predictors in this report: {last}")
         return []
-    return json.loads(scored.stdout.splitlines()[-1])  # importing DeepSpeed may print lines of its own
+    return json.loads(scored.stdout)
 
 
 def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[str], None]) -> list[str]:

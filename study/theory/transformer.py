@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from study.machine import hub
 from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
@@ -72,7 +73,8 @@ class Transformer:
 
     @property
     def _key(self) -> list:
-        return [self.config, self.lora_rank, self.train_only, self.dropout, self.code_from]
+        code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
+        return [self.config, self.lora_rank, self.train_only, self.dropout, code]
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:

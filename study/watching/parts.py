@@ -24,7 +24,8 @@ class Part(Section):
 
     steps: int
     step_s: dict[int, float]  # of the timed steps
-    losses: list[float]  # of all steps; empty where one of them is not known
+    losses: list[float]  # of all steps before one that is not finite; empty where one is not known
+    diverged_in: int | None = None  # the first step whose loss is not finite
     rows_per_step: int | None = None
     tokens_per_step: int | None = None
     timed_rows: int | None = None
@@ -50,11 +51,10 @@ def fill(record: Record, parts: list[Part]) -> None:
         if record.time.window_s:
             record.time.samples_per_s = rows and rows / record.time.window_s
             record.time.tokens_per_s = tokens and tokens / record.time.window_s
-        if all(len(part.losses) == seen.steps for part in parts):
-            record.loss.train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=True)]
-    elif seen.ranks == 1:
-        record.loss.train = parts[0].losses
-    record.loss = Loss(train=record.loss.train, final_train=record.loss.train[-1] if record.loss.train else None)
+        # As far as every rank has one: a loss may be no number on one rank alone.
+        record.loss.train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=False)]
+    train = record.loss.train
+    record.loss = Loss(train=train, final_train=train[-1] if train and len(train) == seen.steps else None)
     homes = {"optimizer_home": seen.offload_optimizer, "weights_home": seen.offload_param}
     components = Components(per_rank=_all(part.components for part in parts), **homes)
     record.memory = Memory(per_rank=[part.memory for part in parts], components=components)

@@ -4,6 +4,7 @@ Whatever goes wrong in here must not end their training: it ends the watching, a
 """
 
 import contextlib
+import itertools
 import json
 import math
 import statistics
@@ -25,7 +26,7 @@ from study.watching.looks import Looks
 from study.watching.loop import Loop, Step
 from study.watching.parts import Part
 from study.watching.ranks import Ranks
-from study.watching.words import reason, summary
+from study.watching.words import divergence, reason, summary
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
 FOLDER_WITHIN_S, PARTS_WITHIN_S = 60, 30  # how long ranks wait for each other's word
@@ -191,8 +192,11 @@ class Watch:
             with contextlib.suppress(Exception):  # a device that has failed cannot be asked any more
                 self._fill([self._part(self._read_losses())])
         elif self.ranks.first:
-            self._fill([self._part(self._read_losses()), *self._other_parts()])
+            all_parts = [self._part(self._read_losses()), *self._other_parts()]
+            self._fill(all_parts)
             self._record.status, self._record.finished_utc = "done", store.now_utc()
+            if stop := divergence(all_parts):
+                self._record = store.ended(self._record, stop, "Stop")
         else:
             self.ranks.tell(f"part/{self.ranks.rank}", self._part(self._read_losses()).model_dump_json())
         if self.ranks.first:
@@ -207,6 +211,7 @@ class Watch:
 
     def _part(self, losses: list[float]) -> Part:
         """What this rank saw."""
+        finite = list(itertools.takewhile(math.isfinite, losses))
         step_s = self._marks.read()
         timed = self._timed()
         timed_rows = [self._rows[step - 1] for step in timed]
@@ -214,7 +219,8 @@ class Watch:
         return Part(
             steps=self._steps,
             step_s={step: step_s[step - 1] for step in timed},
-            losses=losses,
+            losses=finite,
+            diverged_in=len(finite) + 1 if len(finite) < len(losses) else None,
             rows_per_step=_typical(self._rows),
             tokens_per_step=self._tokens[0] if len(set(self._tokens)) == 1 else None,  # not with padded rows
             timed_rows=None if None in timed_rows else sum(timed_rows),
@@ -264,13 +270,12 @@ class Watch:
             return []
         recent = [torch.stack(self._recent)] if self._recent else []
         with contextlib.suppress(RuntimeError):  # after a failure of the device
-            losses = torch.cat([*self._losses, *recent]).tolist() if self._losses or recent else []
-            return losses if all(map(math.isfinite, losses)) else []
+            return torch.cat([*self._losses, *recent]).tolist() if self._losses or recent else []
         return []
 
     def _write_steps(self) -> None:
         """A line for each step, as the study's own trainer writes them."""
-        losses = self._record.loss.train or [None] * self._steps
+        losses = itertools.chain(self._record.loss.train, itertools.repeat(None))
         pairs = enumerate(zip(losses, self._rates, strict=False), start=1)
         lines = [json.dumps({"step": step, "loss": loss, "lr": rate}) + "\n" for step, (loss, rate) in pairs]
         (self.folder / "steps.jsonl").write_text("".join(lines))

@@ -9,6 +9,7 @@ from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.records.metrics import most
 from study.records.schema import Record
 from study.text.numbers import short, size
+from study.watching.parts import Part
 
 SHOWN = 4  # components, the largest first
 
@@ -28,6 +29,16 @@ def reason(error: BaseException, where: str) -> Stop:
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "interrupted", where)
     return Stop(f"{type(error).__name__}: {text}", "see the traceback of the script", "failed", where)
+
+
+def divergence(parts: list[Part]) -> Stop | None:
+    """What is said of a run whose loss is no number any more; None of any other."""
+    steps = [(part.diverged_in, rank) for rank, part in enumerate(parts) if part.diverged_in]
+    if not steps:
+        return None
+    step, rank = min(steps)
+    remedy = "look at the rows of that step, give a lower learning rate, or clip gradients"
+    return Stop(f"the loss is not finite in step {step}", remedy, "diverged", f"rank {rank}, step {step}")
 
 
 def summary(record: Record, folder: Path) -> list[str]:
