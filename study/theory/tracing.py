@@ -11,12 +11,14 @@ import logging
 import re
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from study.errors import Stop
@@ -43,6 +45,7 @@ class _Event:
     in_use: int
     gradient: int  # bytes of the gradient that is complete
     since: list[tuple[int, int]] = field(default_factory=list)
+    work: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # the kernels since the event before it
 
 
 class _Watch(TorchDispatchMode):
@@ -53,11 +56,12 @@ class _Watch(TorchDispatchMode):
         self.kept = self.in_use = self.flops = 0
         self.since: list[tuple[int, int]] = []
         self.events: list[_Event] = []
+        self.work: list[tuple[str, tuple[int, ...]]] = []
         self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def event(self, name: str, gradient: int = 0) -> None:
-        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since))
-        self.since = []
+        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since, self.work))
+        self.since, self.work = [], []
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -65,8 +69,12 @@ class _Watch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
         self.since.append((self.kept, self.in_use))
+        flops = 0
         if count := PRODUCTS.get(function._overloadpacket):
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
+            flops = count(*args, **(kwargs or {}), out_val=out)
+            self.flops += flops
+        if not (function.is_view or function.namespace == "prim" or function._overloadpacket in NO_KERNEL):
+            self.work.append(_kernel(function._overloadpacket, args, out, flops))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -112,6 +120,30 @@ PRODUCTS = flop_registry | {
     torch.ops.study.fused_attention: _attention_flops,
     torch.ops.study.fused_attention_backward: _attention_backward_flops,
 }
+
+
+NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
+
+
+def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
+    """A kernel as what its time depends on: ("product", (count, m, n, k)), ("attention", (operations,)), or the bytes
+    that it reads and writes. A convolution is a product of the same operations with an inner size of 1024."""
+    if packet in MATRICES:
+        left, right = args[MATRICES[packet] :][:2]
+        count = left.shape[0] if left.dim() == 3 else 1
+        return "product", (count, left.shape[-2], right.shape[-1], left.shape[-1])
+    if flops and "attention" in packet.__name__:
+        return "attention", (flops,)
+    if flops:
+        return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
+    tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+    return "other", (sum(_read_bytes(tensor) for tensor in tensors),)
+
+
+def _read_bytes(tensor: torch.Tensor) -> int:
+    """What a kernel reads or writes of a tensor: an expanded one, such as a bias, has fewer bytes than elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def look(model: Transformer) -> Look:
@@ -270,14 +302,14 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
         raise AssertionError(f"{model.name} does other operations for {rows[0]} rows than for {rows[1]}")
 
     def line(first: tuple[int, ...], second: tuple[int, ...]) -> list[int]:
-        """Bytes at no row and for each row: of what is kept, then of what is in use."""
+        """A number at no row and for each row, for each of some numbers."""
         slopes = [(b - a) // (rows[1] - rows[0]) for a, b in zip(first, second, strict=True)]
         return [n for a, slope in zip(first, slopes, strict=True) for n in (a - slope * rows[0], slope)]
 
     def highest(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[list[int]]:
         return _envelope([line(*pair) for pair in zip(first, second, strict=True)], rows[0])
 
-    seen = {"at_use": {}, "gradients": []}
+    seen = {"at_use": {}, "gradients": [], "work": _work(model, events, line)}
     before: tuple[list, list] = ([], [])
     for one, two in zip(*events, strict=True):
         kind, _, name = one.name.partition(" ")
@@ -293,6 +325,28 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
             seen["kept"] = now[:2]
     seen["most"] = highest(*before)
     return seen | {key: line((passes[0][1][key],), (passes[1][1][key],)) for key in passes[0][1]}
+
+
+def _work(model: Transformer, events: list[list[_Event]], line) -> list[list]:
+    """The kernels as [phase, block, kind, how many, line], like ones together. Bytes of kernels that do nothing but move
+    them are summed."""
+    blocks = {tensor.name: tensor.block for tensor in model.tensors}
+    counts, moved, phase, block = Counter(), {}, "forward", model.tensors[0].block
+    for first, second in zip(*events, strict=True):
+        kind, _, name = first.name.partition(" ")
+        if kind == "gradient":
+            phase, block = "backward", blocks[name]
+        for (what, sizes), (_, more) in zip(first.work, second.work, strict=True):
+            numbers = line(sizes, more)
+            if what == "product":
+                counts[phase, block, what, *numbers] += 1
+            else:
+                entry = moved.setdefault((phase, block, what), [0, 0, 0])
+                entry[:] = [a + b for a, b in zip(entry, (1, *numbers), strict=True)]
+        if kind == "use":
+            block = blocks[name]
+    products = [[*key[:3], count, *key[3:]] for key, count in counts.items()]
+    return products + [[*key, *entry] for key, entry in moved.items()]
 
 
 def _envelope(points: list[list[int]], least: int) -> list[list[int]]:

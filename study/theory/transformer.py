@@ -14,7 +14,7 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 3  # of what is in the cache: one more for each change of its meaning
+FORMAT = 4  # of what is in the cache: one more for each change of its meaning
 # Attention that keeps no scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
@@ -95,6 +95,10 @@ class Transformer:
     def flops(self, way: Pass, rows: int) -> int:
         """Operations of matrix products in a pass, those of layers that are computed again included."""
         return _at(self._lines(way, rows)["flops"], rows)
+
+    def work(self, way: Pass, rows: int) -> list[list]:
+        """The kernels of a pass as lines over the number of rows: see `tracing.lines`."""
+        return self._lines(way, rows)["work"]
 
     def profile(self, way: Pass, rows: int) -> Profile:
         seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
