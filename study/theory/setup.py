@@ -33,6 +33,7 @@ class Setup:
     loss: Loss = "whole"  # from all logits at once, as the trainer does; or chunked, as fused kernels do (Liger)
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
+    fsdp: Literal["full_shard", "shard_grad_op"] | None = None  # PyTorch's own sharding; then deepspeed is None
 
     def __post_init__(self):
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
