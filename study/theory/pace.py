@@ -6,23 +6,26 @@ from dataclasses import dataclass, fields
 from math import ceil
 from pathlib import Path
 
-from study.machine.gpus import GPUS, Gpu
+from study.machine.gpus import GPUS
 from study.theory import papers
 from study.theory.work import Product, Work
 
-TILE = (128, 128)  # rows and columns of a product that one multiprocessor computes at a time
+FILE = Path(__file__).with_name("pace.toml")
+TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+TURNS = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a bit of the smaller
 
 
 @dataclass(frozen=True)
 class Pace:
     """The constants that no datasheet has. `pace.toml` says where each comes from."""
 
-    product_share: float  # of a GPU's ceiling, in the main loop of a product
-    product_traffic: float  # times that a product's matrices pass through memory
-    attention_share: float  # of the ceiling, in fused attention, all scores counted
+    product_share: float  # of a GPU's ceiling, in whole waves of a product's tiles
+    attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
     moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
+    fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
+    contention: float  # of the seconds of a collective, by which the kernels beside it take longer
     link_share: float  # of NVLink's bandwidth, in collectives
     pcie_share: float
     network_share: float
@@ -43,7 +46,7 @@ class Spread:
 
 @functools.cache
 def _read() -> dict:
-    return tomllib.loads(Path(__file__).with_name("pace.toml").read_text())
+    return tomllib.loads(FILE.read_text())
 
 
 @functools.cache
@@ -69,6 +72,13 @@ def ceiling(gpu: str) -> float:
 
 
 @functools.cache
+def attention_ceiling(gpu: str) -> float:
+    """The share of its datasheet's peak that a GPU was measured to reach in fused attention."""
+    table = _read()["attention_ceiling"]
+    return table.get(gpu, table["others"])["value"]
+
+
+@functools.cache
 def multiprocessors(gpu: str) -> int:
     return _read()["multiprocessors"].get(gpu, 108)
 
@@ -84,29 +94,37 @@ class Seconds:
 
     @property
     def on_gpu(self) -> float:
-        return self.products + self.attention + self.moving
+        """Host and GPU take turns in being the slower, kernel by kernel, so both together are a bit more than either."""
+        working = self.products + self.attention + self.moving
+        return (working**TURNS + self.launching**TURNS) ** (1 / TURNS)
 
 
-def work_s(work: Work, gpu_name: str, whole: bool, constants: Pace) -> Seconds:
-    """Seconds of a pass over a block; `whole`: products of fp32, which run as TF32 where there is one."""
-    gpu = GPUS[gpu_name]
-    peak = (gpu.single_flops_per_s if whole else gpu.half_flops_per_s) * ceiling(gpu_name)
-    products = sum(product_s(product, gpu, gpu_name, peak, 4 if whole else 2, constants) for product in work.products)
+@functools.lru_cache(maxsize=4096)
+def at_full_pace(work: Work, gpu_name: str, whole: bool) -> tuple[float, float, float]:
+    """Seconds of products and attention at their ceilings, and of moved bytes at the memory's bandwidth.
+
+    `whole`: products of fp32, which run as TF32 where there is one.
+    """
+    gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
+    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
+    products = sum(product.flops / filled(product, processors) for product in work.products)
+    return (
+        products / (peak * ceiling(gpu_name)),
+        work.attention_flops / (peak * attention_ceiling(gpu_name)),
+        work.moved_bytes / gpu.memory_bytes_per_s,
+    )
+
+
+def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
+    """Seconds of a pass over a block; `fused`: norms, activation functions and rotations are single kernels."""
+    products, attention, moved = at_full_pace(work, gpu_name, whole)
+    moved *= constants.fused_traffic if fused else 1
     return Seconds(
-        products=products,
-        attention=work.attention_flops / (peak * constants.attention_share),
-        moving=work.moved_bytes / (gpu.memory_bytes_per_s * constants.moving_share),
+        products=products / constants.product_share,
+        attention=attention / constants.attention_share,
+        moving=moved / constants.moving_share,
         launching=work.kernels * constants.kernel_s,
     )
-
-
-def product_s(product: Product, gpu: Gpu, gpu_name: str, peak: float, element_bytes: int, constants: Pace) -> float:
-    """A product's main loop in whole waves of tiles, and the traffic of its matrices."""
-    moved = element_bytes * product.count * (
-        product.m * product.k + product.k * product.n + product.m * product.n
-    )
-    loop_s = product.flops / (peak * constants.product_share * filled(product, multiprocessors(gpu_name)))
-    return loop_s + constants.product_traffic * moved / gpu.memory_bytes_per_s
 
 
 def filled(product: Product, processors: int) -> float:

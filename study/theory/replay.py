@@ -1,14 +1,12 @@
 """A step on a timeline: tasks on streams, each as early as its stream and what it waits for allow."""
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STREAMS = ("launch", "compute", "communication", "host link", "host", "disk")
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Something that takes a stream for a while. Tasks of a stream run in the order in which they are given."""
 
     name: str
@@ -18,8 +16,7 @@ class Task:
     launched_by: int | None = None  # the host issues this task's kernels in that one: it starts and ends no earlier
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A task, and when it ran."""
 
     task: Task
@@ -29,9 +26,11 @@ class Span:
 
 def replay(tasks: Sequence[Task]) -> list[Span]:
     """When each task runs. A task waits for earlier ones only, so one pass over the list decides everything."""
-    free_s, spans = defaultdict(float), []
+    free_s, spans = dict.fromkeys(STREAMS, 0.0), []
     for task in tasks:
-        start_s = max([free_s[task.stream], *(spans[place].end_s for place in task.after)])
+        start_s = free_s[task.stream]
+        for place in task.after:
+            start_s = max(start_s, spans[place].end_s)
         end_s = start_s + task.seconds
         if task.launched_by is not None:
             launch = spans[task.launched_by]

@@ -6,7 +6,7 @@ are reduced block by block, beside the backward pass or in its way.
 
 from dataclasses import dataclass, field
 
-from study.theory import deepspeed_memory, papers
+from study.theory import deepspeed_memory
 from study.theory.deepspeed_memory import Engine
 from study.theory.pace import Links, Pace, Seconds, collective_s
 from study.theory.replay import Task
@@ -36,9 +36,8 @@ class Sharing:
 
     @classmethod
     def of(cls, setup: Setup) -> "Sharing":
-        fsdp = getattr(setup, "fsdp", None)
-        if fsdp:
-            again = 1.0 if fsdp == "full_shard" else 0.0
+        if setup.fsdp:
+            again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes
             return cls(3, again, True, True, "reduce_scatter", size, size, float("inf"), False)
         engine, w = Engine(setup), setup.weight_bytes
@@ -64,22 +63,34 @@ class Schedule:
     sharing: Sharing
     host: "Host"
     tasks: list[Task] = field(default_factory=list)
+    slowed_s: float = 0.0  # of the kernels that run next, beside collectives
+
+    def step(self, passes: int) -> list[Task]:
+        """The tasks of a step of so many microbatches."""
+        last = None
+        for number in range(passes):
+            last = self.microbatch(number == passes - 1, last)
+        self.update()
+        return self.tasks
 
     def add(self, name: str, stream: str, seconds: float, *after: int | None, launched_by: int | None = None) -> int:
-        self.tasks.append(Task(name, stream, seconds, tuple(x for x in after if x is not None), launched_by))
+        awaited = tuple(place for place in after if place is not None)
+        self.tasks.append(Task(name, stream, seconds, awaited, launched_by))
         return len(self.tasks) - 1
 
     def compute(self, block: Block, phase: str, *after: int | None) -> int:
         """The kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
         passes = 2 if phase == "backward" and self.setup.checkpointing and block.name.startswith("layer") else 1
-        hooks_s = modules(block) * self.constants.module_s * passes if self.sharing.hooks else 0.0
+        hooks_s = block.modules * self.constants.module_s * passes if self.sharing.hooks else 0.0
         launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
-        return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu, *after, launched_by=launch)
+        slowed_s, self.slowed_s = self.slowed_s, 0.0
+        return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
 
     def collective(self, kind: str, block: Block, size_bytes: float, *after: int | None) -> int:
         calls = max(1, size_bytes / self.sharing.bucket_bytes)
         seconds = calls * collective_s(kind, size_bytes / calls, self.links, self.constants)
+        self.slowed_s += seconds * self.constants.contention
         return self.add(f"{kind} {block.name}", "communication", seconds, *after)
 
     def gathered_pass(self, order: list[Block], phase: str, share: float, last: int | None) -> dict[str, int]:
@@ -119,8 +130,7 @@ class Schedule:
 
     def update(self) -> None:
         """The optimizer's step once all gradients are there; stages 1 and 2 then gather the new weights."""
-        everything = range(len(self.tasks))
-        last_of_stream = {self.tasks[i].stream: i for i in everything}
+        last_of_stream = {task.stream: place for place, task in enumerate(self.tasks)}
         done = self.host.update(self, *last_of_stream.values())
         if self.sharing.stage in (1, 2) and self.links.ranks > 1:
             size = sum(block.trained for block in self.blocks) * self.sharing.gathered_bytes
@@ -166,11 +176,3 @@ class Host:
             return done
         size = self.owned * self.element_bytes
         return schedule.add("weights", "host link", size / self.bytes_per_s, len(schedule.tasks) - 1, done)
-
-
-def modules(block: Block) -> int:
-    return len({tensor.name.rpartition(".")[0] for tensor in block.tensors})
-
-
-def adam_on_host_s(parameters: float) -> float:
-    return parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION

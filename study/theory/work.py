@@ -33,6 +33,11 @@ class Product(NamedTuple):
     def flops(self) -> int:
         return 2 * self.count * self.m * self.n * self.k
 
+    @property
+    def elements(self) -> int:
+        """Of both factors and the product."""
+        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -62,15 +67,20 @@ class Block:
     backward: Work
     tensors: tuple[Tensor, ...] = field(repr=False, default=())
 
-    @property
+    @functools.cached_property
     def elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors)
 
-    @property
+    @functools.cached_property
+    def modules(self) -> int:
+        return len({tensor.name.rpartition(".")[0] for tensor in self.tensors})
+
+    @functools.cached_property
     def trained(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.trains)
 
 
+@functools.cache
 def blocks(setup: Setup) -> tuple[Block, ...]:
     """What a microbatch does, block by block, in the order of the forward pass."""
     if isinstance(setup.model, Transformer):
@@ -86,8 +96,14 @@ def _seen(setup: Setup) -> tuple[Block, ...]:
     for phase, block, kind, count, *line in model.work(setup.way, rows):
         numbers = [start + slope * rows for start, slope in zip(line[::2], line[1::2], strict=True)]
         passes[phase, block].append((kind, count, numbers))
+    same: dict[Work, Work] = {}  # layers that do the same share one object
+
+    def work(phase: str, name: str) -> Work:
+        seen = _work(passes[phase, name])
+        return same.setdefault(seen, seen)
+
     return tuple(
-        Block(name, _work(passes["forward", name]), _work(passes["backward", name]), of_block)
+        Block(name, work("forward", name), work("backward", name), of_block)
         for name, of_block in _by_block(setup.model).items()
     )
 
