@@ -164,11 +164,20 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
+def _freeze_in_bf16(model: torch.nn.Module) -> None:
+    """Frozen weights as an expert loads them; what trains keeps its type."""
+    for tensor in model.parameters():
+        if not tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+
 def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[str, int]]:
     """The events of a pass over so many rows, and its operations and the bytes of its inputs."""
     config = _config(model, way.attention)
-    dtype = torch.bfloat16 if way.precision == "bf16_cast" else torch.float32
+    dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
+    if way.frozen == "bf16":
+        _freeze_in_bf16(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
@@ -191,7 +200,7 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
 
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
+    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
         if way.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:

@@ -23,12 +23,13 @@ class Pass(NamedTuple):
     """What decides a pass over a model's rows, beside their number."""
 
     sequence: int
-    precision: str
+    precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
     attention: str
     checkpointing: bool
     loss: str  # whole: from all logits; chunked: by a fused kernel
     zero3_linear: bool  # linear layers are stage 3's own: see study/models/zero3_linear.py
     cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
+    frozen: str = "as_weights"  # or bf16: the type of the weights that do not train
 
 
 class Look(NamedTuple):
