@@ -60,20 +60,30 @@ def follow(
             fully_shard(model, **options)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, micro_batch, sequence)
+            dtypes = {"autocast": precision == "bf16", "logits": cast or dtype}
+            # Before it is followed: when DTensor first meets an operation it tries it on tensors of whole size, and
+            # the tracker would count those as optimizer states.
+            _step(model, optimizer, config, batch, 1, dtypes)
+            optimizer.state.clear()
             tracker = FSDPMemTracker(model, optimizer)
             tracker.track_inputs(tuple(batch.values()))
             with tracker:
                 for _ in range(2):
-                    for _ in range(accumulation):
-                        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                            losses = logits_and_losses(config, model, batch, cast or dtype)[1]
-                        losses.mean().backward()
-                        tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    _step(model, optimizer, config, batch, accumulation, dtypes, tracker)
             return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     finally:
         dist.destroy_process_group()
+
+
+def _step(model, optimizer, config, batch, passes: int, dtypes: dict, tracker: FSDPMemTracker | None = None) -> None:
+    for _ in range(passes):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtypes["autocast"]):
+            losses = logits_and_losses(config, model, batch, dtypes["logits"])[1]
+        losses.mean().backward()
+        if tracker:
+            tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -105,7 +105,7 @@ def _earlier(sharding: Sharding) -> int:
 def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     """Gathered are the root, what was not given back, and a unit with the buffer that it was copied from.
 
-    That buffer stays until the next unit is copied, or the root's forward pass, with the loss in it, ends.
+    That buffer stays until the next unit is copied, or the root's forward pass ends. The loss is computed after it.
     """
     whole, states = sharding.whole(ROOT), {"gradients": _earlier(sharding)}
     before, layers = ROOT, [unit for unit in sharding.units if unit != ROOT]
@@ -116,8 +116,10 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
         running = whole + sharding.buffer(unit) + sharding.whole(unit)
         yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
         whole, before = whole + (0 if sharding.releases else sharding.whole(unit)), unit
+    last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
+    yield states | {"activations": last, "gathered_weights": whole + sharding.buffer(before)}
     kept, in_use = profile.most
-    yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole + sharding.buffer(before)}
+    yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole}
 
 
 def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
