@@ -13,7 +13,6 @@ from study.outside import sources
 from study.outside.models import Model, Unknown, model_of
 from study.outside.rows import Row
 from study.outside.sources import Says
-from study.theory.advise import BUCKETS
 from study.theory.setup import Setup, arm_named
 
 # What nothing here predicts, by the words that sources have for it in an arm, a precision or a note.
@@ -145,9 +144,9 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
         number = int(stage[1] or stage[2]) if stage else 1
         if number == 0:
             return {}
-        if "distributed optimizer" not in words and says.bucket_elements is None:
+        if "distributed optimizer" not in words and says.zero is None:
             assumed.append("DeepSpeed's default bucket sizes")
-        return {"deepspeed": _deepspeed(number, words, says.bucket_elements)}
+        return {"deepspeed": _deepspeed(number, words, says.zero or {})}
     if "offload" in words:
         raise NoSetup(f"the stage is not said ({row.arm})")
     if re.search(r"ddp|data parallel", words) or (gpus == 1 and re.search(r"single|one gpu|baseline", words)):
@@ -155,20 +154,17 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
     raise NoSetup(f"how the training is distributed is not known ({row.arm})" if words else "the arm is not said")
 
 
-def _deepspeed(stage: int, words: str, bucket_elements: int | None) -> dict:
-    """The DeepSpeed config of a stage, with DeepSpeed's own bucket sizes where no others are known."""
-    config = arm_named(f"zero{stage}_default").deepspeed
-    if bucket_elements is not None:
-        config = config | {"zero_optimization": config["zero_optimization"] | dict.fromkeys(BUCKETS, bucket_elements)}
+def _deepspeed(stage: int, words: str, known: dict) -> dict:
+    """The DeepSpeed config of a stage: what is known of it, and DeepSpeed's own defaults."""
+    zero = arm_named(f"zero{stage}_default").deepspeed["zero_optimization"] | known
     if "offload" not in words:
-        return config
+        return {"zero_optimization": zero}
     device = "nvme" if "nvme" in words else "cpu"
     offloaded = words.split("offload", 1)[1]
     parts = [part for part in ("optimizer", "param") if part in offloaded] or ["optimizer"]
     if stage < 3 and ("param" in parts or device == "nvme"):
         raise NoSetup(f"stage {stage} offloads no more than optimizer states to the host")
-    sections = {f"offload_{part}": {"device": device} for part in parts}
-    return config | {"zero_optimization": config["zero_optimization"] | sections}
+    return {"zero_optimization": zero | {f"offload_{part}": {"device": device} for part in parts}}
 
 
 def _precision(row: Row, way: dict, assumed: list[str]) -> str:
