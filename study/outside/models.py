@@ -153,7 +153,8 @@ def _gpt(
     dropout: float | None = None,
 ) -> Architecture:
     """A GPT-2 of these dimensions. Whether embedding and head are one matrix, the number of parameters says."""
-    config = SHAPES["gpt2"] | {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions}
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions}
+    config = SHAPES["gpt2"] | sizes | {"activation_function": "gelu"}  # one kernel, in both of these sources
     models = [
         describe(config | {"vocab_size": vocabulary, "tie_word_embeddings": tied}, dropout=dropout)
         for tied in (True, False)
