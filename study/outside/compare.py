@@ -1,6 +1,8 @@
 """A published row beside what theory says of it, and beside simpler ways to predict."""
 
+import functools
 import hashlib
+import json
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -8,7 +10,7 @@ from typing import Literal
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.outside import predict, sources
-from study.outside.rows import Row
+from study.outside.rows import FOLDER, Row
 from study.outside.setups import NoSetup, Training, training_of
 from study.theory.architecture import flops_per_row
 
@@ -78,6 +80,8 @@ def _quantity(name: Literal["memory", "time"], measured: float, row: Row, traini
     if name == "memory":
         return Quantity(name, *_as_floats(predict.memory(training, row.kind), measured))
     others = {"flat 40 % MFU": _flat_s(training)}
+    if (earlier_s := _earlier().get(key_of(row))) is not None:
+        others["earlier middle"] = earlier_s
     return Quantity(name, *_as_floats(predict.step(training), measured), others)
 
 
@@ -92,6 +96,12 @@ def _flat_s(training: Training) -> float:
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
     flops = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
     return flops / (FLAT_MFU * peak)
+
+
+@functools.cache
+def _earlier() -> dict[str, float]:
+    """Seconds of a step of own rows: the middle of the interval that `advise` gave before there was a model of time."""
+    return json.loads((FOLDER / "earlier.json").read_text())
 
 
 def simulated(row: Row) -> list[Quantity]:

@@ -30,11 +30,6 @@ def _bloom(hidden: int, layers: int, heads: int) -> dict:
     return {"model_type": "bloom", "vocab_size": 250880, "hidden_size": hidden, "n_layer": layers, "n_head": heads}
 
 
-def _deberta(layers: int) -> dict:
-    sizes = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": layers, "num_attention_heads": 24}
-    return {"model_type": "deberta-v2", "vocab_size": 128100, "relative_attention": True} | sizes
-
-
 def _neox(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> dict:
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary}
     return {"model_type": "gpt_neox", "intermediate_size": 4 * hidden, "max_position_embeddings": 2048} | sizes
@@ -93,9 +88,7 @@ PUBLISHED: dict[str, str | dict] = {
     r"gpt-?j(-?6b)?": "gpt-j-6b",
     r"distilbert": {"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
     | {"n_heads": 12, "max_position_embeddings": 512},
-    r"deberta-v2-xlarge": _deberta(24),
-    r"deberta-(v2-xxlarge|1\.5b)": _deberta(48),
-    r"bert-(base|large)": r"bert-\1",
+    r"^bert-(base|large)": r"bert-\1",
     r"gpt-?2-(medium|large|xl)": r"gpt2-\1",
     r"gpt-?2$": "gpt2",
 }
