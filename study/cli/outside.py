@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
-from study.outside import rows, sources, summary, written
+from study.outside import rows, sources, words, written
 from study.outside.compare import Compared, compared
 from study.text.numbers import size
 from study.text.tables import say, show
@@ -46,7 +46,14 @@ def outside(
         return _list(chosen)
     if verbose:
         show([line for each in everything for line in _lines(each)])
-    show([line for name, group in summary.summary(everything).items() for line in _errors(name, group)])
+    groups = written.as_json(everything)["summary"]
+    show(words.lines(groups))
+    if without := words.unpredicted(groups):
+        say(
+            "",
+            "Without a prediction; --verbose says why:",
+            *(f"- {each['source']}: {each['rows']} rows" for each in without),
+        )
 
 
 def _list(chosen: list[rows.Row]) -> None:
@@ -93,30 +100,3 @@ def _lines(each: Compared) -> list[dict]:
 
 def _human(name: str, value: float) -> str:
     return size(value) if name == "memory" else f"{value:.3g} s"
-
-
-def _errors(name: str, group: summary.Group) -> list[dict]:
-    lines = []
-    for quantity, errors in (("memory", group.memory), ("time", group.time)):
-        if errors is None:
-            continue
-        order = group.order if quantity == "time" else None
-        own = group.simulator.get(quantity)
-        lines.append(
-            {
-                "source": name,
-                "quantity": quantity,
-                "rows": errors.count,
-                "median": f"{errors.median_signed:+.1%}",
-                "off by": f"{errors.median_absolute:.1%}",
-                "worst": f"{errors.worst:+.0%}",
-                "within 10 %": f"{errors.within_10:.0%}",
-                "within 30 %": f"{errors.within_30:.0%}",
-                "in interval": None if errors.inside is None else f"{errors.inside:.0%}",
-                "Kendall's tau": order and round(order.of_step_times, 2),
-                "of tokens/s": order and round(order.of_tokens_per_s, 2),
-                "its simulator": own and f"{own.median_absolute:.1%}",
-            }
-            | {way: f"{error:.0%}" for way, error in errors.others.items()}
-        )
-    return lines or [{"source": name, "quantity": None, "rows": 0}]

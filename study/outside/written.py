@@ -31,9 +31,9 @@ def read() -> dict:
 
 
 def accuracy() -> str:
-    """How accurate predictions were, in a sentence. Of time, only rows count that nothing was fitted on."""
+    """How accurate such predictions were, in a sentence. Of time, only rows count that nothing was fitted on."""
     groups, parts = read()["summary"], []
     for name, group, what in (("memory", "all", "cells"), ("time", "all of role test", "step times")):
         if errors := groups.get(group, {}).get(name):
             parts.append(f"{name}: median {errors['median_absolute']:.0%} off over {errors['count']} published {what}")
-    return "; ".join(parts)
+    return f"Held against what others measured, {'; '.join(parts)} (study outside --against ours)."
