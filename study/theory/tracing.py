@@ -23,7 +23,7 @@ from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import freeze
 from study.models.build import build
-from study.models.losses import without_logits
+from study.models.losses import InPlace, without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
 from study.models.step import Batch, inputs, logits_and_losses
@@ -214,7 +214,8 @@ def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch
         if way.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:
-            loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+            with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
+                loss = logits_and_losses(config, built, batch, dtype)[1].mean()
     watch.event("end of forward")
     loss.backward()
 

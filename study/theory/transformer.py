@@ -26,7 +26,7 @@ class Pass(NamedTuple):
     precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
     attention: str
     checkpointing: bool
-    loss: str  # whole: from all logits; chunked: by a fused kernel
+    loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/models/zero3_linear.py
     cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
     frozen: str = "as_weights"  # or bf16: the type of the weights that do not train
