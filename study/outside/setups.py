@@ -82,12 +82,12 @@ def training_of(row: Row) -> Training:
         checkpointing=_checkpointing(row, says, assumed),
         attention=_attention(row, model, says, assumed),
         optimizer=says.optimizer or ("fused" if way.get("deepspeed") else "foreach"),
-        loss="chunked" if re.search(r"liger|chunked", _words(row)) else "whole",
+        loss=_loss(_words(row)),
         device="cuda",
         **way,
     )
     if "fast-kernels" in _words(row):
-        assumed.append("fused kernels for norms and losses hold what transformers' own do")
+        assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []
     if compiled:
@@ -97,6 +97,12 @@ def training_of(row: Row) -> Training:
     except NoSetup as reason:
         machine, why = None, str(reason)
     return Training(setup, machine, why, tuple(assumed), tuple(of_machine))
+
+
+def _loss(words: str) -> str:
+    if re.search(r"liger|chunked", words):
+        return "chunked"
+    return "in_place" if "fast-kernels" in words else "whole"
 
 
 def _words(row: Row) -> str:

@@ -11,7 +11,7 @@ from study.spec.validation import nearest
 from study.theory.architecture import Architecture
 from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
-Loss = Literal["whole", "chunked"]
+Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach"]
 Frozen = Literal["as_weights", "bf16"]
 HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
@@ -32,7 +32,8 @@ class Setup:
     checkpointing: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # what a rank holds of its data set
-    loss: Loss = "whole"  # from all logits at once, as the trainer does; or chunked, as fused kernels do (Liger)
+    # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
+    loss: Loss = "whole"
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
     fsdp: Literal["full_shard", "shard_grad_op"] | None = None  # PyTorch's own sharding; then deepspeed is None
