@@ -73,6 +73,8 @@ def compared(row: Row) -> Compared:
         except (NoSetup, Stop) as reason:
             reasons.append(f"{name}: {reason}")
     assumed = training.assumed + (training.assumed_of_machine if row.step_s is not None else ())
+    if row.memory_bytes is not None and row.kind is None:
+        assumed += ("memory is what PyTorch allocated",)
     return Compared(row, tuple(quantities), "; ".join(reasons) or None, assumed)
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from study.outside.rows import MemoryKind
 from study.outside.setups import NoSetup, Training
 from study.spec.arms import OFFLOADS, Arm
 from study.theory.architecture import flops_per_row
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import disk_bytes, estimate, traffic
+from study.theory.memory_kinds import memory_kinds
 from study.theory.question import Given, Question
 from study.theory.setup import arm_named
 from study.theory.steptime import step_s
@@ -30,9 +32,14 @@ class Moved(NamedTuple):
     nvme_bytes: dict[str, int]
 
 
-def memory(training: Training, kind: str | None) -> Prediction:
-    """Bytes that a GPU holds at the peak of a step."""
-    return Prediction(float(estimate(training.setup).peak_bytes), None)
+def memory(training: Training, kind: MemoryKind | None) -> Prediction:
+    """Bytes that a GPU holds at the peak of a step, of the kind that was read. Unsaid: allocated, as programs print."""
+    if kind in (None, "allocated"):
+        return Prediction(float(estimate(training.setup).peak_bytes), None)
+    held = memory_kinds(training.setup, training.machine and training.machine.gpu)
+    if getattr(held, kind) is None:
+        raise NoSetup(f"memory as {kind} is not predicted for a model of formulas")
+    return Prediction(float(getattr(held, kind)), None)
 
 
 def step(training: Training) -> Prediction:
