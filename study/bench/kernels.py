@@ -15,7 +15,7 @@ from study.spec.shapes import NO_FUSED_ATTENTION
 from study.theory import work
 from study.theory.architecture import FAMILIES, NAMES, describe
 from study.theory.setup import Setup
-from study.theory.transformer import CUDA_DIFFERENCES, Transformer
+from study.theory.transformer import Transformer
 
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
 # Layers, heads, heads of keys, width of a head, inner width, vocabulary, tokens of a row: no two in a fixed proportion.
@@ -42,7 +42,8 @@ def config(family: str, sizes: tuple[int, ...]) -> dict:
     family, _, activation = family.partition(" ")
     if activation:
         values["activation_function"] = activation
-    return {"model_type": family, "vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} | values
+    values |= {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return {"model_type": family} | values
 
 
 def pairs(family: str, precision: str, attention: str) -> list[tuple]:
@@ -53,10 +54,7 @@ def pairs(family: str, precision: str, attention: str) -> list[tuple]:
         looked_at = Transformer.of(shape, family, dropout=0.0)
         values = {"precision": precision, "attention": attention, "sequence": sizes[-1], "device": "cuda"}
         setup = Setup(model=looked_at, micro_batch=4, **values)
-        if family == "llama":
-            model = work.as_architecture(shape)
-        else:
-            model = describe(shape, dropout=0.0)
+        model = work.as_architecture(shape) if family == "llama" else describe(shape, dropout=0.0)
         seen.append((model, setup, work.blocks(setup)))
     return seen
 

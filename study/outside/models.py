@@ -7,7 +7,7 @@ from study.theory.architecture import Architecture, describe, named, parameters
 from study.theory.transformer import Transformer
 
 Model = Architecture | Transformer
-NEAR = 0.03  # parameters of a model and of its row may differ by so much: names round, and some count no embeddings
+NEAR = 0.05  # parameters of a model and of its row may differ by so much: names round, and some count no embeddings
 
 
 class Unknown(Exception):
@@ -62,6 +62,11 @@ PUBLISHED: dict[str, str | dict] = {
     r"qwen2(\.5)?-72b": _llama(8192, 29568, 80, 64, 8, 152064, **QWEN),
     r"qwen3-8b": "qwen3-8b",
     r"powerlm-3b": _llama(2304, 9216, 40, 36, 36, 49152, model_type="granite", **TIED),
+    r"internlm-7b": _llama(4096, 11008, 32, 32, 32, 103168, attention_bias=True),
+    r"internlm-20b": _llama(5120, 13824, 60, 40, 40, 103168),
+    r"qwen-1\.8b": _llama(2048, 5504, 24, 16, 16, 151936, **QWEN),
+    r"qwen-7b": _llama(4096, 11008, 32, 32, 32, 151936, **QWEN),
+    r"tinyllama": _llama(2048, 5632, 22, 32, 4, LLAMA2),
     r"santacoder": {"model_type": "gpt_bigcode", "vocab_size": 49280, "n_positions": 2048, "n_embd": 2048}
     | {"n_layer": 24, "n_head": 16, "n_inner": 8192, "multi_query": True},
     r"opt-125m": _opt(768, 12, 12),
@@ -83,9 +88,7 @@ PUBLISHED: dict[str, str | dict] = {
     r"gpt-?j(-?6b)?": "gpt-j-6b",
     r"distilbert": {"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
     | {"n_heads": 12, "max_position_embeddings": 512},
-    r"deberta-v2-xlarge": {"model_type": "deberta-v2", "vocab_size": 128100, "hidden_size": 1536}
-    | {"num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
-    r"bert-(base|large)": r"bert-\1",
+    r"^bert-(base|large)": r"bert-\1",
     r"gpt-?2-(medium|large|xl)": r"gpt2-\1",
     r"gpt-?2$": "gpt2",
 }

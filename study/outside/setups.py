@@ -13,7 +13,6 @@ from study.outside import sources
 from study.outside.models import Model, Unknown, model_of
 from study.outside.rows import Row
 from study.outside.sources import Says
-from study.theory.advise import BUCKETS
 from study.theory.setup import Setup, arm_named
 
 # What nothing here predicts, by the words that sources have for it in an arm, a precision or a note.
@@ -22,7 +21,7 @@ NOT_MODELLED = {
     r"tensor.parallel|pipeline.parallel|sequence.parallel|ulysses": "tensor, pipeline or sequence parallelism",
     r"float8|fp8|mxfp8": "8-bit products",
     r"hsdp|hybrid": "sharding within groups of ranks",
-    r"deepcompile": "DeepCompile",
+    r"deepcompile|thunder": "a compiler that schedules its own collectives",
     r"zero\+\+|hpz|qwz|mics": "ZeRO++ and MiCS",
     r"zenflow|superoffload|twin": "offloading other than ZeRO-Offload and ZeRO-Infinity",
     r"lora|peft|gptq|nf4": "adapters over frozen or quantized weights",
@@ -44,7 +43,7 @@ class Machine:
     gpu: str  # a name in GPUS
     gpus: int
     gpus_per_node: int
-    compiled: bool  # by torch.compile
+    fused_kernels: bool  # by torch.compile, or written by hand
 
 
 @dataclass(frozen=True)
@@ -83,21 +82,27 @@ def training_of(row: Row) -> Training:
         checkpointing=_checkpointing(row, says, assumed),
         attention=_attention(row, model, says, assumed),
         optimizer=says.optimizer or ("fused" if way.get("deepspeed") else "foreach"),
-        loss="chunked" if re.search(r"liger|chunked", _words(row)) else "whole",
+        loss=_loss(_words(row)),
         device="cuda",
         **way,
     )
     if "fast-kernels" in _words(row):
-        assumed.append("fused kernels for norms and losses hold what transformers' own do")
+        assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []
     if compiled:
-        assumed.append("torch.compile changes nothing")
+        assumed.append("torch.compile changes no memory")
     try:
         machine, why = _machine(row, gpus, compiled, says, of_machine), None
     except NoSetup as reason:
         machine, why = None, str(reason)
     return Training(setup, machine, why, tuple(assumed), tuple(of_machine))
+
+
+def _loss(words: str) -> str:
+    if re.search(r"liger|chunked", words):
+        return "chunked"
+    return "in_place" if "fast-kernels" in words else "whole"
 
 
 def _words(row: Row) -> str:
@@ -145,9 +150,9 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
         number = int(stage[1] or stage[2]) if stage else 1
         if number == 0:
             return {}
-        if "distributed optimizer" not in words and says.bucket_elements is None:
+        if "distributed optimizer" not in words and says.zero is None:
             assumed.append("DeepSpeed's default bucket sizes")
-        return {"deepspeed": _deepspeed(number, words, says.bucket_elements)}
+        return {"deepspeed": _deepspeed(number, words, says.zero or {})}
     if "offload" in words:
         raise NoSetup(f"the stage is not said ({row.arm})")
     if re.search(r"ddp|data parallel", words) or (gpus == 1 and re.search(r"single|one gpu|baseline", words)):
@@ -155,20 +160,17 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
     raise NoSetup(f"how the training is distributed is not known ({row.arm})" if words else "the arm is not said")
 
 
-def _deepspeed(stage: int, words: str, bucket_elements: int | None) -> dict:
-    """The DeepSpeed config of a stage, with DeepSpeed's own bucket sizes where no others are known."""
-    config = arm_named(f"zero{stage}_default").deepspeed
-    if bucket_elements is not None:
-        config = config | {"zero_optimization": config["zero_optimization"] | dict.fromkeys(BUCKETS, bucket_elements)}
+def _deepspeed(stage: int, words: str, known: dict) -> dict:
+    """The DeepSpeed config of a stage: what is known of it, and DeepSpeed's own defaults."""
+    zero = arm_named(f"zero{stage}_default").deepspeed["zero_optimization"] | known
     if "offload" not in words:
-        return config
+        return {"zero_optimization": zero}
     device = "nvme" if "nvme" in words else "cpu"
     offloaded = words.split("offload", 1)[1]
     parts = [part for part in ("optimizer", "param") if part in offloaded] or ["optimizer"]
     if stage < 3 and ("param" in parts or device == "nvme"):
         raise NoSetup(f"stage {stage} offloads no more than optimizer states to the host")
-    sections = {f"offload_{part}": {"device": device} for part in parts}
-    return config | {"zero_optimization": config["zero_optimization"] | sections}
+    return {"zero_optimization": zero | {f"offload_{part}": {"device": device} for part in parts}}
 
 
 def _precision(row: Row, way: dict, assumed: list[str]) -> str:
@@ -187,7 +189,7 @@ def _precision(row: Row, way: dict, assumed: list[str]) -> str:
             raise NoSetup(f"the precision {row.precision} is not known")
         return "fp32"
     # Megatron and DeepSpeed keep 16-bit weights and fp32 masters. bf16 and fp16 take the same bytes and the same time.
-    if way.get("deepspeed") or re.search(r"megatron|zero-?0", (row.arm or "").lower()):
+    if way.get("deepspeed") or re.search(r"megatron|zero-?0|fp32 master", f"{row.arm} {words}".lower()):
         return "bf16_cast"
     if not re.search(r"autocast|amp|/|fp32", words):
         assumed.append(f"{half} is autocast over fp32 weights")
@@ -229,7 +231,8 @@ def _machine(row: Row, gpus: int, compiled: bool, says: Says, assumed: list[str]
         per_node = next(count for count in range(GPUS[name].per_node, 0, -1) if gpus % count == 0)
         if gpus > per_node:
             assumed.append(f"{per_node} GPUs in a node, and between nodes {GPUS[name].network}")
-    return Machine(name, gpus, min(gpus, per_node), compiled)
+    fused = compiled or bool(re.search(r"fast-kernels|liger", _words(row)))
+    return Machine(name, gpus, min(gpus, per_node), fused)
 
 
 def _gpu(text: str, assumed: list[str]) -> str:

@@ -25,7 +25,7 @@ class Says(BaseModel):
     attention: Literal["sdpa", "eager"] | None = None
     checkpointing: Literal["full", "none"] | None = None
     optimizer: Literal["fused", "foreach"] | None = None
-    bucket_elements: int | None = None  # of DeepSpeed's buckets
+    zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
 
 
 class Part(BaseModel):

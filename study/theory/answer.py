@@ -6,9 +6,9 @@ from study.machine.gpus import GPUS
 from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
+from study.theory.pace import ceiling, pace, spread
 from study.theory.question import Question, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.pace import ceiling, pace, spread
 
 IN_WORDS = {
     "fp32": "fp32",
@@ -41,9 +41,7 @@ def use(row: Row, question: Question) -> str:
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
     host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
-    return (
-        f"{row.arm}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
-    )
+    return f"{row.arm}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
 
 
 def peak_of(row: Row, question: Question) -> str:
@@ -155,10 +153,10 @@ def assumptions(question: Question) -> list[str]:
         f"{size(reserve_bytes(gpu))} of each GPU stay free for driver, context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
-        f"large products reach {ceiling(question.gpu) * constants.product_share:.0%} of the peak, small ones less; links "
-        f"{constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe between GPUs {constants.pcie_share:.0%}",
-        f"a step's interval, {margin.low:.0%} below to {margin.high:.0%} above, held 80 % of the published steps that the "
-        "constants were fitted on",
+        f"large products reach {ceiling(question.gpu) * constants.product_share:.0%} of the peak, small ones less; "
+        f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
+        f"80 % of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
+        "above the number",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and no numbers of it are known here",

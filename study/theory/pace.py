@@ -94,7 +94,7 @@ class Seconds:
 
     @property
     def on_gpu(self) -> float:
-        """Host and GPU take turns in being the slower, kernel by kernel, so both together are a bit more than either."""
+        """Host and GPU take turns in being the slower, kernel by kernel: both together take a bit more than either."""
         working = self.products + self.attention + self.moving
         return (working**TURNS + self.launching**TURNS) ** (1 / TURNS)
 

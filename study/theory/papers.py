@@ -20,7 +20,11 @@ RECIPES = {
     "fp32-sgd-momentum": (4, 4, 4),
     "mixed-sgd-momentum": (2, 2, 8),  # fp32 master and one fp32 momentum
 }
-OF_PRECISION = {"fp32": "fp32-adam", "bf16": "fp32-adam", "fp16": "fp32-adam", "bf16_cast": "mixed-adam"}
+OF_PRECISION = {
+    **dict.fromkeys(("fp32", "bf16", "fp16"), "fp32-adam"),
+    "bf16_cast": "mixed-adam",
+    "bf16_pure": "bf16-adam",
+}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import freeze
 from study.models.build import build
-from study.models.losses import without_logits
+from study.models.losses import InPlace, without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
 from study.models.step import Batch, inputs, logits_and_losses
@@ -57,6 +57,9 @@ class _Watch(TorchDispatchMode):
         self.since: list[tuple[int, int]] = []
         self.events: list[_Event] = []
         self.work: list[tuple[str, tuple[int, ...]]] = []
+        self.log: list[tuple[int, ...]] = []  # what is made (0, bytes), freed (1, which) or a gradient (2, which)
+        self._numbers: dict[int, int] = {}
+        self._made = 0
         self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def event(self, name: str, gradient: int = 0) -> None:
@@ -84,12 +87,19 @@ class _Watch(TorchDispatchMode):
             return
         backward = torch._C._current_graph_task_id() != -1
         self._change(size, backward)
+        number = self._numbers[key] = self._made
+        self._made += 1
+        self.log.append((0, size))
 
         def gone(_) -> None:
             del self._live[key]
             self._change(-size, backward)
+            self.log.append((1, number))
 
         self._live[key] = weakref.ref(storage, gone)
+
+    def is_gradient(self, tensor: torch.Tensor) -> None:
+        self.log.append((2, self._numbers[id(tensor.untyped_storage())]))
 
     def _change(self, size: int, backward: bool) -> None:
         if backward:
@@ -196,11 +206,20 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[str, int]]:
-    """The events of a pass over so many rows, and its operations and the bytes of its inputs."""
+def _freeze_in_bf16(model: torch.nn.Module) -> None:
+    """Frozen weights as an expert loads them; what trains keeps its type."""
+    for tensor in model.parameters():
+        if not tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+
+def trace(model: Transformer, way: Pass, rows: int) -> tuple[_Watch, dict[str, int]]:
+    """A pass over so many rows as it was watched, and its operations and the bytes of its inputs."""
     config = _config(model, way.attention)
-    dtype = torch.bfloat16 if way.precision == "bf16_cast" else torch.float32
+    dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
+    if way.frozen == "bf16":
+        _freeze_in_bf16(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
@@ -218,16 +237,17 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
         except Exception as error:  # of code that is not ours, for a config that nobody has tried
             raise _refusal(model, "cannot be followed without values", error) from error
         inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
-    return watch.events, {"flops": watch.flops, "inputs": inputs_bytes}
+    return watch, {"flops": watch.flops, "inputs": inputs_bytes}
 
 
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
+    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
         if way.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:
-            loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+            with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
+                loss = logits_and_losses(config, built, batch, dtype)[1].mean()
     watch.event("end of forward")
     loss.backward()
 
@@ -263,6 +283,7 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
 
     def complete(tensor: torch.Tensor) -> None:
         watch.event("gradient " + names[id(tensor)], tensor.grad.untyped_storage().nbytes())
+        watch.is_gradient(tensor.grad)
         tensor.grad = None
 
     for module in model.modules():
@@ -294,9 +315,9 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
     most between two moments is the largest of several such lines.
     """
     passes = [trace(model, way, count) for count in rows]
-    events = [events for events, _ in passes]
     if len(rows) == 1:  # no slope is known, and none is needed
-        passes, events, rows = passes * 2, events * 2, (0, 1)
+        passes, rows = passes * 2, (0, 1)
+    events, logs = [watch.events for watch, _ in passes], [watch.log for watch, _ in passes]
     alike = [[(event.name, event.gradient, len(event.since)) for event in each] for each in events]
     if alike[0] != alike[1]:
         raise AssertionError(f"{model.name} does other operations for {rows[0]} rows than for {rows[1]}")
@@ -309,7 +330,13 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
     def highest(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[list[int]]:
         return _envelope([line(*pair) for pair in zip(first, second, strict=True)], rows[0])
 
-    seen = {"at_use": {}, "gradients": [], "work": _work(model, events, line)}
+    seen = {"at_use": {}, "gradients": [], "log": [], "made": [], "work": _work(model, events, line)}
+    for first, second in zip(*logs, strict=True):  # sizes apart, as those of other rows are computed from them
+        if first[0] == 0:
+            seen["made"] += line((first[1],), (second[1],))
+        elif first != second:
+            raise AssertionError(f"{model.name} frees other tensors for {rows[0]} rows than for {rows[1]}")
+        seen["log"] += [0] if first[0] == 0 else [first[1] + 1] if first[0] == 1 else [-first[1] - 1]
     before: tuple[list, list] = ([], [])
     for one, two in zip(*events, strict=True):
         kind, _, name = one.name.partition(" ")
@@ -328,8 +355,7 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
 
 
 def _work(model: Transformer, events: list[list[_Event]], line) -> list[list]:
-    """The kernels as [phase, block, kind, how many, line], like ones together. Bytes of kernels that do nothing but move
-    them are summed."""
+    """The kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
     blocks = {tensor.name: tensor.block for tensor in model.tensors}
     counts, moved, phase, block = Counter(), {}, "forward", model.tensors[0].block
     for first, second in zip(*events, strict=True):

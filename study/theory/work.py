@@ -166,7 +166,8 @@ def _formula(setup: Setup, kind: str) -> tuple[Work, Work]:
     back = [each for p in products for each in (Product(p.count, p.m, p.k, p.n), Product(p.count, p.k, p.n, p.m))]
     fused, heads = 0, rows * model.heads
     if kind == "layer" and setup.attention == "eager":
-        scores = [Product(heads, sequence, sequence, model.head_width), Product(heads, sequence, model.head_width, sequence)]
+        width = model.head_width
+        scores = [Product(heads, sequence, sequence, width), Product(heads, sequence, width, sequence)]
         back += [p for p in scores for _ in range(2)]
         products += scores
     elif kind == "layer":
