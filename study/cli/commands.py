@@ -22,6 +22,7 @@ COMMANDS = {
     "operators": ("study.cli.machine:operators", "compile DeepSpeed's operators that are missing"),
     "advise": ("study.cli.predictions:advise", "which arm to use on your GPUs and how, or how many are needed"),
     "estimate": ("study.cli.predictions:estimate", "what one rank will hold and move"),
+    "timeline": ("study.cli.steps:timeline", "how long a step will take, and what overlaps with what"),
     "virtual": ("study.cli.predictions:virtual", "the same, measured on one rank of N, without the others"),
     "sweep": ("study.cli.experiments:sweep", "run a declared experiment; start it again to go on"),
     "runs": ("study.cli.experiments:runs", "the runs below a folder, as a table"),

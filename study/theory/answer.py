@@ -6,7 +6,7 @@ from study.machine.gpus import GPUS
 from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
-from study.theory.pace import ceiling, pace, spread
+from study.theory.pace import ceilings, pace, spread
 from study.theory.question import Question, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
 
@@ -149,11 +149,12 @@ def assumptions(question: Question) -> list[str]:
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
     constants, margin = pace(), spread()
+    reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
         f"{size(reserve_bytes(gpu))} of each GPU stay free for driver, context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
-        f"large products reach {ceiling(question.gpu) * constants.product_share:.0%} of the peak, small ones less; "
+        f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"80 % of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
         "above the number",

@@ -65,17 +65,14 @@ def origins() -> dict[str, dict]:
 
 
 @functools.cache
-def ceiling(gpu: str) -> float:
-    """The share of its datasheet's peak that a GPU was measured to reach in large products of 16 bits."""
-    table = _read()["ceiling"]
-    return table.get(gpu, table["others"])["value"]
-
-
-@functools.cache
-def attention_ceiling(gpu: str) -> float:
-    """The share of its datasheet's peak that a GPU was measured to reach in fused attention."""
-    table = _read()["attention_ceiling"]
-    return table.get(gpu, table["others"])["value"]
+def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
+    """What a GPU was measured to reach of its peak, in products and in fused attention; with the origins."""
+    shares = _read()["ceiling"]
+    return {
+        kind: (entry["value"], entry["origin"])
+        for kind, of_kind in shares.items()
+        for entry in [of_kind.get(gpu, of_kind["others"])]
+    }
 
 
 @functools.cache
@@ -109,8 +106,8 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool) -> tuple[float, float, 
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
     products = sum(product.flops / filled(product, processors) for product in work.products)
     return (
-        products / (peak * ceiling(gpu_name)),
-        work.attention_flops / (peak * attention_ceiling(gpu_name)),
+        products / (peak * ceilings(gpu_name)["products"][0]),
+        work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
         work.moved_bytes / gpu.memory_bytes_per_s,
     )
 

@@ -355,7 +355,7 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
 
 
 def _work(model: Transformer, events: list[list[_Event]], line) -> list[list]:
-    """The kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
+    """Kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
     blocks = {tensor.name: tensor.block for tensor in model.tensors}
     counts, moved, phase, block = Counter(), {}, "forward", model.tensors[0].block
     for first, second in zip(*events, strict=True):
