@@ -157,6 +157,11 @@ def test_tiles_fill_waves():
 # --- the same work by formulas and by a trace ----------------------------------------------------------------------
 
 
+def sizes(done: work.Work) -> list[tuple[int, ...]]:
+    """Of each product, whichever factor comes first."""
+    return sorted((each.count, *sorted(each[1:])) for each in done.products)
+
+
 @pytest.mark.parametrize(("family", "attention"), [("gpt2 gelu", "eager"), ("llama", "sdpa")])
 def test_formulas_and_a_trace_find_the_same_work(family, attention):
     """At sizes that the lines were not drawn through."""
@@ -170,7 +175,7 @@ def test_formulas_and_a_trace_find_the_same_work(family, attention):
     for one, other in zip(seen, computed, strict=True):
         for phase in ("forward", "backward"):
             a, b = getattr(one, phase), getattr(other, phase)
-            assert sorted(a.products) == sorted(b.products), (one.name, phase)
+            assert sizes(a) == sizes(b), (one.name, phase)
             assert a.attention_flops == b.attention_flops
             if one.name == "layer.1":
                 assert a.moved_bytes == pytest.approx(b.moved_bytes, rel=0.02)
