@@ -95,16 +95,6 @@ def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
     return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())
 
 
-def overlapped_s(seconds: dict[str, float]) -> float:
-    """Seconds of a step if everything overlaps that can; their sum if nothing does (P1 7; P3 6, eq. 6).
-
-    The host's update cannot overlap with the backward pass that computes its gradients (P2 4.2; delaying it by a step,
-    P2 5.2, is not modelled). At best the disk overlaps with the update that it feeds.
-    """
-    in_pass = max(seconds.get(name, 0) for name in ("compute", "link", "host link"))
-    return in_pass + seconds.get("update", 0) + max(seconds.get(name, 0) for name in ("update on host", "disk"))
-
-
 def infinity_efficiency(intensity: float, bytes_per_s: float, peak_flops_per_s: float) -> float:
     """Share of the peak that is left if nothing overlaps, from operations per byte moved. P3 eq. 6."""
     return intensity * bytes_per_s / (intensity * bytes_per_s + peak_flops_per_s)
