@@ -54,7 +54,7 @@ class Compared:
     def as_json(self) -> dict:
         row = self.row.model_dump(exclude={"memory_GB", "mfu"})
         said = {"key": key_of(self.row), "role": self.role, "reason": self.reason, "assumed": self.assumed}
-        return row | said | {"quantities": [asdict(quantity) for quantity in self.quantities]}
+        return row | said | {"quantities": [_rounded(asdict(quantity)) for quantity in self.quantities]}
 
 
 def compared(row: Row) -> Compared:
@@ -85,6 +85,15 @@ def _quantity(name: Literal["memory", "time"], measured: float, row: Row, traini
     if (earlier_s := _earlier().get(key_of(row))) is not None:
         others["earlier middle"] = earlier_s
     return Quantity(name, *_as_floats(predict.step(training), measured), others)
+
+
+def _rounded(value):
+    """Without digits that nobody needs, so that a file of it stays small."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _as_floats(prediction: predict.Prediction, measured: float) -> tuple:

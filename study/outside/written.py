@@ -10,6 +10,7 @@ from study.outside.compare import Compared, compared
 from study.outside.summary import summary
 
 FILE = rows.FOLDER / "predictions.json"
+KEPT = ("key", "reason", "quantities")  # of a row; the rest is in the row itself
 
 
 def as_json(everything: list[Compared]) -> dict:
@@ -18,12 +19,16 @@ def as_json(everything: list[Compared]) -> dict:
 
 
 def write() -> None:
-    """Predict all own rows again, and keep the result."""
-    FILE.write_text(json.dumps(as_json([compared(row) for row in rows.own()]), indent=1) + "\n")
+    """Predict all own rows again, and keep what theory said of each, a line for each row."""
+    everything = as_json([compared(row) for row in rows.own()])
+    lines = [json.dumps({name: row[name] for name in KEPT}) for row in everything["rows"]]
+    text = ",\n".join(lines)
+    FILE.write_text(f'{{"rows": [\n{text}\n],\n"summary": {json.dumps(everything["summary"], indent=1)}}}\n')
 
 
 @functools.cache
 def read() -> dict:
+    """What was kept."""
     try:
         return json.loads(FILE.read_text())
     except (OSError, ValueError) as error:
