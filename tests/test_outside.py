@@ -278,6 +278,12 @@ def test_kept_predictions_are_of_the_rows_as_they_are_and_a_sample_is_as_compute
         assert {name: computed[name] for name in written.KEPT} == kept[number]
 
 
+def test_kept_predictions_are_read_as_they_were_made():
+    own = written.own()
+    assert [each.row for each in own] == list(rows.own())
+    assert written.as_json(own)["summary"] == written.read()["summary"]
+
+
 def test_the_sentence_of_accuracy_is_about_kept_errors(monkeypatch):
     errors = {"median_absolute": 0.04, "count": 120}
     groups = {
@@ -317,7 +323,7 @@ def test_sources_are_listed_and_errors_are_a_table(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "flat 40 % MFU" in text
     assert "another: 1 rows" in text
-    with pytest.raises(Stop, match="no row has a source"):
+    with pytest.raises(Stop, match="there is no such row"):
         outside(source="nobody")
 
 

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from study.errors import Stop
 from study.outside import rows
-from study.outside.compare import Compared, compared
+from study.outside.compare import Compared, Quantity, compared, key_of
 from study.outside.summary import summary
 
 FILE = rows.FOLDER / "predictions.json"
-KEPT = ("key", "reason", "quantities")  # of a row; the rest is in the row itself
+KEPT = ("key", "reason", "assumed", "quantities")  # of a row; the rest is in the row itself
 
 
 def as_json(everything: list[Compared]) -> dict:
@@ -33,6 +33,21 @@ def read() -> dict:
         return json.loads(FILE.read_text())
     except (OSError, ValueError) as error:
         raise Stop(f"{FILE} cannot be read ({error})", "write it: study outside --write") from None
+
+
+def own() -> list[Compared]:
+    """The own rows with their predictions as they were kept. Rows that changed since are a Stop."""
+    kept = read()["rows"]
+    if [each["key"] for each in kept] != [key_of(row) for row in rows.own()]:
+        raise Stop(f"{FILE.name} is not of these rows", "write it: study outside --write")
+    return [
+        Compared(row, tuple(_quantity(**each) for each in its["quantities"]), its["reason"], tuple(its["assumed"]))
+        for row, its in zip(rows.own(), kept, strict=True)
+    ]
+
+
+def _quantity(interval: list[float] | None, **values) -> Quantity:
+    return Quantity(**values, interval=interval and tuple(interval))
 
 
 def accuracy() -> str:
