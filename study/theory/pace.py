@@ -25,6 +25,7 @@ class Pace:
     fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
+    module_least_s: float  # the same on a faster host: sources differ, and two rows decide module_s
     contention: float  # of the seconds of a collective, by which the kernels beside it take longer
     link_share: float  # of NVLink's bandwidth, in collectives
     pcie_share: float

@@ -1,6 +1,6 @@
 """Seconds of an optimizer step, replayed on a timeline: the work of each block at the pace of a machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
 from study.theory import papers
@@ -67,16 +67,25 @@ class StepTime:
 
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
     """The prediction for a setup on a machine."""
+    constants, margin = constants or pace(), spread()
+    seconds, parts, spans = _step(setup, machine, constants)
+    least_s = seconds
+    if Sharing.of(setup).hooks:  # what a host needs for a module is known least
+        least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
+    low_s, high_s = least_s * (1 - margin.low), seconds * (1 + margin.high)
+    return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
+
+
+def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
+    """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
     passes = min(setup.accumulation, MOST_PASSES)
-    spans, parts = _replayed(setup, machine, passes, constants or pace())
+    spans, parts = _replayed(setup, machine, passes, constants)
     seconds = length_s(spans)
     if more := setup.accumulation - passes:
-        shorter, fewer = _replayed(setup, machine, passes - 1, constants or pace())
+        shorter, fewer = _replayed(setup, machine, passes - 1, constants)
         seconds += more * (seconds - length_s(shorter))
         parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
-    margin = spread()
-    low_s, high_s = seconds * (1 - margin.low), seconds * (1 + margin.high)
-    return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
+    return seconds, parts, spans
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
