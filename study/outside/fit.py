@@ -26,6 +26,7 @@ from study.theory.steptime import Machine, step_time
 
 SCALE = 0.1  # a row that is off by more than this pulls with its error, and no longer with its square
 LOW, HIGH = 0.1, 0.9  # an interval of 80 %
+DECIDES = 0.002  # rows decide a constant if a tenth less of it changes their predictions by this much on average
 ENOUGH = 10  # rows of a source that shows how far predictions of an unseen source miss
 
 
@@ -87,7 +88,8 @@ def spread(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> tu
     count = Counter(each.row.source for each in fitted)
     shares, weights = [], []
     for source in (source for source, rows_of in count.items() if rows_of >= ENOUGH):
-        without = fit([each for each in fitted if each.row.source != source], names, constants)
+        others = [each for each in fitted if each.row.source != source]
+        without = fit(others, identified(others, names, constants), constants)
         of_source = [each for each in fitted if each.row.source == source]
         shares += list(numpy.exp(-misses(of_source, without)) - 1)  # what was measured, over what is predicted
         weights += [1 / len(of_source)] * len(of_source)
@@ -95,6 +97,13 @@ def spread(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> tu
     place = numpy.cumsum(numpy.array(weights)[order]) / sum(weights)
     low, high = numpy.interp([LOW, HIGH], place, numpy.array(shares)[order])
     return float(-low), float(high)
+
+
+def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> list[str]:
+    """The constants that rows decide: predictions change with them."""
+    now = misses(fitted, constants)
+    changed = {name: replace(constants, **{name: 0.9 * getattr(constants, name)}) for name in names}
+    return [name for name in names if abs(misses(fitted, changed[name]) - now).mean() > DECIDES]
 
 
 def main() -> None:
