@@ -77,6 +77,14 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
 
 
 @functools.cache
+def ceiling_range(gpu: str) -> tuple[float, float]:
+    """How much lower and higher a GPU's ceiling in products may be: burst or sustained, or assumed, as a share of it."""
+    table = _read()["ceiling"]["products"]
+    entry = table.get(gpu, table["others"])
+    return entry.get("least", entry["value"]) / entry["value"], entry.get("most", entry["value"]) / entry["value"]
+
+
+@functools.cache
 def multiprocessors(gpu: str) -> int:
     return _read()["multiprocessors"].get(gpu, 108)
 

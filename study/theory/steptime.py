@@ -7,7 +7,7 @@ from study.theory import papers
 from study.theory.architecture import trained
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import disk_bytes
-from study.theory.pace import Links, Pace, pace, spread, work_s
+from study.theory.pace import Links, Pace, ceiling_range, pace, spread, work_s
 from study.theory.question import Question
 from study.theory.replay import Span, busy_s, length_s, replay
 from study.theory.schedule import UPDATE_BYTES, Host, Schedule, Sharing
@@ -72,7 +72,8 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     least_s = seconds
     if Sharing.of(setup).hooks:  # what a host needs for a module is known least
         least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
-    low_s, high_s = least_s * (1 - margin.low), seconds * (1 + margin.high)
+    least, most = ceiling_range(machine.gpu)
+    low_s, high_s = least_s * (1 - margin.low) / most, seconds * (1 + margin.high) / least
     return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
 
 
