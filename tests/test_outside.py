@@ -102,7 +102,8 @@ def test_kinds_of_memory(said, kind):
 def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
     assert row(tokens_per_s_per_gpu=8192).step_s == pytest.approx(2 * 2 * 1024 / 8192)
     assert row(tokens_per_s_per_gpu=8192, step_time_s=3).step_s == 3
-    assert row(tokens_per_s_per_gpu=8192, grad_acc=None).step_s is None
+    assert row(tokens_per_s_per_gpu=8192, grad_acc=None).step_s == pytest.approx(2 * 1024 / 8192)
+    assert row(tokens_per_s_per_gpu=8192, micro_batch="32 (of all GPUs?)").step_s is None
 
 
 # --- models and setups ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -74,14 +75,11 @@ class Row(BaseModel):
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step: as printed, or from the tokens per second."""
-        counts = (self.micro_batch, self.grad_acc, self.seq)
+        """Seconds of a step: as printed, or from the tokens per second, of one pass where the passes are not said."""
+        counts = (self.micro_batch, 1 if self.grad_acc is None else self.grad_acc, self.seq)
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
-        if not all(isinstance(count, int) for count in counts):
-            return None
-        tokens = self.micro_batch * self.grad_acc * self.seq
-        return tokens / self.tokens_per_s_per_gpu
+        return math.prod(counts) / self.tokens_per_s_per_gpu if all(isinstance(n, int) for n in counts) else None
 
 
 def read(path: Path) -> list[Row]:

@@ -1,6 +1,7 @@
 """One function per figure: a table in, a figure out. What all figures share is in `style`."""
 
 from collections import Counter
+from textwrap import shorten
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -393,10 +394,14 @@ def outside_by_source(rows: list[dict]) -> Figure:
             errors = [max(-1, min(1, row["error"])) for row in points]
             ax.plot(errors, [place] * len(errors), "o", color=style.BLUE, markersize=3.5, markerfacecolor="none")
             ax.plot(stats.median([row["error"] for row in points]), place, "|", color=INK, markersize=13)
-        style.name_bars(ax, [f"{name.rsplit('/', 1)[-1][:28]} ({len(each)})" for (name,), each in of_source.items()])
+        names = {name: shorten(name.rsplit("/", 1)[-1], 28, placeholder=" ...") for (name,) in of_source}
+        style.name_bars(ax, [f"{names[name]} ({len(each)})" for (name,), each in of_source.items()])
         ax.axvline(0, color=INK, linewidth=0.8)
         ax.set_xlim(-1.05, 1.05)
         ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
         style.title(ax, quantity)
-    axes[-1].set_xlabel("predicted over measured, less one; what is further off is drawn at the edge")
-    return style.finished(drawing, [], f"n = {len(rows)} numbers of others, in brackets how many of each source.")
+    axes[-1].set_xlabel("predicted over measured, less one")
+    text = (
+        f"n = {len(rows)} numbers of others, in brackets how many each source has. What is further off is at the edge."
+    )
+    return style.finished(drawing, [], text)
