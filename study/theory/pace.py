@@ -78,7 +78,7 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
 
 @functools.cache
 def ceiling_range(gpu: str) -> tuple[float, float]:
-    """How much lower and higher a GPU's ceiling in products may be: burst or sustained, or assumed, as a share of it."""
+    """How much lower and higher a GPU's ceiling in products may be, as shares of it: burst or sustained, or assumed."""
     table = _read()["ceiling"]["products"]
     entry = table.get(gpu, table["others"])
     return entry.get("least", entry["value"]) / entry["value"], entry.get("most", entry["value"]) / entry["value"]
