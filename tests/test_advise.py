@@ -8,19 +8,18 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.spec import arms
 from study.theory import papers
-from study.theory.advise import BUCKET_ELEMENTS, MISS, Advice, Row, advise, best_of
+from study.theory.advise import BUCKET_ELEMENTS, BUCKETS, MISS, Advice, Row, advise, best_of, step_of
 from study.theory.answer import assumptions, in_words, remedies_in_words, seconds
-from study.theory.architecture import describe, flops_per_row, parameters
+from study.theory.architecture import describe, parameters
 from study.theory.estimate import Estimate, estimate
 from study.theory.purchase import fewest, remedies
 from study.theory.question import FRAGMENTATION, OUTSIDE_BYTES, Given, Question, bytes_of, counts_of
 from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.setup import Setup
-from study.theory.steptime import BEST, WORST, narrowness
+from study.theory.setup import Setup, arm_named
+from study.theory.steptime import Machine, step_time
 
 GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
 BERT = Question(describe("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
-BY_HAND = replace(BERT, efficiency=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -155,81 +154,48 @@ def test_the_disk_is_for_those_who_have_one():
     fast, slow = (advised(BERT, disk_bytes_per_s=speed)["zero3_nvme"] for speed in (1e12, 1e7))
     assert fast.fits
     assert slow.limit == "disk"
-    assert slow.step_s[0] > 10 * fast.step_s[0]
+    assert slow.step_s > 10 * fast.step_s
 
 
 # --- seconds -------------------------------------------------------------------------------------------------------
 
 
-def test_seconds_by_hand():
-    """DDP on two GPUs: products, and 2 bytes a parameter sent once (an all-reduce goes round twice, half each time)."""
-    row = advised(BY_HAND)["ddp"]
-    compute = 12 * flops_per_row(BERT.model, 128) / 121e12 / 0.5
-    link = 2 * parameters(BERT.model) / 31.5e9
-    assert row.sent_bytes == 2 * parameters(BERT.model)
-    assert row.step_s[0] == pytest.approx(max(compute, link))
-    assert row.step_s[1] == pytest.approx(compute + link / WORST.link_share)
-    assert row.tokens_per_s == pytest.approx([24 * 128 / seconds for seconds in row.step_s])
-    assert row.limit == ("compute" if compute > link / WORST.link_share else "link")
+def test_seconds_are_those_of_the_replay():
+    """With the interval around them, tokens per second from them, and what is busy for longest."""
+    row = advised(BERT)["zero2"]
+    share = BERT.batch // BERT.gpus // row.micro_batch
+    values = {"precision": BERT.precision, "sequence": BERT.sequence, "device": "cuda", "ranks": BERT.gpus}
+    setup = Setup.of_arm(BERT.model, "zero2", micro_batch=row.micro_batch, accumulation=share, **values)
+    zero = setup.deepspeed["zero_optimization"] | dict.fromkeys(BUCKETS[:2], row.bucket_elements)
+    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), Machine.of(BERT))
+    assert row.step_s == pytest.approx(step.seconds)
+    assert row.step_interval_s[0] < row.step_s < row.step_interval_s[1]
+    assert row.tokens_per_s == pytest.approx(24 * 128 / row.step_s)
+    assert row.limit == step.limit
 
 
-def test_narrow_layers_and_few_rows_are_slow():
-    """A GPU reaches less of its peak, as the roofline model says; and no less than Python takes to launch a layer."""
-    assert narrowness(describe("gpt2")) == pytest.approx((3 * (1 + 1 / 3) + 2 + 8 * (1 + 1 / 4)) / 12 / 768)
-    shares = {}
-    for model, batch in (("gpt2", 8), ("gpt2", 1), ("gpt2-xl", 1)):
-        question = Question(describe(model), 1, "A100-80GB", None, 1e12, 1024, batch, "bf16_cast", False)
-        row = advised(question)["single"]
-        flops = batch * flops_per_row(question.model, 1024)
-        assert row.micro_batch == batch
-        shares[model, batch] = flops / 312e12 / row.step_s[1]
-        update = BEST.update_bytes * parameters(question.model) / 2039e9
-        moving = BEST.traffic * 312e12 / 2039e9 * (narrowness(question.model) + 1 / (1024 * batch))
-        assert row.step_s[0] == pytest.approx(flops / 312e12 * (1 / BEST.share + moving) + update)
-    assert shares["gpt2", 1] < shares["gpt2", 8] < WORST.share
-    assert shares["gpt2", 1] < shares["gpt2-xl", 1]
-    tiny = advised(BERT, model=describe("bert-tiny"), gpus=1, link=None)["single"]
-    update = WORST.update_bytes * parameters(describe("bert-tiny")) / 300e9
-    assert tiny.step_s[1] == pytest.approx(2 * WORST.launch_s + update), "two layers"
-
-
-def test_fp32_has_another_peak():
-    """TF32 where there is any: a V100 has neither that nor bf16."""
-    for gpu, ratio in {"L4": 60 / 121, "V100-32GB": 15.7 / 125}.items():
-        fp32, bf16, cast = (
-            advised(BY_HAND, gpus=1, link=None, gpu=gpu, precision=precision)["single"].step_s[1]
-            for precision in ("fp32", "bf16", "bf16_cast")
-        )
-        assert cast / fp32 == pytest.approx(ratio)
-        assert bf16 == cast
-
-
-@pytest.mark.parametrize(("arm", "moved"), [("zero1_cpu", 2), ("zero2_cpu", 2 * 3), ("zero3_cpu", 4 * 3 - 1)])
-def test_what_goes_to_the_host_and_back(arm, moved):
-    """Parts of 2 bytes a parameter and rank, at three passes a step, against a fast link and products for nothing."""
-    question = Question(describe("gpt2-medium"), 8, "V100-16GB", "nvswitch", 1e12, 1024, 24, "bf16_cast", False)
-    question = replace(question, efficiency=1)
-    row = advised(question, batch=8 * 3 * advised(question)[arm].micro_batch)[arm]
-    assert row.accumulation == 3
-    products = 3 * row.micro_batch * flops_per_row(question.model, 1024) / 125e12
-    part = 2 * parameters(question.model) / 8
-    update = parameters(question.model) / 1e9 * papers.CPU_ADAM_S_PER_BILLION
-    network = row.sent_bytes / 450e9
-    by_hand = products + update + (network + moved * part / 15.75e9) / WORST.link_share
-    assert row.step_s[1] == pytest.approx(by_hand, rel=1e-3)
+def test_the_link_of_a_question_is_the_slowest():
+    """Between nodes where there are several; else between the GPUs of the one."""
+    one, two = Machine.of(GEMMA), Machine.of(replace(GEMMA, gpus=16, link="ib-ndr"))
+    assert (one.link, one.network) == ("nvswitch", None)
+    assert (two.link, two.network, two.gpus_per_node) == (None, "ib-ndr", 8)
 
 
 def test_hosts_share_the_update():
-    together, apart = (advised(BY_HAND, gpus_per_node=size)["zero2_cpu"] for size in (2, 1))
-    saved = parameters(BERT.model) / 2 / 1e9 * papers.CPU_ADAM_S_PER_BILLION
-    assert together.step_s[0] - apart.step_s[0] == pytest.approx(saved)
+    """A host updates what all its ranks own: half of it, where each rank has a host of its own."""
+    seconds_of = {}
+    for size in (2, 1):
+        question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
+        seconds_of[size] = step_of(question, arm_named("zero2_cpu"), 1).parts["update on host"]
+    assert seconds_of[2] == pytest.approx(parameters(BERT.model) / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
+    assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------
 
 
 def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: float = 50) -> Row:
-    times = {"step_s": (step_s, step_s), "checkpointing": checkpointing}
+    times = {"step_s": step_s, "checkpointing": checkpointing}
     return Row(arm, True, "compute", peak_bytes=100, headroom_bytes=headroom, **times)
 
 
@@ -284,17 +250,15 @@ def test_the_answer_comes_first(gemma):
     first, second = in_words(gemma)
     row = gemma.choice
     assert first.startswith(f"Use {row.arm} with activation checkpointing, {row.micro_batch} rows per pass, ")
-    assert first.endswith(f" of 85.5 GB; {seconds(row.step_s)} per step.")
+    assert first.endswith(f" of 85.5 GB; {seconds(row)} per step.")
     assert second.startswith(f"Alternative: {gemma.alternative.arm}")
     assert "bf16" in " ".join(assumptions(GEMMA))
     on_t4 = replace(BERT, gpu="T4")
     assert "in fp16" in in_words(advise(on_t4))[0]
     assert "T4 has no bf16" in " ".join(assumptions(on_t4))
-    assert [seconds(each) for each in ((0.312, 0.75), (61.0, 170.0), (3000, 9000.0))] == [
-        "0.31 to 0.75 s",
-        "1 to 2.8 min",
-        "0.83 to 2.5 h",
-    ]
+    shown = ((0.5, 0.312, 0.75), (120, 61.0, 170.0), (7200, 3000, 9000.0))
+    rows_shown = [replace(row, step_s=step_s, step_interval_s=(low, high)) for step_s, low, high in shown]
+    assert [seconds(each) for each in rows_shown] == ["0.5 s (0.31 to 0.75)", "2 min (1 to 2.8)", "2 h (0.83 to 2.5)"]
 
 
 def test_when_nothing_fits_it_says_what_would_help():

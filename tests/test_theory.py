@@ -58,14 +58,6 @@ def test_cpu_adam_is_as_fast_as_published():
         assert billions * papers.CPU_ADAM_S_PER_BILLION == pytest.approx(seconds, rel=0.2)
 
 
-def test_what_overlaps_in_a_step():
-    """The pass takes as long as its slowest part; behind it the update, or the disk that feeds it if that is slower."""
-    seconds = {"compute": 2, "link": 1}
-    assert papers.overlapped_s(seconds) == 2
-    assert papers.overlapped_s(seconds | {"host link": 3, "update on host": 4}) == 7
-    assert papers.overlapped_s(seconds | {"host link": 3, "update on host": 4, "disk": 5}) == 8
-
-
 def test_links_say_where_they_are_from():
     for link in papers.LINKS.values():
         assert 3e9 < link.bytes_per_s < 1e12

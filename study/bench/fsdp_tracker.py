@@ -9,6 +9,7 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+from transformers import PretrainedConfig
 
 from study.models import config as configs
 from study.models.build import build
@@ -24,34 +25,65 @@ def applies(record: Record) -> bool:
 
 
 def peak_bytes(record: Record) -> int:
-    """The peak of two steps, one layer a unit, each gathered again in the backward pass."""
-    requested, ranks = record.requested, record.observed.ranks
-    config = configs.load(requested.model, attention=record.requested.attention, dropout=requested.dropout)
-    cast = torch.bfloat16 if requested.precision == "bf16_cast" else None
+    """The peak of a run's setting under FSDP2 instead of stage 3."""
+    requested = record.requested
+    config = configs.load(requested.model, attention=requested.attention, dropout=requested.dropout)
+    names = ("precision", "micro_batch", "accumulation", "sequence", "checkpointing")
+    return follow(config, record.observed.ranks, **{name: getattr(requested, name) for name in names})
+
+
+def follow(
+    config: PretrainedConfig,
+    ranks: int,
+    *,
+    precision: str,
+    micro_batch: int,
+    sequence: int,
+    accumulation: int = 1,
+    checkpointing: bool = False,
+    gather_in: torch.dtype | None = None,
+    reshard: bool | None = None,
+) -> int:
+    """The peak of two steps, one layer a unit, each gathered again in the backward pass.
+
+    `gather_in` is the type of gathered weights where it is not the weights' own.
+    """
+    cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(cast, cast)}
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
-            model = build(config, "cpu", checkpointing=requested.checkpointing)
+            dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
+            model = build(config, "cpu", dtype, checkpointing)
             for layer in list(_layers(model)):
-                fully_shard(layer, **options)
+                fully_shard(layer, reshard_after_forward=reshard, **options)
             fully_shard(model, **options)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
-            batch = inputs(config, requested.micro_batch, requested.sequence)
+            batch = inputs(config, micro_batch, sequence)
+            dtypes = {"autocast": precision == "bf16", "logits": cast or dtype}
+            # Before it is followed: when DTensor first meets an operation it tries it on tensors of whole size, and
+            # the tracker would count those as optimizer states.
+            _step(model, optimizer, config, batch, 1, dtypes)
+            optimizer.state.clear()
             tracker = FSDPMemTracker(model, optimizer)
             tracker.track_inputs(tuple(batch.values()))
             with tracker:
                 for _ in range(2):
-                    for _ in range(requested.accumulation):
-                        with torch.autocast("cpu", torch.bfloat16, enabled=requested.precision == "bf16"):
-                            losses = logits_and_losses(config, model, batch, cast or torch.float32)[1]
-                        losses.mean().backward()
-                        tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    _step(model, optimizer, config, batch, accumulation, dtypes, tracker)
             return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     finally:
         dist.destroy_process_group()
+
+
+def _step(model, optimizer, config, batch, passes: int, dtypes: dict, tracker: FSDPMemTracker | None = None) -> None:
+    for _ in range(passes):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtypes["autocast"]):
+            losses = logits_and_losses(config, model, batch, dtypes["logits"])[1]
+        losses.mean().backward()
+        if tracker:
+            tracker.reset_mod_stats()  # it cannot follow a second pass without this; the peak stays
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:

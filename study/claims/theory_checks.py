@@ -18,7 +18,7 @@ from study.spec.validation import nearest
 from study.text.numbers import count, short, size
 from study.theory import estimate as estimates
 from study.theory import papers
-from study.theory.advise import step_interval
+from study.theory.advise import step_of
 from study.theory.architecture import Architecture, generic, named
 from study.theory.architecture import parameters as count_parameters
 from study.theory.deepspeed_memory import Engine
@@ -34,7 +34,6 @@ MIXED = "mixed-adam"
 # Exponent and stored mantissa bits: IEEE 754 for the first two; bfloat16 is fp32 with 16 bits of the mantissa cut off.
 FORMATS = {"fp32": (8, 23), "fp16": (5, 10), "bf16": (8, 7)}
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward: ZeRO-Infinity, section 4
-EFFICIENCIES = (0.3, 0.5)  # of the peak, alike in both arms of a ratio: about what published trainings report
 estimate = functools.lru_cache(maxsize=1000)(estimates.estimate)  # many claims are of the same trainings
 
 
@@ -337,21 +336,18 @@ def step_ratio(
     speed: bool = False,
     **given,
 ) -> Finding:
-    """An arm's predicted seconds a step over another's, at equal efficiency: an interval over all overlaps. P1 7, P3 6.
+    """An arm's predicted seconds a step over another's, with the interval of both predictions. P1 7, P3 6.
 
     With `speed` the inverse: an arm's speed as a share of the other's. Whether the arms fit is not checked.
     """
-    model, ratios = model_of(**given), []
     how = {"checkpointing": checkpointing, "disk_bytes_per_s": disk_bytes_per_s}
-    for share in EFFICIENCIES:
-        ask = Question(model, gpus, gpu, link, 1e15, sequence, batch, precision, **how, efficiency=share)
-        mine, other = (step_interval(ask, arm_named(each), micro_batch) for each in (arm, over))
-        ratios += [mine[0] / other[1], mine[1] / other[0]]
-    low, high = min(ratios), max(ratios)
+    ask = Question(model_of(**given), gpus, gpu, link, 1e15, sequence, batch, precision, **how)
+    mine, others = (step_of(ask, arm_named(each), micro_batch) for each in (arm, over))
+    middle, low, high = mine.seconds / others.seconds, mine.low_s / others.high_s, mine.high_s / others.low_s
     if speed:
-        low, high = 1 / high, 1 / low
-    working = f"{arm} over {over}: {short(low)} to {short(high)} {'of the speed' if speed else 'times as long'}"
-    return Finding(math.sqrt(low * high), f"{working}, from full overlap in one to none in the other", (low, high))
+        middle, low, high = 1 / middle, 1 / high, 1 / low
+    working = f"{arm} over {over}: {short(middle)} {'of the speed' if speed else 'times as long'}"
+    return Finding(middle, f"{working}, {short(low)} to {short(high)} if both predictions miss apart", (low, high))
 
 
 def offload_efficiency(

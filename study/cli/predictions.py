@@ -11,18 +11,20 @@ from typing import Annotated, Literal
 
 import tyro
 
+from study.cli import steps
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named, num_gpus
+from study.outside.written import accuracy
 from study.records import store
 from study.records.schema import Record
 from study.spec.arms import ROOT
 from study.spec.settings import Settings, check, resolve
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
-from study.text.numbers import size
+from study.text.numbers import short, size
 from study.text.tables import say, show
 from study.theory import advise as advising
-from study.theory import answer, configure, room
+from study.theory import answer, configure, room, steptime
 from study.theory.advise import Advice
 from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
@@ -54,9 +56,11 @@ def estimate(
     optimizer: Optimizer = "fused",
     device: Literal["cuda", "cpu"] = "cuda",
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = CUDA_DIFFERENCES,
+    gpu: str | None = None,
+    explain: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
-    """Predict what a rank will hold and move in a step. Nothing is run.
+    """Predict what a rank will hold and move in a step, and how long it takes. Nothing is run.
 
     Args:
         wanted: The model. --params alone give the ZeRO paper's model states, and no more.
@@ -73,9 +77,13 @@ def estimate(
         optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
         cuda: On a GPU: in what CUDA's kernels are followed where they keep other bytes than a CPU's. Of a config.json.
+        gpu: Which: H100, A100-40GB, L4 and others. With it, the time of a step is predicted as well.
+        explain: With --gpu: every constant that went into the time, and where it comes from.
         as_json: Print it as JSON.
     """
-    chosen, whole = arm_named(arm), None
+    chosen, whole, step = arm_named(arm), None, None
+    if explain and gpu is None:
+        raise Stop("--explain is about the time of a step", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         params = count_of(wanted.params)
     else:
@@ -97,16 +105,27 @@ def estimate(
         )
         whole = predict(setup)
         params = whole.parameters
+        if gpu is not None:
+            step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu)))
     states = states_bytes(params, chosen.stage or 0, ranks, recipe or OF_PRECISION[precision])
     if as_json:
         answer = {"arm": arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
-        return answer | {"estimate": whole and dataclasses.asdict(whole)}
+        timed = {"step": step and steps.as_dict(step)}
+        return answer | {"estimate": whole and dataclasses.asdict(whole)} | timed
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if whole:
         say("", f"predicted at the peak ({whole.peak_when}), buffers and temporaries included:")
         _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
         moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
         say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
+        if step:
+            say(f"time, predicted: {steps.in_words(step)}")
+        if explain:
+            say("")
+            show([{"busy": part, "s": short(busy_s)} for part, busy_s in steps.parts(step)])
+            say("")
+            show(steps.explained(step, gpu_named(gpu)))
+        say("", *_wrapped([accuracy()]))
 
 
 def _show_bytes(name: str, sizes: dict[str, float]) -> None:
@@ -219,10 +238,10 @@ def advise(
     for path in written:
         sys.stderr.write(f"written: {path}\n")
     if as_json:
-        return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}
+        return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
     say(*_wrapped(lines), "")
     show(answer.table(advice))
-    say("", "Assumed:", *_wrapped(assumed, "- "))
+    say("", "Assumed:", *_wrapped(assumed, "- "), "", *_wrapped([accuracy()]))
 
 
 def _show_needed(enough: list[Advice], line: str) -> None:

@@ -1,8 +1,10 @@
-"""The loss of a decoder without its logits: chunk by chunk, as fused kernels do it (Liger, arXiv 2410.10989)."""
+"""Losses of fused kernels, for shapes alone: without logits, chunk by chunk (Liger, arXiv 2410.10989), or with a
+gradient that overwrites them (Unsloth's, and fms-acceleration's fast kernels)."""
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
+from torch.nn.functional import cross_entropy, pad
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig
 
 from study.errors import Stop
@@ -55,3 +57,25 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
         dtype = torch.get_autocast_dtype("cpu")
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())
+
+
+class _InPlace(torch.autograd.Function):
+    """It takes a copy of the logits, as the last one of a row is cut off, and puts their gradient in its place."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        ctx.save_for_backward(logits.clone())
+        return logits.new_zeros(logits.shape[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.empty_like(ctx.saved_tensors[0])  # of what was cut as well
+
+
+class InPlace(TorchFunctionMode):
+    """Within it, cross-entropy is such a kernel's. For shapes alone: its values are not a loss."""
+
+    def __torch_function__(self, function, _, args=(), kwargs=None):
+        if function is cross_entropy:
+            return _InPlace.apply(args[0])
+        return function(*args, **(kwargs or {}))

@@ -14,6 +14,9 @@ from study.claims import ledger
 from study.claims.files import read_all
 from study.claims.words import plainly
 from study.errors import Stop
+from study.outside import rows as published_rows
+from study.outside import sources, written
+from study.outside import words as outside_words
 from study.records import stats
 from study.records.compare import compare
 from study.records.groups import by, groups, lines
@@ -488,3 +491,43 @@ def machines(runs: Runs) -> tuple[list[dict], list[dict]]:
 
 def _first(row: dict, names: Iterable[str]) -> dict:
     return {name: row[name] for name in names if name in row} | row
+
+
+# --- predictions held against what others measured ----------------------------------------------------------------
+
+
+def outside() -> list[dict]:
+    """Every published number that has a prediction: both, and how far they are apart."""
+    return [
+        {"source": row.source, "model": row.model, "GPU": row.gpu, "GPUs": row.n_gpus, "arm": row.arm}
+        | {"rows per pass": row.micro_batch, "role": sources.own()[row.source].role_of(row)}
+        | {name: quantity[name] for name in ("quantity", "measured", "predicted")}
+        | {"error": quantity["predicted"] / quantity["measured"] - 1}
+        for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True)
+        for quantity in kept["quantities"]
+    ]
+
+
+def outside_errors() -> list[dict]:
+    """How far off predictions are, by source and over all, beside simpler ways to predict."""
+    return outside_words.lines(written.read()["summary"])
+
+
+def outside_sources() -> list[dict]:
+    """Where the published numbers come from, and what is left open."""
+    of_source = {name: [] for name in sources.own()}
+    for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True):
+        of_source[row.source].append(bool(kept["quantities"]))
+    return [
+        {
+            "source": source.name,
+            "rows": len(of_source[source.name]),
+            "predicted": sum(of_source[source.name]),
+            "what it is": source.what,
+            "how it was read": source.read,
+            "what it leaves open": source.unsaid,
+            "licence": source.licence,
+            "address": source.address,
+        }
+        for source in sources.own().values()
+    ]

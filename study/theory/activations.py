@@ -156,7 +156,7 @@ def _attention(setup: Setup) -> int:
     kept = 4 * q * c
     if m.family == "gptj":
         kept += 4 * setup.sequence * m.rotary * c
-        kept += 4 * q if setup.precision == "bf16_cast" else 0  # GPT-J computes queries and keys in fp32
+        kept += 4 * q if setup.weight_bytes == 2 else 0  # GPT-J computes queries and keys in fp32
     if m.family == "gemma2":
         kept += scores * c  # the soft cap's tanh
     fp32_softmax = m.family in ("gptj", "gpt_neox", "gemma2", "llama") or setup.autocast

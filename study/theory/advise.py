@@ -5,7 +5,6 @@ rows per pass that fit, because more rows per pass never take longer. An arm is 
 it does: what it holds and sends is `estimate`'s to know, and how simple it is, its place in `arms.NAMES`.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from study.theory.estimate import Estimate, estimate
 from study.theory.question import Question, check, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
-from study.theory.steptime import step_s
+from study.theory.steptime import Machine, StepTime, step_time
 
 SEPARABLE, SEPARABLE_S = 0.1, 0.005  # predictions do not tell steps apart that differ by less than both together
 MISS = 0.1  # a peak may be larger than predicted by as much: of others' peaks on GPUs, most were within it
@@ -29,7 +28,7 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucke
 
 @dataclass(frozen=True)
 class Row:
-    """An arm, set as well as possible, and what it is predicted to need. Intervals are (best, worst)."""
+    """An arm, set as well as possible, and what it is predicted to need."""
 
     arm: str
     fits: bool
@@ -44,12 +43,9 @@ class Row:
     components: dict[str, int] = field(default_factory=dict)  # at the peak
     host_bytes: float | None = None  # of a node, for all its ranks
     sent_bytes: float | None = None  # by a rank on the link, in a step
-    step_s: tuple[float, float] | None = None
-    tokens_per_s: tuple[float, float] | None = None
-
-    @property
-    def middle_s(self) -> float:
-        return math.sqrt(self.step_s[0] * self.step_s[1])
+    step_s: float | None = None
+    step_interval_s: tuple[float, float] | None = None  # of 80 %
+    tokens_per_s: float | None = None
 
     @property
     def is_tight(self) -> bool:
@@ -97,8 +93,8 @@ def best_of(rows: list[Row]) -> Row | None:
         return None
     least = min((row.offloads, row.is_tight) for row in rows)
     rows = [row for row in rows if (row.offloads, row.is_tight) == least]
-    longest_s = (1 + SEPARABLE) * min(row.middle_s for row in rows) + SEPARABLE_S
-    return min((row for row in rows if row.middle_s <= longest_s), key=lambda row: row.simplicity)
+    longest_s = (1 + SEPARABLE) * min(row.step_s for row in rows) + SEPARABLE_S
+    return min((row for row in rows if row.step_s <= longest_s), key=lambda row: row.simplicity)
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row:
@@ -153,7 +149,7 @@ def most_rows(question: Question, arm: Arm, miss: float) -> Row:
             most, fits = row, middle
         else:
             too_many = middle
-    return most or row
+    return timed(question, arm, most or row)
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
@@ -163,12 +159,11 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     lacks = "GPU memory" if headroom < 0 else "host memory" if host_bytes > question.host_memory_bytes else None
-    interval, parts = step_s(question, arm, prediction, micro_batch)
     zero = (arm.deepspeed or {}).get("zero_optimization", {})
     return Row(
         arm=arm.name,
         fits=lacks is None,
-        limit=lacks or max(parts, key=parts.get),
+        limit=lacks or "",
         precision=question.precision,
         checkpointing=question.checkpointing,
         micro_batch=micro_batch,
@@ -179,23 +174,35 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         components=prediction.at_peak,
         host_bytes=host_bytes,
         sent_bytes=papers.wire_bytes(prediction.traffic, question.gpus),
-        step_s=None if lacks else interval,
-        tokens_per_s=None if lacks else tuple(question.batch * question.sequence / s for s in interval),
     )
 
 
-def step_interval(question: Question, arm: Arm, micro_batch: int) -> tuple[float, float]:
-    """Seconds of a step of an arm if everything overlaps, and if nothing does. The arm need not fit."""
+def timed(question: Question, arm: Arm, row: Row) -> Row:
+    """A row that fits, with its predicted time."""
+    if not row.fits:
+        return row
+    step = step_time(setup_of(question, arm, row.micro_batch), Machine.of(question))
+    speed = question.batch * question.sequence / step.seconds
+    interval_s = (step.low_s, step.high_s)
+    return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
+
+
+def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
+    """The predicted step of an arm, whether it fits or not."""
     check(question)
     share = question.batch // question.gpus
     if share % micro_batch:
         what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
         raise Stop(what, "give another micro_batch")
-    return step_s(question, arm, predicted(question, arm, micro_batch), micro_batch)[0]
+    return step_time(setup_of(question, arm, micro_batch), Machine.of(question))
 
 
 def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
-    setup = Setup(
+    return estimate(setup_of(question, arm, micro_batch))
+
+
+def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
+    return Setup(
         model=question.model,
         deepspeed=arm.deepspeed,
         ranks=question.gpus,
@@ -207,4 +214,3 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
         checkpointing=bool(question.checkpointing),
         device="cuda",
     )
-    return estimate(setup)

@@ -6,9 +6,9 @@ from study.machine.gpus import GPUS
 from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
+from study.theory.pace import ceilings, pace, spread
 from study.theory.question import Question, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.steptime import BEST, WORST
 
 IN_WORDS = {
     "fp32": "fp32",
@@ -41,9 +41,7 @@ def use(row: Row, question: Question) -> str:
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
     host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
-    return (
-        f"{row.arm}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row.step_s)} per step"
-    )
+    return f"{row.arm}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
 
 
 def peak_of(row: Row, question: Question) -> str:
@@ -55,11 +53,12 @@ def machine(question: Question) -> str:
     return f"{question.gpus} x {question.gpu}"
 
 
-def seconds(interval: tuple[float, float]) -> str:
-    """An interval with two digits, as more are not known: 5 to 9.1 s, or 2 to 4 min."""
-    unit, factor = ("s", 1) if interval[1] < 120 else ("min", 60) if interval[1] < 7200 else ("h", 3600)
-    low, high = (float(f"{value / factor:.2g}") for value in interval)
-    return f"{short(low)} to {short(high)} {unit}"
+def seconds(row: Row) -> str:
+    """A step with its interval, to two digits: 5.4 s (4.6 to 6.3), or 2.6 min (2.2 to 3)."""
+    low_s, high_s = row.step_interval_s
+    unit, factor = ("s", 1) if high_s < 120 else ("min", 60) if high_s < 7200 else ("h", 3600)
+    step, low, high = (short(float(f"{value / factor:.2g}")) for value in (row.step_s, low_s, high_s))
+    return f"{step} {unit} ({low} to {high})"
 
 
 def lacks(advice: Advice) -> str:
@@ -102,7 +101,7 @@ def table(advice: Advice) -> list[dict]:
             "rows x passes": row.micro_batch and f"{row.micro_batch} x {row.accumulation}",
             "GPU memory": memory(row),
             "host": row.host_bytes and size(row.host_bytes),
-            "per step": row.step_s and seconds(row.step_s),
+            "per step": row.step_s and seconds(row),
             "limited by" if advice.choice else "lacks": row.limit,
         }
         for row in advice.rows
@@ -149,12 +148,16 @@ def assumptions(question: Question) -> list[str]:
         lines.append(f"precision: {with_deepspeed} (ddp and single: {without})")
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
+    constants, margin = pace(), spread()
+    reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
         f"{size(reserve_bytes(gpu))} of each GPU stay free for driver, context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
-        f"large products reach {WORST.share:.0%} to {BEST.share:.0%} of the peak, small ones less, by their sizes; "
-        f"links {WORST.link_share:.0%} to 100%, PCIe between GPUs {WORST.pcie_share:.0%} to 100%",
+        f"large products reach {reached:.0%} of the peak, small ones less; "
+        f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
+        f"80 % of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
+        "above the number; more where a GPU's ceiling is not certain",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and no numbers of it are known here",
@@ -188,7 +191,6 @@ def needed_table(enough: list[Advice]) -> list[dict]:
     rows = []
     for advice in enough:
         row = advice.choice
-        speed = sum(row.tokens_per_s) / 2
         rows.append(
             {
                 "predicted": machine(advice.question),
@@ -196,8 +198,8 @@ def needed_table(enough: list[Advice]) -> list[dict]:
                 "recompute": row.checkpointing,
                 "GPU memory": peak_of(row, advice.question),
                 "host": size(row.host_bytes),
-                "per step": seconds(row.step_s),
-                "tokens/s": f"{float(f'{speed:.2g}'):,.0f}",
+                "per step": seconds(row),
+                "tokens/s": f"{float(f'{row.tokens_per_s:.2g}'):,.0f}",
             }
         )
     return rows

@@ -57,6 +57,7 @@ class Architecture:
     attention_dropout: float
     embedding_dropout: float
     labels: int = 2
+    activation: str | None = None  # of GPT-2 and GPT-J, where it is not transformers' gelu of eight kernels
 
     @property
     def has_fused_attention(self) -> bool:
@@ -130,6 +131,7 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
         embedding_dropout=chances[2],
         # 2 labels are transformers' default for a config that names none.
         labels=model.get("num_labels") or len(model.get("id2label") or ()) or 2,
+        activation="gelu" if model.get("activation_function") == "gelu" else None,
         **sizes,
     )
 

@@ -39,6 +39,7 @@ class Engine:
             self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
             self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
+        self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
         self.foreach = setup.optimizer == "foreach"  # a square root of one moment beside it
         self.accumulation = setup.accumulation

@@ -2,13 +2,14 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from study.theory import activations, deepspeed_memory, papers
+from study.theory import activations, deepspeed_memory, fsdp_memory, papers
 from study.theory.architecture import Architecture, flops_per_row, parameters
 from study.theory.deepspeed_memory import NORM_BYTES, Engine
+from study.theory.fsdp_memory import Sharding
 from study.theory.profile import Profile
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
@@ -42,17 +43,17 @@ def estimate(setup: Setup) -> Estimate:
     On a CPU, offloaded states and the data set are in the same memory as everything else and count at the peak. On a
     GPU offloaded states are in `host_bytes`.
     """
+    if setup.fsdp:
+        return _sharded(setup)
     model, engine = setup.model, Engine(setup)
-    states = standing(engine, model)
+    states = {"constants": constants(model)} | standing(engine)
     away = list(OPTIMIZER_ROLES) if engine.offloads else []
     if engine.weights_home != "none":
         away.append("weights")
     host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
 
-    times = moments(engine, profile(setup))
-    peak_when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
-    at_peak = _summed(states, now)
+    peak_when, at_peak = _peak(states, moments(engine, profile(setup)))
     count = parameters(model)
     return Estimate(
         parameters=count,
@@ -66,6 +67,33 @@ def estimate(setup: Setup) -> Estimate:
         published_traffic_bytes=papers.published_traffic_bytes(count, engine.stage, setup.ranks, engine.weight_bytes),
         flops_per_rank_and_step=operations(setup),
     )
+
+
+def _sharded(setup: Setup) -> Estimate:
+    """The prediction under FSDP, which offloads nothing here."""
+    sharding, count = Sharding(setup), parameters(setup.model)
+    states = {"constants": constants(setup.model)} | fsdp_memory.standing(sharding)
+    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
+    peak_when, at_peak = _peak(states, fsdp_memory.moments(sharding, profile(setup)))
+    stage = 3 if sharding.releases else 2
+    return Estimate(
+        parameters=count,
+        at_peak=at_peak,
+        after_step=_summed(states, fsdp_memory.after_step(sharding)),
+        peak_bytes=sum(at_peak.values()),
+        peak_when=peak_when,
+        host_bytes=0,
+        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), 0),
+        traffic=fsdp_memory.traffic(sharding),
+        published_traffic_bytes=papers.published_traffic_bytes(count, stage, setup.ranks, setup.weight_bytes),
+        flops_per_rank_and_step=operations(setup),
+    )
+
+
+def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:
+    """The moment that holds the most: its name, and what is held then."""
+    when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
+    return when, _summed(states, now)
 
 
 def profile(setup: Setup) -> Profile:
@@ -98,18 +126,19 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
     return {role: size for role, size in sizes.items() if size}
 
 
-def standing(engine: Engine, model: Architecture | Transformer) -> dict[str, int]:
+def standing(engine: Engine) -> dict[str, int]:
     """What stays during the whole step. `host_` marks what an offloading engine keeps with the optimizer states."""
-    w, mine, everything = engine.weight_bytes, engine.part, engine.elements
-    states, frozen = {"constants": constants(model)}, engine.frozen_part * w
+    w, b, mine, everything = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
+    frozen = engine.frozen_part * engine.frozen_bytes
     if engine.stage == 0:
-        return states | {
+        return {
             "weights": everything * w + frozen,
-            "master": 4 * everything * engine.master,
-            "moments": 8 * everything,
+            "master": b * everything * engine.master,
+            "moments": 2 * b * everything,
         }
-    # DeepSpeed keeps an fp32 copy even of fp32 weights: 4 / N bytes a parameter that the papers do not have.
-    states |= {"master": 4 * mine, "moments": 8 * mine}
+    # DeepSpeed keeps a copy even of fp32 weights: 4 / N bytes a parameter that the papers do not have. It keeps one of
+    # bf16 weights in bf16, too (bf16_master_weights_and_grads).
+    states = {"master": b * mine, "moments": 2 * b * mine}
     if engine.stage < 3:
         states["weights"] = deepspeed_memory.padded(everything, engine.ranks) * w + frozen
         if engine.offloads:
@@ -117,7 +146,7 @@ def standing(engine: Engine, model: Architecture | Transformer) -> dict[str, int
             states |= {
                 "host_staging": (mine + largest) * w,  # updated weights on their way up; a gradient on its way down
                 "staging": largest * w,
-                "host_gradients": 4 * mine,
+                "host_gradients": b * mine,
             }
             if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
                 states["host_gradients"] += deepspeed_memory.owned_whole(engine) * w
@@ -126,7 +155,7 @@ def standing(engine: Engine, model: Architecture | Transformer) -> dict[str, int
     if engine.offloads:
         states["host_gradients"] = states.pop("gradients")
     if engine.optimizer_home == "cpu":
-        states["host_gradients"] += 4 * mine
+        states["host_gradients"] += b * mine
     if engine.optimizer_home == "nvme" and 4 * mine >= SWAPPED_FROM_BYTES:
         buffer = ceil(4 * min(mine, SUB_GROUP_ELEMENTS) / 1024) * 1024
         states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
@@ -149,9 +178,10 @@ def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
 
 
 def _update(engine: Engine) -> Iterator[dict]:
-    w, mine = engine.weight_bytes, engine.part
+    w, b, mine = engine.weight_bytes, engine.state_bytes, engine.part
+    copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
-        copies = 4 * engine.elements * engine.foreach
+        copies = b * engine.elements * engine.foreach
         # MasterAdamW: the gradients in fp32 as well
         yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": copies}
     elif engine.offloads:
@@ -160,16 +190,16 @@ def _update(engine: Engine) -> Iterator[dict]:
         stay = _after_step(engine)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
-        yield stay | {"temporaries": group * (w if w == 4 else w + 4)}  # _prepare_fp32_grad_for_sub_group
-        yield stay | {"temporaries": 4 * group * (1 + engine.foreach)}  # _release_sub_group frees them
+        yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
+        yield stay | {"temporaries": b * group * (1 + engine.foreach)}  # _release_sub_group frees them
     else:
         owned = deepspeed_memory.first_part(engine)
         whole = deepspeed_memory.owned_whole(engine) * w
         # Outside autograd, records count temporaries as activations.
         yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
         flat = mine * w if len(owned) > 1 else 0
-        yield {"gradients": whole, "activations": flat + (4 * mine if w == 2 else 0)}
-        yield {"activations": 4 * mine + 4 * mine * engine.foreach}  # the whole gradients are freed by now
+        yield {"gradients": whole, "activations": flat + copied * mine}
+        yield {"activations": b * mine * (1 + engine.foreach)}  # the whole gradients are freed by now
 
 
 def _after_step(engine: Engine) -> dict[str, int]:

@@ -20,7 +20,11 @@ RECIPES = {
     "fp32-sgd-momentum": (4, 4, 4),
     "mixed-sgd-momentum": (2, 2, 8),  # fp32 master and one fp32 momentum
 }
-OF_PRECISION = {"fp32": "fp32-adam", "bf16": "fp32-adam", "fp16": "fp32-adam", "bf16_cast": "mixed-adam"}
+OF_PRECISION = {
+    **dict.fromkeys(("fp32", "bf16", "fp16"), "fp32-adam"),
+    "bf16_cast": "mixed-adam",
+    "bf16_pure": "bf16-adam",
+}
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,6 @@ def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
     """Bytes a rank sends in rings for collectives over tensors of these sizes: an all-reduce takes two rounds."""
     share = (ranks - 1) / ranks
     return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())
-
-
-def overlapped_s(seconds: dict[str, float]) -> float:
-    """Seconds of a step if everything overlaps that can; their sum if nothing does (P1 7; P3 6, eq. 6).
-
-    The host's update cannot overlap with the backward pass that computes its gradients (P2 4.2; delaying it by a step,
-    P2 5.2, is not modelled). At best the disk overlaps with the update that it feeds.
-    """
-    in_pass = max(seconds.get(name, 0) for name in ("compute", "link", "host link"))
-    return in_pass + seconds.get("update", 0) + max(seconds.get(name, 0) for name in ("update on host", "disk"))
 
 
 def infinity_efficiency(intensity: float, bytes_per_s: float, peak_flops_per_s: float) -> float:

@@ -48,7 +48,6 @@ class Question:
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
-    efficiency: float | None = None  # of the peak, whatever the model and the rows; None: by their sizes
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property

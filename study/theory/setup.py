@@ -11,8 +11,10 @@ from study.spec.validation import nearest
 from study.theory.architecture import Architecture
 from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
-Loss = Literal["whole", "chunked"]
+Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach"]
+Frozen = Literal["as_weights", "bf16"]
+HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,16 @@ class Setup:
     checkpointing: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # what a rank holds of its data set
-    loss: Loss = "whole"  # from all logits at once, as the trainer does; or chunked, as fused kernels do (Liger)
+    # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
+    loss: Loss = "whole"
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
+    fsdp: Literal["full_shard", "shard_grad_op"] | None = None  # PyTorch's own sharding; then deepspeed is None
+    frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or loaded in bf16
 
     def __post_init__(self):
+        if self.fsdp and self.deepspeed:
+            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "leave one of them out")
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
@@ -63,16 +70,42 @@ class Setup:
     def way(self) -> Pass:
         zero, cuda = (self.deepspeed or {}).get("zero_optimization", {}), self.cuda if self.on_gpu else ()
         own_linear = zero.get("stage") == 3 and zero.get("memory_efficient_linear", True)
-        return Pass(self.sequence, self.precision, self.attention, self.checkpointing, self.loss, own_linear, cuda)
+        precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
+        if self.fsdp and self.precision in AUTOCAST:
+            precision = "bf16_gathered"
+        return Pass(
+            *(self.sequence, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
+            frozen="as_weights" if self.weight_bytes == 2 else self.frozen,
+        )
 
     @property
     def autocast(self) -> bool:
-        return self.precision in AUTOCAST
+        """Whether products take copies of fp32 weights in 16 bits. FSDP gathers weights in 16 bits already."""
+        return self.precision in AUTOCAST and not self.fsdp
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of an element of the weights, and of what runs from layer to layer."""
-        return 2 if self.precision == "bf16_cast" else 4
+        """Bytes of an element of the weights in a pass, and of what runs from layer to layer.
+
+        Accelerate's FSDP gathers fp32 weights in the 16 bits of autocast (MixedPrecision.param_dtype).
+        """
+        gathered_in_half = self.fsdp and self.precision in AUTOCAST
+        return 2 if self.precision in HALF_WEIGHTS or gathered_in_half else 4
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an element of the weights that the optimizer updates, and of their gradients."""
+        return 2 if self.precision in HALF_WEIGHTS else 4
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of an element of the weights that do not train."""
+        return 2 if self.frozen == "bf16" else self.stored_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element of each moment, and of a master copy."""
+        return 2 if self.precision == "bf16_pure" else 4
 
     @property
     def product_bytes(self) -> int:

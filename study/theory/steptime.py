@@ -1,105 +1,131 @@
-"""Seconds of an optimizer step, from operations, bytes and datasheets. An interval: at best, and at worst.
+"""Seconds of an optimizer step, replayed on a timeline: the work of each block at the pace of a machine."""
 
-How much of its peak a GPU reaches depends on the model and the rows. A product of matrices of widths `a` and `b` with
-`t` tokens takes 2 t a b operations and moves t a + t b + a b elements, so that its memory traffic takes, of the time of
-its operations, (1/a + 1/b + 1/t) times what the GPU computes per byte (the roofline model). Norms, activation
-functions, additions and the gradients add to that traffic. And a GPU waits where Python is slower to launch a layer
-than the GPU is to run it.
-
-The constants below were chosen so that the interval holds most published iterations of vTrain (GPT on A100, kernels
-not fused: near the worst), MosaicML's llm-foundry (MPT on A100 and H100, FSDP, fused attention) and IBM's
-fms-acceleration (Llama and Mistral on A100: near the best, also because causal attention skips half of the operations
-that are counted). In DeepSpeed's own examples of stage 3 a layer of few tokens took 10 to 15 ms. Nothing was measured
-here.
-"""
-
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
-from study.spec.arms import Arm
 from study.theory import papers
-from study.theory.architecture import Architecture, tensors, trained
-from study.theory.estimate import Estimate
+from study.theory.architecture import trained
+from study.theory.deepspeed_memory import Engine
+from study.theory.estimate import disk_bytes
+from study.theory.pace import Links, Pace, ceiling_range, pace, spread, work_s
 from study.theory.question import Question
-from study.theory.transformer import Transformer
+from study.theory.replay import Span, busy_s, length_s, replay
+from study.theory.schedule import UPDATE_BYTES, Host, Schedule, Sharing
+from study.theory.setup import Setup
+from study.theory.work import blocks
+
+MOST_PASSES = 3  # that are replayed: further ones take as long as the one in the middle
+ON_GPU = ("products", "attention", "memory traffic")
+PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # streams, as resources are called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs of a training and what joins them. None: as such machines are mostly built."""
+
+    gpu: str
+    gpus_per_node: int = 8
+    link: str | None = None  # between GPUs of a node
+    network: str | None = None  # between nodes
+    disk_bytes_per_s: float | None = None  # of a node
+    fused_kernels: bool = False  # torch.compile, Liger's kernels or others in place of transformers' own
+
+    @classmethod
+    def of(cls, question: Question) -> "Machine":
+        """The link of a question is the slowest: between nodes, where there are several."""
+        several = question.gpus > question.local
+        return cls(
+            gpu=question.gpu,
+            gpus_per_node=question.local,
+            link=None if several else question.link,
+            network=question.link if several else None,
+            disk_bytes_per_s=question.disk_bytes_per_s,
+        )
+
+    def links(self, ranks: int) -> Links:
+        gpu = GPUS[self.gpu]
+        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast a machine is, against its datasheets."""
+class StepTime:
+    """A predicted step: seconds, an interval that holds 80 % of measurements, and how it came about."""
 
-    share: float  # of a GPU's peak, in large products
-    traffic: float = 0  # memory traffic of a layer, in that of its products alone
-    launch_s: float = 0  # of a layer's kernels, for a forward and a backward pass
-    fetch_s: float = 0  # the same in stage 3, where Python gathers and releases the weights of each module
-    update_bytes: int = 0  # of memory traffic for each parameter that a GPU updates
-    link_share: float = 1  # of a link's bandwidth
-    pcie_share: float = 1  # of it, between GPUs that share PCIe switches or go through the host
+    seconds: float
+    low_s: float
+    high_s: float
+    parts: dict[str, float]  # busy seconds by resource; they overlap
+    timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
 
-
-# Adam reads and writes at least fp32 weights and two moments, reads a gradient and writes 16-bit weights: 28 bytes.
-BEST = Pace(0.85, traffic=2, launch_s=0.3e-3, fetch_s=0.3e-3, update_bytes=28)
-WORST = Pace(0.5, traffic=7, launch_s=3e-3, fetch_s=15e-3, update_bytes=56, link_share=0.7, pcie_share=0.3)
-
-
-def step_s(
-    question: Question, arm: Arm, prediction: Estimate, micro_batch: int
-) -> tuple[tuple[float, float], dict[str, float]]:
-    """Seconds of a step if all overlaps at the best pace, and if nothing does at the worst; the parts of the latter."""
-    best, worst = BEST, WORST
-    if question.efficiency is not None:
-        best, worst = Pace(question.efficiency), Pace(question.efficiency, link_share=0.7, pcie_share=0.7)
-    best, worst = (_seconds(question, arm, prediction, micro_batch, pace) for pace in (best, worst))
-    return (papers.overlapped_s(best), sum(worst.values())), worst
+    @property
+    def limit(self) -> str:
+        """What is busy for longest."""
+        busy_s = {"compute": sum(self.parts.get(name, 0.0) for name in ON_GPU)}
+        busy_s |= {name: part_s for name, part_s in self.parts.items() if name not in ON_GPU}
+        return max(busy_s, key=busy_s.get)
 
 
-@functools.cache
-def narrowness(model: Architecture | Transformer) -> float:
-    """1/a + 1/b of the layers' matrices, the mean over their elements."""
-    shapes = [
-        tensor.shape[-2:] for tensor in tensors(model) if len(tensor.shape) > 1 and tensor.block.startswith("layer")
-    ]
-    elements = sum(a * b for a, b in shapes)
-    return sum(a + b for a, b in shapes) / elements if elements else 0.0
+def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
+    """The prediction for a setup on a machine."""
+    constants, margin = constants or pace(), spread()
+    seconds, parts, spans = _step(setup, machine, constants)
+    least_s = seconds
+    if Sharing.of(setup).hooks:  # what a host needs for a module is known least
+        least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
+    least, most = ceiling_range(machine.gpu)
+    low_s, high_s = least_s * (1 - margin.low) / most, seconds * (1 + margin.high) / least
+    return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
 
 
-def layers(model: Architecture | Transformer) -> int:
-    return len({tensor.block for tensor in tensors(model) if tensor.block.startswith("layer")})
+def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
+    """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
+    passes = min(setup.accumulation, MOST_PASSES)
+    spans, parts = _replayed(setup, machine, passes, constants)
+    seconds = length_s(spans)
+    if more := setup.accumulation - passes:
+        shorter, fewer = _replayed(setup, machine, passes - 1, constants)
+        seconds += more * (seconds - length_s(shorter))
+        parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
+    return seconds, parts, spans
 
 
-def _seconds(question: Question, arm: Arm, prediction: Estimate, micro_batch: int, pace: Pace) -> dict[str, float]:
-    """Seconds of a step by the resource that takes them."""
-    gpu, ranks, tokens = GPUS[question.gpu], question.gpus, micro_batch * question.sequence
-    accumulation = question.batch // ranks // micro_batch
-    whole = question.precision == "fp32"
-    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
-    moving = (2 if whole else 1) * peak / gpu.memory_bytes_per_s * (narrowness(question.model) + 1 / tokens)
-    flops = prediction.flops_per_rank_and_step
-    computing = flops / (peak * pace.share) + flops / peak * pace.traffic * moving
-    launches = accumulation * layers(question.model) * (4 / 3 if question.checkpointing else 1)
-    seconds = {"compute": max(computing, launches * (pace.fetch_s if arm.stage == 3 else pace.launch_s))}
-    offloads = arm.offload_optimizer != "none"
-    if not offloads:
-        updated = trained(question.model) / (ranks if arm.stage else 1)
-        seconds["update"] = pace.update_bytes * updated / gpu.memory_bytes_per_s
-    if ranks > 1:
-        share = pace.pcie_share if question.link.startswith("pcie") else pace.link_share
-        sent = papers.wire_bytes(prediction.traffic, ranks)
-        seconds["link"] = sent / (papers.LINKS[question.link].bytes_per_s * share)
-    if not offloads:
-        return seconds
-    # Gradients go down in each pass that reduces them, and those of earlier passes come up to be added to
-    # (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu; stage3.py, partition_grads). Weights come up once a step,
-    # or, if they live on the host, for each forward and each backward pass (ZeRO-Infinity, 4.1).
-    part = (2 if question.precision == "bf16_cast" else 4) * trained(question.model) / ranks
-    passes = accumulation if arm.stage > 1 else 1
-    moved = part * (4 * passes - 1 if arm.offload_param != "none" else 2 * passes)
-    seconds["host link"] = moved / (papers.LINKS[gpu.host_link].bytes_per_s * pace.link_share)
-    # A host updates what all its ranks own; the published speed is that of a whole host.
-    updated = trained(question.model) * question.local / ranks
-    seconds["update on host"] = updated / 1e9 * papers.CPU_ADAM_S_PER_BILLION
-    if arm.uses_nvme:
-        disk_bytes = prediction.nvme_bytes["read_per_step"] + prediction.nvme_bytes["written_per_step"]
-        seconds["disk"] = question.local * disk_bytes / question.disk_bytes_per_s
-    return seconds
+def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
+    """Spans of a step of so many passes, and the busy seconds of each resource."""
+    of_blocks, whole = blocks(setup), setup.precision == "fp32"
+    alike = {id(work): work for block in of_blocks for work in (block.forward, block.backward)}
+    cost = {key: work_s(work, machine.gpu, whole, machine.fused_kernels, constants) for key, work in alike.items()}
+    seconds = {block.name: (cost[id(block.forward)], cost[id(block.backward)]) for block in of_blocks}
+    sharing, links = Sharing.of(setup), machine.links(setup.ranks)
+    host = _host(setup, machine, constants)
+    spans = replay(Schedule(setup, links, constants, seconds, of_blocks, sharing, host).step(passes))
+    parts = busy_s(spans)
+    del parts["compute"]
+    parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in parts.items()}
+    for name, field in zip(ON_GPU, ("products", "attention", "moving"), strict=True):
+        parts[name] = passes * sum(getattr(each, field) for pair in seconds.values() for each in pair)
+    updates = (span.task for span in spans if span.task.name == "update" and span.task.stream == "compute")
+    return spans, parts | {"update": sum(task.seconds for task in updates)}
+
+
+def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
+    engine, gpu = Engine(setup), GPUS[machine.gpu]
+    shared = engine.stage or setup.fsdp
+    owned = trained(setup.model) / (setup.ranks if shared else 1)
+    offloads = engine.optimizer_home != "none"
+    update_s = UPDATE_BYTES[setup.precision] * owned / gpu.memory_bytes_per_s
+    local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
+    if offloads:  # the published speed is that of a whole host, which updates what all its ranks own
+        update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION
+    if engine.optimizer_home == "nvme" and machine.disk_bytes_per_s:
+        moved = disk_bytes(engine)
+        disk_s = local * (moved["read_per_step"] + moved["written_per_step"]) / machine.disk_bytes_per_s
+    return Host(
+        on_host=offloads,
+        weights_on_host=engine.weights_home != "none",
+        owned=owned,
+        update_s=update_s,
+        element_bytes=setup.weight_bytes,
+        bytes_per_s=papers.LINKS[gpu.host_link].bytes_per_s * constants.host_link_share,
+        ranks=setup.ranks if shared else 1,
+        disk_s=disk_s,
+    )

@@ -11,19 +11,21 @@ import logging
 import re
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from study.errors import Stop
 from study.models import config as configs
 from study.models.adapters import freeze
 from study.models.build import build
-from study.models.losses import without_logits
+from study.models.losses import InPlace, without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
 from study.models.step import Batch, inputs, logits_and_losses
@@ -43,6 +45,7 @@ class _Event:
     in_use: int
     gradient: int  # bytes of the gradient that is complete
     since: list[tuple[int, int]] = field(default_factory=list)
+    work: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # the kernels since the event before it
 
 
 class _Watch(TorchDispatchMode):
@@ -53,11 +56,15 @@ class _Watch(TorchDispatchMode):
         self.kept = self.in_use = self.flops = 0
         self.since: list[tuple[int, int]] = []
         self.events: list[_Event] = []
+        self.work: list[tuple[str, tuple[int, ...]]] = []
+        self.log: list[tuple[int, ...]] = []  # what is made (0, bytes), freed (1, which) or a gradient (2, which)
+        self._numbers: dict[int, int] = {}
+        self._made = 0
         self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def event(self, name: str, gradient: int = 0) -> None:
-        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since))
-        self.since = []
+        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since, self.work))
+        self.since, self.work = [], []
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -65,8 +72,12 @@ class _Watch(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
         self.since.append((self.kept, self.in_use))
+        flops = 0
         if count := PRODUCTS.get(function._overloadpacket):
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
+            flops = count(*args, **(kwargs or {}), out_val=out)
+            self.flops += flops
+        if not (function.is_view or function.namespace == "prim" or function._overloadpacket in NO_KERNEL):
+            self.work.append(_kernel(function._overloadpacket, args, out, flops))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -76,12 +87,19 @@ class _Watch(TorchDispatchMode):
             return
         backward = torch._C._current_graph_task_id() != -1
         self._change(size, backward)
+        number = self._numbers[key] = self._made
+        self._made += 1
+        self.log.append((0, size))
 
         def gone(_) -> None:
             del self._live[key]
             self._change(-size, backward)
+            self.log.append((1, number))
 
         self._live[key] = weakref.ref(storage, gone)
+
+    def is_gradient(self, tensor: torch.Tensor) -> None:
+        self.log.append((2, self._numbers[id(tensor.untyped_storage())]))
 
     def _change(self, size: int, backward: bool) -> None:
         if backward:
@@ -112,6 +130,30 @@ PRODUCTS = flop_registry | {
     torch.ops.study.fused_attention: _attention_flops,
     torch.ops.study.fused_attention_backward: _attention_backward_flops,
 }
+
+
+NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
+
+
+def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
+    """A kernel as what its time depends on: ("product", (count, m, n, k)), ("attention", (operations,)), or the bytes
+    that it reads and writes. A convolution is a product of the same operations with an inner size of 1024."""
+    if packet in MATRICES:
+        left, right = args[MATRICES[packet] :][:2]
+        count = left.shape[0] if left.dim() == 3 else 1
+        return "product", (count, left.shape[-2], right.shape[-1], left.shape[-1])
+    if flops and "attention" in packet.__name__:
+        return "attention", (flops,)
+    if flops:
+        return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
+    tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+    return "other", (sum(_read_bytes(tensor) for tensor in tensors),)
+
+
+def _read_bytes(tensor: torch.Tensor) -> int:
+    """What a kernel reads or writes of a tensor: an expanded one, such as a bias, has fewer bytes than elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def look(model: Transformer) -> Look:
@@ -164,11 +206,20 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     return built
 
 
-def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[str, int]]:
-    """The events of a pass over so many rows, and its operations and the bytes of its inputs."""
+def _freeze_in_bf16(model: torch.nn.Module) -> None:
+    """Frozen weights as an expert loads them; what trains keeps its type."""
+    for tensor in model.parameters():
+        if not tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+
+def trace(model: Transformer, way: Pass, rows: int) -> tuple[_Watch, dict[str, int]]:
+    """A pass over so many rows as it was watched, and its operations and the bytes of its inputs."""
     config = _config(model, way.attention)
-    dtype = torch.bfloat16 if way.precision == "bf16_cast" else torch.float32
+    dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
+    if way.frozen == "bf16":
+        _freeze_in_bf16(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
@@ -186,16 +237,17 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[list[_Event], dict[
         except Exception as error:  # of code that is not ours, for a config that nobody has tried
             raise _refusal(model, "cannot be followed without values", error) from error
         inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
-    return watch.events, {"flops": watch.flops, "inputs": inputs_bytes}
+    return watch, {"flops": watch.flops, "inputs": inputs_bytes}
 
 
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in AUTOCAST):
+    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
         if way.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:
-            loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+            with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
+                loss = logits_and_losses(config, built, batch, dtype)[1].mean()
     watch.event("end of forward")
     loss.backward()
 
@@ -231,6 +283,7 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
 
     def complete(tensor: torch.Tensor) -> None:
         watch.event("gradient " + names[id(tensor)], tensor.grad.untyped_storage().nbytes())
+        watch.is_gradient(tensor.grad)
         tensor.grad = None
 
     for module in model.modules():
@@ -262,22 +315,28 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
     most between two moments is the largest of several such lines.
     """
     passes = [trace(model, way, count) for count in rows]
-    events = [events for events, _ in passes]
     if len(rows) == 1:  # no slope is known, and none is needed
-        passes, events, rows = passes * 2, events * 2, (0, 1)
+        passes, rows = passes * 2, (0, 1)
+    events, logs = [watch.events for watch, _ in passes], [watch.log for watch, _ in passes]
     alike = [[(event.name, event.gradient, len(event.since)) for event in each] for each in events]
     if alike[0] != alike[1]:
         raise AssertionError(f"{model.name} does other operations for {rows[0]} rows than for {rows[1]}")
 
     def line(first: tuple[int, ...], second: tuple[int, ...]) -> list[int]:
-        """Bytes at no row and for each row: of what is kept, then of what is in use."""
+        """A number at no row and for each row, for each of some numbers."""
         slopes = [(b - a) // (rows[1] - rows[0]) for a, b in zip(first, second, strict=True)]
         return [n for a, slope in zip(first, slopes, strict=True) for n in (a - slope * rows[0], slope)]
 
     def highest(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[list[int]]:
         return _envelope([line(*pair) for pair in zip(first, second, strict=True)], rows[0])
 
-    seen = {"at_use": {}, "gradients": []}
+    seen = {"at_use": {}, "gradients": [], "log": [], "made": [], "work": _work(model, events, line)}
+    for first, second in zip(*logs, strict=True):  # sizes apart, as those of other rows are computed from them
+        if first[0] == 0:
+            seen["made"] += line((first[1],), (second[1],))
+        elif first != second:
+            raise AssertionError(f"{model.name} frees other tensors for {rows[0]} rows than for {rows[1]}")
+        seen["log"] += [0] if first[0] == 0 else [first[1] + 1] if first[0] == 1 else [-first[1] - 1]
     before: tuple[list, list] = ([], [])
     for one, two in zip(*events, strict=True):
         kind, _, name = one.name.partition(" ")
@@ -293,6 +352,27 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
             seen["kept"] = now[:2]
     seen["most"] = highest(*before)
     return seen | {key: line((passes[0][1][key],), (passes[1][1][key],)) for key in passes[0][1]}
+
+
+def _work(model: Transformer, events: list[list[_Event]], line) -> list[list]:
+    """Kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
+    blocks = {tensor.name: tensor.block for tensor in model.tensors}
+    counts, moved, phase, block = Counter(), {}, "forward", model.tensors[0].block
+    for first, second in zip(*events, strict=True):
+        kind, _, name = first.name.partition(" ")
+        if kind == "gradient":
+            phase, block = "backward", blocks[name]
+        for (what, sizes), (_, more) in zip(first.work, second.work, strict=True):
+            numbers = line(sizes, more)
+            if what == "product":
+                counts[phase, block, what, *numbers] += 1
+            else:
+                entry = moved.setdefault((phase, block, what), [0, 0, 0])
+                entry[:] = [a + b for a, b in zip(entry, (1, *numbers), strict=True)]
+        if kind == "use":
+            block = blocks[name]
+    products = [[*key[:3], count, *key[3:]] for key, count in counts.items()]
+    return products + [[*key, *entry] for key, entry in moved.items()]
 
 
 def _envelope(points: list[list[int]], least: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 3  # of what is in the cache: one more for each change of its meaning
+FORMAT = 6  # of what is in the cache: one more for each change of its meaning
 # Attention that keeps no scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
@@ -24,12 +24,13 @@ class Pass(NamedTuple):
     """What decides a pass over a model's rows, beside their number."""
 
     sequence: int
-    precision: str
+    precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
     attention: str
     checkpointing: bool
-    loss: str  # whole: from all logits; chunked: by a fused kernel
+    loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/models/zero3_linear.py
     cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
+    frozen: str = "as_weights"  # or bf16: the type of the weights that do not train
 
 
 class Look(NamedTuple):
@@ -98,6 +99,10 @@ class Transformer:
         """Operations of matrix products in a pass, those of layers that are computed again included."""
         return _at(self._lines(way, rows)["flops"], rows)
 
+    def work(self, way: Pass, rows: int) -> list[list]:
+        """The kernels of a pass as lines over the number of rows: see `tracing.lines`."""
+        return self._lines(way, rows)["work"]
+
     def profile(self, way: Pass, rows: int) -> Profile:
         seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
 
@@ -118,6 +123,12 @@ class Transformer:
             at_use={name: _at(line, rows) for name, line in seen["at_use"].items()},
             gradients=gradients,
         )
+
+    def allocations(self, way: Pass, rows: int) -> tuple[list[int], list[int]]:
+        """Sizes of the tensors of a pass in the order in which they are made; and what happens, one after the other:
+        0, the next is made; n + 1, tensor n is freed; -n - 1, tensor n is a gradient that is complete."""
+        seen = self._lines(way, rows)
+        return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
 
     def inputs_bytes(self, way: Pass, rows: int) -> int:
         return _at(self._lines(way, rows)["inputs"], rows)

@@ -1,0 +1,78 @@
+"""Where published rows come from: what each source is, what it says of all its rows, and what it is used for."""
+
+import functools
+import re
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from study.errors import Stop
+from study.outside.rows import FOLDER, Row
+from study.spec.validation import sentence
+
+
+class Says(BaseModel):
+    """What a source's own scripts and text say of many of its rows, and the rows do not. None: it does not say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: str  # in the source this was read
+    about: str = ""  # the rows whose address has this in it
+    gpus_per_node: int | None = None
+    attention: Literal["sdpa", "eager"] | None = None
+    checkpointing: Literal["full", "none"] | None = None
+    optimizer: Literal["fused", "foreach"] | None = None
+    zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
+
+
+class Part(BaseModel):
+    """Some rows of a source, whose times are for something else than those of its other rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str  # a regular expression over a row's model, GPU and address
+    role: Literal["fit", "test"]
+    why: str
+
+
+class Source(BaseModel):
+    """One source of rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    address: str
+    licence: str  # of the text and data that the rows were read in. Rows are facts and figures; no text is kept
+    what: str
+    read: str  # how its rows were read
+    unsaid: str
+    role: Literal["fit", "test"] | None = None  # for the model of time; None: not used for it
+    part: tuple[Part, ...] = ()  # the first that a row fits decides its role
+    says: tuple[Says, ...] = ()
+
+    def role_of(self, row: Row) -> Literal["fit", "test"] | None:
+        words = f"{row.model} on {row.gpu}, {row.url_or_path}"
+        return next((part.role for part in self.part if re.search(part.about, words)), self.role)
+
+    def says_of(self, row: Row) -> Says:
+        """What this source says of a row, beside what the row says."""
+        return next((says for says in self.says if says.about in (row.url_or_path or "")), Says(where=""))
+
+
+@functools.cache
+def own() -> dict[str, Source]:
+    """The sources of the project's own rows, by name."""
+    return read(FOLDER / "sources.toml")
+
+
+def read(path: Path) -> dict[str, Source]:
+    try:
+        content = tomllib.loads(path.read_text())
+        sources = [Source.model_validate(source) for source in content["source"]]
+    except ValidationError as error:
+        raise Stop(f"{path}: {sentence(error, Source.model_fields)}", f"correct {path.name}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise Stop(f"{path} cannot be read ({error})", f"restore {path.name}") from None
+    return {source.name: source for source in sources}

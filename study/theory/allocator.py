@@ -1,0 +1,115 @@
+"""PyTorch's caching allocator for CUDA, without CUDA: which memory it would ask the driver for, and keep.
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` by default, of one stream: sizes are rounded up to 512 bytes;
+blocks of at most 1 MiB come from segments of 2 MiB, blocks below 10 MiB from segments of 20 MiB, and larger ones have a
+segment of their own, rounded up to 2 MiB. The smallest free block that is large enough is taken, and split if enough is
+left. A segment is given back only where the driver has no more.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+MIB = 2**20
+SMALL, MIDDLE = MIB, 10 * MIB
+
+
+def rounded(size: int) -> int:
+    """Bytes of the block for a tensor of so many bytes."""
+    return max(512, -(-size // 512) * 512)
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes that are asked of the driver for a block of so many bytes."""
+    if size <= SMALL:
+        return 2 * MIB
+    return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of a segment, between its neighbours."""
+
+    size: int
+    small: bool
+    segment: int
+    place: int = 0
+    before: "Block | None" = None
+    after: "Block | None" = None
+    free: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.size, self.segment, self.place
+
+
+class Allocator:
+    """What it holds for tensors, and in all. Beyond `capacity_bytes` it gives back free segments, then it refuses."""
+
+    def __init__(self, capacity_bytes: float = float("inf")):
+        self.capacity_bytes = capacity_bytes
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+        self._segments = 0
+        self._free: dict[bool, list[tuple]] = {True: [], False: []}  # keys of free blocks, the smallest first
+        self._blocks: dict[tuple, Block] = {}
+
+    def take(self, size: int) -> Block:
+        """A block for a tensor of so many bytes."""
+        size = rounded(size)
+        small = size <= SMALL
+        free = self._free[small]
+        place = bisect_left(free, (size, 0, 0))
+        block = self._out(free[place]) if place < len(free) else self._segment(size, small)
+        left = block.size - size
+        if left >= 512 if small else left > SMALL:
+            rest = Block(left, small, block.segment, block.place + size, block, block.after)
+            if block.after:
+                block.after.before = rest
+            block.size, block.after = size, rest
+            self._in(rest)
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def give(self, block: Block) -> None:
+        """Free a block, and join it with free neighbours."""
+        self.allocated -= block.size
+        if (before := block.before) and before.free:
+            self._out(before.key)
+            before.size, before.after = before.size + block.size, block.after
+            if block.after:
+                block.after.before = before
+            block = before
+        if (after := block.after) and after.free:
+            self._out(after.key)
+            block.size, block.after = block.size + after.size, after.after
+            if after.after:
+                after.after.before = block
+        self._in(block)
+
+    def _segment(self, size: int, small: bool) -> Block:
+        asked = segment_bytes(size)
+        if self.reserved + asked > self.capacity_bytes:
+            self._give_back()
+        if self.reserved + asked > self.capacity_bytes:
+            raise MemoryError
+        self.reserved += asked
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self._segments += 1
+        return Block(asked, small, self._segments)
+
+    def _give_back(self) -> None:
+        for block in [each for each in self._blocks.values() if not (each.before or each.after)]:
+            self._out(block.key)
+            self.reserved -= block.size
+
+    def _in(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], block.key)
+        self._blocks[block.key] = block
+
+    def _out(self, key: tuple) -> Block:
+        block = self._blocks.pop(key)
+        free = self._free[block.small]
+        free.pop(bisect_left(free, key))
+        block.free = False
+        return block

@@ -1,0 +1,178 @@
+"""How fast a GPU does its work, and a link moves bytes: constants with their origins, in `pace.toml`."""
+
+import functools
+import tomllib
+from dataclasses import dataclass, fields
+from math import ceil
+from pathlib import Path
+
+from study.machine.gpus import GPUS
+from study.theory import papers
+from study.theory.work import Product, Work
+
+FILE = Path(__file__).with_name("pace.toml")
+TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+TURNS = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a bit of the smaller
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The constants that no datasheet has. `pace.toml` says where each comes from."""
+
+    product_share: float  # of a GPU's ceiling, in whole waves of a product's tiles
+    attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
+    moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
+    fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
+    kernel_s: float  # of the host, to launch a kernel
+    module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
+    module_least_s: float  # the same on a faster host: sources differ, and two rows decide module_s
+    contention: float  # of the seconds of a collective, by which the kernels beside it take longer
+    link_share: float  # of NVLink's bandwidth, in collectives
+    pcie_share: float
+    network_share: float
+    host_link_share: float
+    base_latency_s: float  # of a collective
+    link_latency_s: float  # of a step of a ring: over NVLink, PCIe and a network
+    pcie_latency_s: float
+    network_latency_s: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far measurements lie from predictions: shares of the prediction, below and above."""
+
+    low: float
+    high: float
+
+
+@functools.cache
+def _read() -> dict:
+    return tomllib.loads(FILE.read_text())
+
+
+@functools.cache
+def pace() -> Pace:
+    return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
+
+
+@functools.cache
+def spread() -> Spread:
+    return Spread(**_read()["spread"]["of_prediction"])
+
+
+def origins() -> dict[str, dict]:
+    """Each constant with its value, unit and origin."""
+    return _read()["constant"]
+
+
+@functools.cache
+def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
+    """What a GPU was measured to reach of its peak, in products and in fused attention; with the origins."""
+    shares = _read()["ceiling"]
+    return {
+        kind: (entry["value"], entry["origin"])
+        for kind, of_kind in shares.items()
+        for entry in [of_kind.get(gpu, of_kind["others"])]
+    }
+
+
+@functools.cache
+def ceiling_range(gpu: str) -> tuple[float, float]:
+    """How much lower and higher a GPU's ceiling in products may be, as shares of it: burst or sustained, or assumed."""
+    table = _read()["ceiling"]["products"]
+    entry = table.get(gpu, table["others"])
+    return entry.get("least", entry["value"]) / entry["value"], entry.get("most", entry["value"]) / entry["value"]
+
+
+@functools.cache
+def multiprocessors(gpu: str) -> int:
+    return _read()["multiprocessors"].get(gpu, 108)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What a GPU takes for some work, by what it is bound by; and the host for launching it."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    moving: float = 0.0
+    launching: float = 0.0
+
+    @property
+    def on_gpu(self) -> float:
+        """Host and GPU take turns in being the slower, kernel by kernel: both together take a bit more than either."""
+        working = self.products + self.attention + self.moving
+        return (working**TURNS + self.launching**TURNS) ** (1 / TURNS)
+
+
+@functools.lru_cache(maxsize=4096)
+def at_full_pace(work: Work, gpu_name: str, whole: bool) -> tuple[float, float, float]:
+    """Seconds of products and attention at their ceilings, and of moved bytes at the memory's bandwidth.
+
+    `whole`: products of fp32, which run as TF32 where there is one.
+    """
+    gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
+    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
+    products = sum(product.flops / filled(product, processors) for product in work.products)
+    return (
+        products / (peak * ceilings(gpu_name)["products"][0]),
+        work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
+        work.moved_bytes / gpu.memory_bytes_per_s,
+    )
+
+
+def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
+    """Seconds of a pass over a block; `fused`: norms, activation functions and rotations are single kernels."""
+    products, attention, moved = at_full_pace(work, gpu_name, whole)
+    moved *= constants.fused_traffic if fused else 1
+    return Seconds(
+        products=products / constants.product_share,
+        attention=attention / constants.attention_share,
+        moving=moved / constants.moving_share,
+        launching=work.kernels * constants.kernel_s,
+    )
+
+
+def filled(product: Product, processors: int) -> float:
+    """The share of a GPU's processors that compute something, over all waves of tiles."""
+    tiles = product.count * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
+    padding = product.m * product.n * product.count / (tiles * TILE[0] * TILE[1])
+    return padding * tiles / (ceil(tiles / processors) * processors)
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Links:
+    """What joins the ranks of a training. `network` is between nodes."""
+
+    ranks: int
+    gpus_per_node: int
+    link: str
+    network: str
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.ranks / self.gpus_per_node)
+
+
+def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:
+    """Seconds of a collective over a tensor of this size, in rings as NCCL builds them.
+
+    A ring goes through every GPU of a node before it leaves it, and there are as many rings as ports, so a node's ports
+    carry it together. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
+    """
+    ranks, nodes = links.ranks, links.nodes
+    if ranks == 1:
+        return 0.0
+    rounds = 2 if kind == "all_reduce" else 1
+    pcie = links.link.startswith("pcie")
+    bandwidth = papers.LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
+    if nodes > 1:
+        ports = papers.LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
+        bandwidth = min(bandwidth, ports * constants.network_share)
+    hop_s = constants.pcie_latency_s if pcie else constants.link_latency_s
+    outer = nodes - 1
+    latency_s = constants.base_latency_s + rounds * ((ranks - 1 - outer) * hop_s + outer * constants.network_latency_s)
+    return latency_s + rounds * size_bytes * (ranks - 1) / ranks / bandwidth

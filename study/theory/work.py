@@ -1,0 +1,237 @@
+"""What a GPU has to do for a microbatch: products of matrices by their sizes, attention, bytes moved, kernels.
+
+A looked-at model is followed kernel by kernel (`tracing.py`). The shapes that have formulas have them here: their
+products follow from their matrices, and `kernels.toml` has the bytes and the kernels of everything else, as lines that
+were drawn through traces of transformers' own modules. A test holds the two together.
+"""
+
+import functools
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from study.theory.architecture import NAMES, Architecture, tensors
+from study.theory.profile import Tensor
+from study.theory.setup import Setup
+from study.theory.transformer import Transformer
+
+GROUPED = ("llama", "gemma2")  # families in which heads may share keys and values
+TRANSPOSED = ("gpt2",)  # families that store their matrices inputs first
+
+
+class Product(NamedTuple):
+    """`count` products of an m x k with a k x n matrix."""
+
+    count: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.count * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> int:
+        """Of both factors and the product."""
+        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The kernels of a pass over a block of a model."""
+
+    products: tuple[Product, ...] = ()
+    attention_flops: float = 0  # of fused kernels; a written-out attention is products and moved bytes
+    attention_kernels: int = 0
+    moved_bytes: float = 0  # read and written by kernels that are neither
+    moving_kernels: int = 0
+
+    @property
+    def flops(self) -> float:
+        return sum(product.flops for product in self.products) + self.attention_flops
+
+    @property
+    def kernels(self) -> int:
+        return sum(1 for _ in self.products) + self.attention_kernels + self.moving_kernels
+
+
+@dataclass(frozen=True)
+class Block:
+    """A layer, or an end of the model: what its forward and its backward pass do, with what is computed again."""
+
+    name: str
+    forward: Work
+    backward: Work
+    tensors: tuple[Tensor, ...] = field(repr=False, default=())
+
+    @functools.cached_property
+    def elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @functools.cached_property
+    def modules(self) -> int:
+        return len({tensor.name.rpartition(".")[0] for tensor in self.tensors})
+
+    @functools.cached_property
+    def trained(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors if tensor.trains)
+
+
+@functools.cache
+def blocks(setup: Setup) -> tuple[Block, ...]:
+    """What a microbatch does, block by block, in the order of the forward pass."""
+    if isinstance(setup.model, Transformer):
+        return _seen(setup)
+    return _by_formulas(setup)
+
+
+# --- seen ----------------------------------------------------------------------------------------------------------
+
+
+def _seen(setup: Setup) -> tuple[Block, ...]:
+    model, rows, passes = setup.model, setup.micro_batch, defaultdict(list)
+    for phase, block, kind, count, *line in model.work(setup.way, rows):
+        numbers = [start + slope * rows for start, slope in zip(line[::2], line[1::2], strict=True)]
+        passes[phase, block].append((kind, count, numbers))
+    same: dict[Work, Work] = {}  # layers that do the same share one object
+
+    def work(phase: str, name: str) -> Work:
+        seen = _work(passes[phase, name])
+        return same.setdefault(seen, seen)
+
+    return tuple(
+        Block(name, work("forward", name), work("backward", name), of_block)
+        for name, of_block in _by_block(setup.model).items()
+    )
+
+
+def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
+    moved = [(count, numbers[0]) for kind, count, numbers in kernels if kind == "other"]
+    fused = [(count, numbers[0]) for kind, count, numbers in kernels if kind == "attention"]
+    products = []
+    for kind, count, numbers in kernels:
+        if kind == "product":
+            products += [Product(*numbers)] * count
+    return Work(
+        products=tuple(products),
+        attention_flops=sum(flops for _, flops in fused),
+        attention_kernels=sum(count for count, _ in fused),
+        moved_bytes=sum(size for _, size in moved),
+        moving_kernels=sum(count for count, _ in moved),
+    )
+
+
+@functools.cache
+def _by_block(model: Architecture | Transformer) -> dict[str, tuple[Tensor, ...]]:
+    of_block = defaultdict(list)
+    for tensor in tensors(model):
+        of_block[tensor.block].append(tensor)
+    return {name: tuple(each) for name, each in of_block.items()}
+
+
+# --- by formulas ---------------------------------------------------------------------------------------------------
+
+
+def features(model: Architecture, rows: int, sequence: int, block: str) -> list[float]:
+    """What the bytes that a block moves are a line of."""
+    tokens, matrices = rows * sequence, [t for t in tensors(model) if t.block == "layer.0" and len(t.shape) == 2]
+    if block != "layer":
+        table = model.vocabulary * model.hidden
+        return [tokens * model.vocabulary, tokens * model.hidden, table, rows * sequence**2]
+    widths = [model.hidden, model.inner]
+    if model.family in GROUPED:
+        widths += [model.heads * model.head_width, model.kv_heads * model.head_width]
+    scores = rows * model.heads * sequence**2
+    return [*(tokens * width for width in widths), scores, sum(t.elements for t in matrices)]
+
+
+def _by_formulas(setup: Setup) -> tuple[Block, ...]:
+    made = {}
+    for name in _by_block(setup.model):
+        kind = name.partition(".")[0]
+        if kind not in made:
+            made[kind] = _formula(setup, kind)
+    return tuple(
+        Block(name, *made[name.partition(".")[0]], of_block) for name, of_block in _by_block(setup.model).items()
+    )
+
+
+def _formula(setup: Setup, kind: str) -> tuple[Work, Work]:
+    """The forward and the backward pass over a block."""
+    model, rows, sequence = setup.model, setup.micro_batch, setup.sequence
+    products = [product for tensor in _matrices(model, kind) for product in _times(model, tensor, setup)]
+    back = [each for p in products for each in (Product(p.count, p.m, p.k, p.n), Product(p.count, p.k, p.n, p.m))]
+    fused, heads = 0, rows * model.heads
+    if kind == "layer" and setup.attention == "eager":
+        width = model.head_width
+        scores = [Product(heads, sequence, sequence, width), Product(heads, sequence, width, sequence)]
+        back += [p for p in scores for _ in range(2)]
+        products += scores
+    elif kind == "layer":
+        fused = 4 * heads * sequence**2 * model.head_width
+    passes = []
+    values = features(model, rows, sequence, kind)
+    for phase, of_phase, flops in (("forward", products, fused), ("backward", back, 2.5 * fused)):
+        kernels, *line = lines()[f"{_family(model)} {_precision(setup)} {setup.attention} {kind} {phase}"]
+        moved = sum(a * b for a, b in zip(line, values, strict=True))
+        passes.append(Work(tuple(of_phase), flops, 1 if flops else 0, max(0, moved), kernels))
+    if setup.checkpointing and kind == "layer":
+        passes[1] = _sum(passes)
+    return tuple(passes)
+
+
+def _family(model: Architecture) -> str:
+    return f"{model.family} {model.activation}" if model.activation else model.family
+
+
+def _precision(setup: Setup) -> str:
+    """fp16 is as wide as bf16; weights in bf16 do the same whatever the optimizer keeps."""
+    return {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(setup.precision, setup.precision)
+
+
+def _sum(passes: list[Work]) -> Work:
+    return Work(
+        sum((each.products for each in passes), ()),
+        *(
+            sum(getattr(each, name) for each in passes)
+            for name in ("attention_flops", "attention_kernels", "moved_bytes", "moving_kernels")
+        ),
+    )
+
+
+def _matrices(model: Architecture, kind: str) -> list[Tensor]:
+    """The matrices that a block multiplies with. A tied head multiplies with the embeddings, which are looked up."""
+    if kind == "embeddings":
+        return []
+    if kind == "head" and model.tied and model.family != "bert":
+        return [next(tensor for tensor in tensors(model) if tensor.block == "embeddings")]
+    name = "layer.0" if kind == "layer" else kind
+    return [tensor for tensor in tensors(model) if tensor.block == name and len(tensor.shape) == 2]
+
+
+def _times(model: Architecture, tensor: Tensor, setup: Setup) -> list[Product]:
+    out, into = tensor.shape
+    if model.family in TRANSPOSED and tensor.block.startswith("layer"):
+        out, into = into, out
+    # BERT's pooler and classifier see the first token of each row alone.
+    tokens = setup.micro_batch if model.family == "bert" and tensor.block == "head" else setup.tokens
+    return [Product(1, tokens, out, into)]
+
+
+@functools.cache
+def lines() -> dict[str, list[float]]:
+    """By family, precision, attention, block and phase: kernels, then bytes for each of the features."""
+    return json.loads(Path(__file__).with_name("kernels.json").read_text())
+
+
+def as_architecture(config: dict) -> Architecture:
+    """A decoder of today from its config: what `decoder` makes of a few numbers."""
+    sizes = {key: next(config[name] for name in names if name in config) for key, names in NAMES.items()}
+    sizes |= {"vocabulary": config["vocab_size"], "kv_heads": config.get("num_key_value_heads", sizes["heads"])}
+    sizes["head_width"] = config.get("head_dim") or sizes["hidden"] // sizes["heads"]
+    fixed = dict.fromkeys(("hidden_dropout", "attention_dropout", "embedding_dropout", "rotary"), 0)
+    fixed |= {"biases": False, "parallel": False, "tied": config.get("tie_word_embeddings", False)}
+    return Architecture(family="llama", **sizes | fixed)

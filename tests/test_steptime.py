@@ -1,0 +1,232 @@
+"""The time of a step: a replay checked by hand, limits that physics sets, and the same work however it is found."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from study.bench.kernels import config
+from study.cli.steps import lanes, timeline
+from study.machine.gpus import GPUS
+from study.outside import fit, rows, sources
+from study.spec.shapes import SHAPES
+from study.theory import pace, work
+from study.theory.architecture import Wanted, describe
+from study.theory.estimate import operations
+from study.theory.pace import Links, collective_s, filled
+from study.theory.replay import Task, busy_s, length_s, replay
+from study.theory.setup import Setup
+from study.theory.steptime import Machine, step_time
+from study.theory.transformer import Transformer
+from study.theory.work import Product, blocks
+
+A100 = Machine(gpu="A100-80GB")
+MEDIUM = describe("gpt2-medium")
+
+
+def setup(arm: str = "zero2", model=MEDIUM, **values) -> Setup:
+    usual = {"precision": "bf16_cast", "micro_batch": 4, "sequence": 512, "device": "cuda", "ranks": 8}
+    return Setup.of_arm(model, arm, **usual | values)
+
+
+# --- the replay ----------------------------------------------------------------------------------------------------
+
+
+def test_three_layers_by_hand():
+    """Weights come a layer ahead: 2 s each, and 3 s of computation. The first gather is in nobody's shadow.
+
+    gather  0-2, 2-4, then waits for the second layer's turn: 5-7
+    compute       2-5, 5-8, 8-11
+    """
+    tasks = [
+        Task("gather 0", "communication", 2),
+        Task("gather 1", "communication", 2),
+        Task("layer 0", "compute", 3, after=(0,)),
+        Task("gather 2", "communication", 2, after=(2,)),
+        Task("layer 1", "compute", 3, after=(1, 2)),
+        Task("layer 2", "compute", 3, after=(3, 4)),
+    ]
+    spans = replay(tasks)
+    assert [(span.start_s, span.end_s) for span in spans] == [(0, 2), (2, 4), (2, 5), (5, 7), (5, 8), (8, 11)]
+    assert length_s(spans) == 11
+    assert busy_s(spans)["communication"] == 6
+
+
+def test_kernels_run_no_earlier_than_they_are_launched():
+    """A slow host: each pass ends with its last launch. A fast one runs ahead, and the GPU decides."""
+    for launch_s, ends in ((4, [4, 8]), (1, [3, 6])):
+        tasks = []
+        for layer in range(2):
+            tasks.append(Task(f"launch {layer}", "launch", launch_s))
+            tasks.append(Task(f"layer {layer}", "compute", 3, launched_by=2 * layer))
+        assert [span.end_s for span in replay(tasks) if span.task.stream == "compute"] == ends
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu"])
+def test_overlap_has_bounds(arm):
+    """A step is no shorter than its busiest stream, and no longer than all streams one after another."""
+    step = step_time(setup(arm, accumulation=2), A100)
+    busy = busy_s(step.timeline)
+    assert max(busy.values()) <= step.seconds <= sum(busy.values()) + 1e-9
+    assert ("_cpu" in arm) == bool(busy["host"])
+
+
+def test_further_passes_take_as_long_as_one_in_the_middle(monkeypatch):
+    shorter = step_time(setup(accumulation=6), A100)
+    monkeypatch.setattr("study.theory.steptime.MOST_PASSES", 6)
+    whole = step_time(setup(accumulation=6), A100)
+    assert len(whole.timeline) > len(shorter.timeline)
+    assert shorter.seconds == pytest.approx(whole.seconds, rel=1e-6)
+    assert shorter.parts == pytest.approx(whole.parts)
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_never_above_the_peak():
+    chance = random.Random(7)
+    for _ in range(60):
+        gpu = chance.choice(list(GPUS))
+        arm = chance.choice(["ddp", "zero1", "zero2", "zero3", "single"])
+        layers, heads = chance.randint(1, 6), chance.choice([8, 16, 64, 128])
+        sizes = {"n_layer": layers, "n_head": heads, "n_embd": heads * chance.choice([64, 128, 256])}
+        each = setup(
+            arm,
+            describe(SHAPES["gpt2"] | sizes | {"vocab_size": chance.choice([512, 50257, 256000])}),
+            ranks=chance.choice([1, 2, 8, 64]),
+            micro_batch=2 ** chance.randint(0, 7),
+            sequence=2 ** chance.randint(5, 10),
+            checkpointing=chance.random() < 0.5,
+            precision=chance.choice(["bf16_cast", "bf16", "fp32"]),
+        )
+        kind = GPUS[gpu]
+        peak = kind.single_flops_per_s if each.precision == "fp32" else kind.half_flops_per_s
+        step = step_time(each, Machine(gpu=gpu))
+        assert operations(each) / step.seconds < peak, (gpu, each)
+        assert step.low_s < step.seconds < step.high_s
+
+
+def test_one_rank_has_no_link():
+    parts = {ranks: step_time(setup("zero3", ranks=ranks), A100).parts for ranks in (1, 8)}
+    assert "link" not in parts[1]
+    assert parts[8]["link"] > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"micro_batch": 8},
+        {"sequence": 1024},
+        {"accumulation": 2},
+        {"checkpointing": True},
+        {"attention": "eager"},
+        {"model": describe("gpt2-large")},
+    ],
+)
+def test_more_work_takes_longer(more):
+    assert step_time(setup(**more), A100).seconds > step_time(setup(), A100).seconds
+
+
+def test_faster_machines_are_faster():
+    step_s = {name: step_time(setup(micro_batch=16), Machine(gpu=name)).seconds for name in ("T4", "A100-80GB", "H200")}
+    assert step_s["T4"] > step_s["A100-80GB"] > step_s["H200"]
+    fused = step_time(setup(micro_batch=16), replace(A100, fused_kernels=True))
+    assert fused.seconds < step_s["A100-80GB"]
+    slow = Machine(gpu="A100-80GB", link="pcie3")
+    assert step_time(setup("ddp"), slow).seconds > step_time(setup("ddp"), A100).seconds
+
+
+def test_a_ring_by_hand():
+    """NCCL's latencies along the ring, and (N - 1) / N of the tensor; an all-reduce goes round twice."""
+    links, constants = Links(16, 8, "nvlink3", "ib-hdr"), pace.pace()
+    bandwidth = min(300e9 * constants.link_share, 8 * 25e9 * constants.network_share)
+    latency = 8.4e-6 + 14 * 3.4e-6 + 9.6e-6
+    assert collective_s("all_gather", 1e9, links, constants) == pytest.approx(latency + 15 / 16 * 1e9 / bandwidth)
+    twice = 8.4e-6 + 2 * (14 * 3.4e-6 + 9.6e-6) + 2 * 15 / 16 * 1e9 / bandwidth
+    assert collective_s("all_reduce", 1e9, links, constants) == pytest.approx(twice)
+    assert collective_s("all_gather", 1e9, Links(1, 8, "nvlink3", "ib-hdr"), constants) == 0
+
+
+def test_tiles_fill_waves():
+    """108 tiles of 128 x 64 are a wave of an A100; one more takes a second wave; half a tile takes a whole one."""
+    assert filled(Product(1, 128 * 108, 64, 64), 108) == 1
+    assert filled(Product(1, 128 * 109, 64, 64), 108) == pytest.approx(109 / 216)
+    assert filled(Product(108, 64, 64, 64), 108) == 0.5
+
+
+# --- the same work by formulas and by a trace ----------------------------------------------------------------------
+
+
+def sizes(done: work.Work) -> list[tuple[int, ...]]:
+    """Of each product, whichever factor comes first."""
+    return sorted((each.count, *sorted(each[1:])) for each in done.products)
+
+
+@pytest.mark.parametrize(("family", "attention"), [("gpt2 gelu", "eager"), ("llama", "sdpa")])
+def test_formulas_and_a_trace_find_the_same_work(family, attention):
+    """At sizes that the lines were not drawn through."""
+    shape = config(family, (2, 5, 5, 40, 448, 1280, 80))
+    formulas = work.as_architecture(shape) if family == "llama" else describe(shape, dropout=0.0)
+    values = {"micro_batch": 3, "sequence": 80, "attention": attention}
+    values |= {"precision": "bf16_cast", "device": "cuda"}
+    seen = blocks(Setup(model=Transformer.of(shape, family, dropout=0.0), **values))
+    computed = blocks(Setup(model=formulas, **values))
+    assert [block.name for block in seen] == [block.name for block in computed]
+    for one, other in zip(seen, computed, strict=True):
+        for phase in ("forward", "backward"):
+            a, b = getattr(one, phase), getattr(other, phase)
+            assert sizes(a) == sizes(b), (one.name, phase)
+            assert a.attention_flops == b.attention_flops
+            if one.name == "layer.1":
+                assert a.moved_bytes == pytest.approx(b.moved_bytes, rel=0.02)
+                assert a.moving_kernels == pytest.approx(b.moving_kernels, abs=2)
+
+
+# --- constants, and what they were fitted on -----------------------------------------------------------------------
+
+
+def test_every_constant_has_an_origin():
+    for constant in pace.origins().values():
+        assert constant["origin"].split(":")[0] in ("fitted", "published", "counted", "assumed")
+        assert constant["unit"]
+    for gpu in GPUS:
+        for share, origin in pace.ceilings(gpu).values():
+            assert 0 < share <= 1
+            assert origin
+
+
+def test_the_fit_finds_constants_from_rows():
+    """Rows that were made with a slower host and products, from which the fit starts elsewhere."""
+    true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
+    found = [each for each in fit.timed("fit") if "vTrain" in each.row.source][::12]
+    times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in found]
+    made = [replace(each, row=each.row.model_copy(update=time)) for each, time in zip(found, times, strict=True)]
+    constants = fit.fit(made, ["product_share", "kernel_s"], pace.pace())
+    assert constants.product_share == pytest.approx(0.7, rel=0.01)
+    assert constants.kernel_s == pytest.approx(8e-5, rel=0.01)
+
+
+def test_rows_of_the_test_are_not_fitted():
+    """Whole groups of width and layers, whole machines, whole sources: what is held out is held out in all its rows."""
+    fitted, held = ({(each.row.source, each.row.model, each.row.gpu) for each in fit.timed(r)} for r in ("fit", "test"))
+    assert fitted
+    assert not fitted & held
+    assert {source for source, *_ in fitted} <= set(sources.own())
+    assert all(sources.own()[row.source].role_of(row) for row in rows.own() if row.step_s)
+
+
+# --- as it is shown ------------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_has_a_lane_for_each_stream(tmp_path, capsys):
+    picture = tmp_path / "step.svg"
+    timeline(Wanted(model="gpt2"), gpus=4, gpu="A100", arm="zero3", micro_batch=8, svg=picture)
+    printed = capsys.readouterr().out
+    assert "zero3 on 4 x A100-80GB, predicted: " in printed
+    for stream in ("compute", "communication", "launch"):
+        assert f"\n{stream}" in printed
+    assert picture.read_text().count("<svg") == 1
+    drawn = dict(line.split() for line in lanes(step_time(setup("ddp", micro_batch=32), A100).timeline))
+    first_backward, last_forward = drawn["compute"].index("b"), drawn["compute"].rindex("f")
+    assert last_forward < first_backward
+    assert "r" not in drawn["communication"][:last_forward], "gradients are reduced in the backward pass"
