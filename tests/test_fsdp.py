@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-
 from families import config_of
+
 from study.bench import fsdp_tracker
 from study.errors import Stop
 from study.models import config as configs

@@ -1,5 +1,5 @@
-"""Losses of fused kernels, for shapes alone: without logits, chunk by chunk (Liger, arXiv 2410.10989), or with a gradient
-that overwrites them (Unsloth's, and fms-acceleration's fast kernels)."""
+"""Losses of fused kernels, for shapes alone: without logits, chunk by chunk (Liger, arXiv 2410.10989), or with a
+gradient that overwrites them (Unsloth's, and fms-acceleration's fast kernels)."""
 
 import torch
 from torch import nn

@@ -16,7 +16,8 @@ from study.spec.arms import Arm
 from study.theory import papers
 from study.theory.architecture import parameters, trained
 from study.theory.estimate import Estimate, estimate
-from study.theory.question import Question, check, reserve_bytes
+from study.theory.memory_kinds import reserve_bytes
+from study.theory.question import Question, check
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 from study.theory.steptime import step_s
@@ -131,7 +132,7 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     stage, recipe, trains = arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
     states = sum(papers.states_bytes(trains, stage, question.gpus, recipe).values())
     frozen = (parameters(question.model) - trains) / (question.gpus if stage == 3 else 1)
-    return int(states + frozen * papers.RECIPES[recipe][0])
+    return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
 
 
 def with_buckets(arm: Arm) -> Iterator[Arm]:
@@ -160,7 +161,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     """What an arm needs with so many rows per pass."""
     gpu = GPUS[question.gpu]
     prediction = predicted(question, arm, micro_batch)
-    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+    headroom = gpu.memory_bytes - reserve_bytes(gpu, question.gpus) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     lacks = "GPU memory" if headroom < 0 else "host memory" if host_bytes > question.host_memory_bytes else None
     interval, parts = step_s(question, arm, prediction, micro_batch)
@@ -205,6 +206,7 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),
+        frozen=question.frozen,
         device="cuda",
     )
     return estimate(setup)

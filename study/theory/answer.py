@@ -6,7 +6,8 @@ from study.machine.gpus import GPUS
 from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
-from study.theory.question import Question, reserve_bytes
+from study.theory.memory_kinds import reserve_bytes
+from study.theory.question import Question
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.steptime import BEST, WORST
 
@@ -15,6 +16,7 @@ IN_WORDS = {
     "bf16": "bf16 autocast over fp32 weights",
     "fp16": "fp16 autocast over fp32 weights, with loss scaling",
     "bf16_cast": "bf16 weights with fp32 master copies",
+    "bf16_pure": "bf16 weights, gradients and optimizer states",
 }
 
 
@@ -149,8 +151,11 @@ def assumptions(question: Question) -> list[str]:
         lines.append(f"precision: {with_deepspeed} (ddp and single: {without})")
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
+    if architecture.trained(question.model) < architecture.parameters(question.model):
+        kind = "bf16" if question.frozen == "bf16" else "the type of the others"
+        lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
     lines += [
-        f"{size(reserve_bytes(gpu))} of each GPU stay free for driver, context, NCCL and fragmentation, and "
+        f"{size(reserve_bytes(gpu, question.gpus))} of each GPU stay free for context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
         f"large products reach {WORST.share:.0%} to {BEST.share:.0%} of the peak, small ones less, by their sizes; "
