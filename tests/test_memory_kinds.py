@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-
 from families import config_of
+
 from study.spec.settings import Settings
 from study.theory import transformer
 from study.theory.allocator import MIB, Allocator
