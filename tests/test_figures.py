@@ -64,6 +64,16 @@ def rows_of(name: str, loaded) -> list[dict]:
         case "scores":
             errors = itertools.product((("ours", 0.001), ("deepspeed", -0.4)), FOUR, (1, 2))
             return [{"arm": arm, "predictor": name, "error": error * n} for (name, error), arm, n in errors]
+        case "outside" | "outside_by_source":
+            errors = itertools.product(
+                ("memory", "time"), ("lab/one", "two"), (("fit", 1.0), ("test", 1.4), (None, 0.5))
+            )
+            return [
+                {"quantity": quantity, "source": source, "role": role, "measured": size, "predicted": factor * size}
+                | {"error": factor - 1}
+                for number, (quantity, source, (role, factor)) in enumerate(errors)
+                for size in [(number + 1) * (4e9 if quantity == "memory" else 0.3)]
+            ]
         case "machines":
             places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
             return [{"arm": arm, "environment": letter, "vs A": ratio} for arm, (letter, ratio) in places]
@@ -74,6 +84,7 @@ def rows_of(name: str, loaded) -> list[dict]:
 
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = (*GROUPED, "script", "verdicts", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
+CASES += ("outside", "outside_by_source")
 
 
 def draw(name: str, rows: list[dict]):
@@ -214,6 +225,15 @@ def test_machines_scores_and_verdicts(drawn):
     above, below = figure.axes
     assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"
     assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"3"}
+
+
+def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
+    figure, rows = drawn["outside"]
+    for axes, ((quantity,), mine) in zip(figure.axes, by(rows, "quantity").items(), strict=True):
+        scale = {"memory": 1e9, "time": 1}[quantity]
+        assert_drawn([(row["measured"] / scale, row["predicted"] / scale) for row in mine], axes)
+    figure, rows = drawn["outside_by_source"]
+    assert {x for axes in figure.axes for x, _ in points(axes)} >= {row["error"] for row in rows}
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------

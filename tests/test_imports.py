@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
-WITHOUT_TORCH = ("spec", "machine", "theory", "records", "sweeps", "claims", "report", "cli", "text")
+WITHOUT_TORCH = ("spec", "machine", "theory", "records", "sweeps", "claims", "report", "cli", "text", "outside")
 NEEDS_TORCH = ("study.claims.probe_worker", "study.theory.tracing")  # a process of its own; imported when it is needed
 
 

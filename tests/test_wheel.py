@@ -22,6 +22,7 @@ COMMANDS = {
     "explain runs/good runs/other": "all that is tracked",
     "claims S000-13 --runs runs": "verdict",
     "operators": "operators are compiled",
+    "outside": "rows of",
 }
 
 
@@ -29,7 +30,7 @@ COMMANDS = {
 def study(tmp_path_factory) -> Path:
     """The `study` of an environment with the wheel in it; the dependencies are those of the tests."""
     place = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".*", "reports", "runs", "build", "*.egg-info", "tests")
+    ignored = shutil.ignore_patterns(".*", "cpu-2core", "runs", "build", "*.egg-info", "tests")
     shutil.copytree(ROOT, place / "source", ignore=ignored)  # building leaves files beside the sources
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, place / "source"]

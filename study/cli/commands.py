@@ -30,6 +30,7 @@ COMMANDS = {
     "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and which rank waits for whom"),
     "diff": ("study.cli.differences:diff", "why two configs or runs differ in losses or memory"),
     "claims": ("study.cli.results:claims", "what was published, and whether it holds"),
+    "outside": ("study.cli.outside:outside", "what others measured, and how far our predictions are from it"),
     "report": ("study.cli.results:report", "verdicts, figures and runs as pages to open in a browser"),
     "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, sealed"),
     "bench": ("study.bench.bench", "this trainer against a bare loop and the Hugging Face Trainer"),

@@ -15,6 +15,7 @@ import tyro
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named, num_gpus
+from study.outside.written import accuracy
 from study.records import store
 from study.records.schema import Record
 from study.spec.arms import ROOT
@@ -120,6 +121,7 @@ def estimate(
             say("", *_wrapped([in_words(kinds)]))
         moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
         say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
+        say("", *_wrapped([accuracy()]))
 
 
 def _show_bytes(name: str, sizes: dict[str, float]) -> None:
@@ -231,11 +233,12 @@ def advise(
     lines = answer.in_words(advice) + (answer.remedies_in_words(helps) if helps else [])
     assumed = answer.assumptions(advice.question)
     if as_json:
-        say(json.dumps(dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed}, indent=1))
+        said = {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
+        say(json.dumps(dataclasses.asdict(advice) | said, indent=1))
     else:
         say(*_wrapped(lines), "")
         show(answer.table(advice))
-        say("", "Assumed:", *_wrapped(assumed, "- "))
+        say("", "Assumed:", *_wrapped(assumed, "- "), "", *_wrapped([accuracy()]))
     for path in written:
         sys.stderr.write(f"written: {path}\n")
 

@@ -30,11 +30,6 @@ def _bloom(hidden: int, layers: int, heads: int) -> dict:
     return {"model_type": "bloom", "vocab_size": 250880, "hidden_size": hidden, "n_layer": layers, "n_head": heads}
 
 
-def _deberta(layers: int) -> dict:
-    sizes = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": layers, "num_attention_heads": 24}
-    return {"model_type": "deberta-v2", "vocab_size": 128100, "relative_attention": True} | sizes
-
-
 def _neox(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> dict:
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary}
     return {"model_type": "gpt_neox", "intermediate_size": 4 * hidden, "max_position_embeddings": 2048} | sizes
@@ -67,6 +62,11 @@ PUBLISHED: dict[str, str | dict] = {
     r"qwen2(\.5)?-72b": _llama(8192, 29568, 80, 64, 8, 152064, **QWEN),
     r"qwen3-8b": "qwen3-8b",
     r"powerlm-3b": _llama(2304, 9216, 40, 36, 36, 49152, model_type="granite", **TIED),
+    r"internlm-7b": _llama(4096, 11008, 32, 32, 32, 103168, attention_bias=True),
+    r"internlm-20b": _llama(5120, 13824, 60, 40, 40, 103168),
+    r"qwen-1\.8b": _llama(2048, 5504, 24, 16, 16, 151936, **QWEN),
+    r"qwen-7b": _llama(4096, 11008, 32, 32, 32, 151936, **QWEN),
+    r"tinyllama": _llama(2048, 5632, 22, 32, 4, LLAMA2),
     r"santacoder": {"model_type": "gpt_bigcode", "vocab_size": 49280, "n_positions": 2048, "n_embd": 2048}
     | {"n_layer": 24, "n_head": 16, "n_inner": 8192, "multi_query": True},
     r"opt-125m": _opt(768, 12, 12),
@@ -88,9 +88,7 @@ PUBLISHED: dict[str, str | dict] = {
     r"gpt-?j(-?6b)?": "gpt-j-6b",
     r"distilbert": {"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "hidden_dim": 3072, "n_layers": 6}
     | {"n_heads": 12, "max_position_embeddings": 512},
-    r"deberta-v2-xlarge": _deberta(24),
-    r"deberta-(v2-xxlarge|1\.5b)": _deberta(48),
-    r"bert-(base|large)": r"bert-\1",
+    r"^bert-(base|large)": r"bert-\1",
     r"gpt-?2-(medium|large|xl)": r"gpt2-\1",
     r"gpt-?2$": "gpt2",
 }
@@ -153,7 +151,8 @@ def _gpt(
     dropout: float | None = None,
 ) -> Architecture:
     """A GPT-2 of these dimensions. Whether embedding and head are one matrix, the number of parameters says."""
-    config = SHAPES["gpt2"] | {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions}
+    sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions}
+    config = SHAPES["gpt2"] | sizes | {"activation_function": "gelu"}  # one kernel, in both of these sources
     models = [
         describe(config | {"vocab_size": vocabulary, "tie_word_embeddings": tied}, dropout=dropout)
         for tied in (True, False)

@@ -21,7 +21,7 @@ NOT_MODELLED = {
     r"tensor.parallel|pipeline.parallel|sequence.parallel|ulysses": "tensor, pipeline or sequence parallelism",
     r"float8|fp8|mxfp8": "8-bit products",
     r"hsdp|hybrid": "sharding within groups of ranks",
-    r"deepcompile": "DeepCompile",
+    r"deepcompile|thunder": "a compiler that schedules its own collectives",
     r"zero\+\+|hpz|qwz|mics": "ZeRO++ and MiCS",
     r"zenflow|superoffload|twin": "offloading other than ZeRO-Offload and ZeRO-Infinity",
     r"lora|peft|gptq|nf4": "adapters over frozen or quantized weights",
@@ -189,7 +189,7 @@ def _precision(row: Row, way: dict, assumed: list[str]) -> str:
             raise NoSetup(f"the precision {row.precision} is not known")
         return "fp32"
     # Megatron and DeepSpeed keep 16-bit weights and fp32 masters. bf16 and fp16 take the same bytes and the same time.
-    if way.get("deepspeed") or re.search(r"megatron|zero-?0", (row.arm or "").lower()):
+    if way.get("deepspeed") or re.search(r"megatron|zero-?0|fp32 master", f"{row.arm} {words}".lower()):
         return "bf16_cast"
     if not re.search(r"autocast|amp|/|fp32", words):
         assumed.append(f"{half} is autocast over fp32 weights")

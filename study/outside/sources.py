@@ -1,6 +1,7 @@
 """Where published rows come from: what each source is, what it says of all its rows, and what it is used for."""
 
 import functools
+import re
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,16 @@ class Says(BaseModel):
     zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
 
 
+class Part(BaseModel):
+    """Some rows of a source, whose times are for something else than those of its other rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str  # a regular expression over a row's model, GPU and address
+    role: Literal["fit", "test"]
+    why: str
+
+
 class Source(BaseModel):
     """One source of rows."""
 
@@ -39,7 +50,12 @@ class Source(BaseModel):
     read: str  # how its rows were read
     unsaid: str
     role: Literal["fit", "test"] | None = None  # for the model of time; None: not used for it
+    part: tuple[Part, ...] = ()  # the first that a row fits decides its role
     says: tuple[Says, ...] = ()
+
+    def role_of(self, row: Row) -> Literal["fit", "test"] | None:
+        words = f"{row.model} on {row.gpu}, {row.url_or_path}"
+        return next((part.role for part in self.part if re.search(part.about, words)), self.role)
 
     def says_of(self, row: Row) -> Says:
         """What this source says of a row, beside what the row says."""

@@ -189,3 +189,15 @@ def _counts(counts: Counter, names: Iterable[str]) -> str:
 
 def _and(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+def outside(rows: list[dict]) -> str:
+    """From `tables.outside_errors`: how far predictions are off, over all sources and where nothing was fitted."""
+    names = {"all": "over all sources", "all of role test": "over rows on which no time was fitted"}
+    return "\n".join(
+        f"- **{row['quantity'].capitalize()}**, {names[row['source']]}: {row['off by']} off in the median of "
+        f"{row['rows']} published numbers (signed: {row['median']}; worst: {row['worst']}); {row['within 10 %']} are "
+        f"within 10 %, {row['within 30 %']} within 30 %."
+        for row in rows
+        if row["source"] in names
+    )

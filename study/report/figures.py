@@ -19,6 +19,7 @@ from study.report.style import CARD, FAINT, INK, colour, marker
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 OFFSET = 0.06  # of a point's ranks, for each arm: equal points would hide each other
 SHADE = "#f3d3ad"  # a light orange, behind the points
+OPEN_POINT = {"linestyle": "", "markerfacecolor": CARD}
 OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
 
 
@@ -349,3 +350,53 @@ def frontier(rows: list[dict]) -> Figure:
         marks["emulated smaller device"] = OPEN
     text = " On a CPU, host and device are one memory: offloading saves nothing." if on_cpu else ""
     return style.finished(drawing, style.keys(rows, marks), f"{_medians(rows)}{text}")
+
+
+ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), None: (FAINT, "s")}
+SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}
+
+
+@style.figure
+def outside(rows: list[dict]) -> Figure:
+    """Predicted against measured, of numbers that others published: memory, and seconds of a step."""
+    quantities = by(rows, "quantity")
+    drawing, axes = style.panels([3.0] * len(quantities))
+    for ax, ((quantity,), mine) in zip(axes, quantities.items(), strict=True):
+        scale, unit = SCALES[quantity]
+        for (role,), points in by(mine, "role").items():
+            tone, mark = ROLES[role]
+            values = [[row[name] / scale for row in points] for name in ("measured", "predicted")]
+            ax.plot(*values, mark, color=tone, markersize=3.5, markerfacecolor="none", linestyle="")
+        ends = [min(row["measured"] for row in mine) / scale, max(row["measured"] for row in mine) / scale]
+        ax.plot(ends, ends, color=INK, linewidth=0.8)
+        ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
+        ax.set(xscale="log", yscale="log", ylabel=f"predicted ({unit})")
+        style.title(ax, f"{quantity}: {len(mine)} published numbers, measured ({unit})")
+        style.plain(ax.xaxis)
+        style.plain(ax.yaxis)
+    axes[-1].set_xlabel("measured by others")
+    words = {"test": "nothing was fitted on it", "fit": "times were fitted on it", None: "not used for times"}
+    marks = {words[role]: dict(zip(("color", "marker"), ROLES[role], strict=True)) | OPEN_POINT for role in ROLES}
+    text = f"n = {len(rows)} numbers of others. The line: exact. The band: 30 % off. No run here was on these GPUs."
+    return style.finished(drawing, style.keys([], marks), text, 2)
+
+
+@style.figure
+def outside_by_source(rows: list[dict]) -> Figure:
+    """How far predictions are off, source by source; a line marks the median."""
+    quantities = by(rows, "quantity")
+    heights = [0.3 + 0.3 * len(by(mine, "source")) for mine in quantities.values()]
+    drawing, axes = style.panels(heights)
+    for ax, ((quantity,), mine) in zip(axes, quantities.items(), strict=True):
+        of_source = by(mine, "source")
+        for place, points in enumerate(of_source.values()):
+            errors = [max(-1, min(1, row["error"])) for row in points]
+            ax.plot(errors, [place] * len(errors), "o", color=style.BLUE, markersize=3.5, markerfacecolor="none")
+            ax.plot(stats.median([row["error"] for row in points]), place, "|", color=INK, markersize=13)
+        style.name_bars(ax, [f"{name.rsplit('/', 1)[-1][:28]} ({len(each)})" for (name,), each in of_source.items()])
+        ax.axvline(0, color=INK, linewidth=0.8)
+        ax.set_xlim(-1.05, 1.05)
+        ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
+        style.title(ax, quantity)
+    axes[-1].set_xlabel("predicted over measured, less one; what is further off is drawn at the edge")
+    return style.finished(drawing, [], f"n = {len(rows)} numbers of others, in brackets how many of each source.")

@@ -37,7 +37,8 @@ from study.spec.arms import ROOT
 from study.text.numbers import short
 from study.text.tables import say
 
-NOTEBOOKS = ("claims", "compare", "replicate_000", "replicate_001", "replicate_002", "replicate_003", "machines")
+REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
+NOTEBOOKS = ("claims", "compare", *REPLICATIONS, "machines", "predictions")
 SCOREBOARD = ("-m", "study.bench.scoreboard", "--json", "--no-tracker", "-")
 KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site

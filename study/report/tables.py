@@ -14,6 +14,8 @@ from study.claims import ledger
 from study.claims.files import read_all
 from study.claims.words import plainly
 from study.errors import Stop
+from study.outside import sources, written
+from study.outside import words as outside_words
 from study.records import stats
 from study.records.compare import compare
 from study.records.groups import by, groups, lines
@@ -488,3 +490,41 @@ def machines(runs: Runs) -> tuple[list[dict], list[dict]]:
 
 def _first(row: dict, names: Iterable[str]) -> dict:
     return {name: row[name] for name in names if name in row} | row
+
+
+# --- predictions held against what others measured ----------------------------------------------------------------
+
+
+def outside() -> list[dict]:
+    """Every published number that has a prediction: both, and how far they are apart."""
+    return [
+        {name: row[name] for name in ("source", "model", "gpu", "arm", "role")}
+        | {"GPUs": row["n_gpus"], "rows per pass": row["micro_batch"]}
+        | {name: quantity[name] for name in ("quantity", "measured", "predicted")}
+        | {"error": quantity["predicted"] / quantity["measured"] - 1}
+        for row in written.read()["rows"]
+        for quantity in row["quantities"]
+    ]
+
+
+def outside_errors() -> list[dict]:
+    """How far off predictions are, by source and over all, beside simpler ways to predict."""
+    return outside_words.lines(written.read()["summary"])
+
+
+def outside_sources() -> list[dict]:
+    """Where the published numbers come from, and what is left open."""
+    rows = written.read()["rows"]
+    return [
+        {
+            "source": source.name,
+            "rows": sum(row["source"] == source.name for row in rows),
+            "predicted": sum(row["source"] == source.name and bool(row["quantities"]) for row in rows),
+            "what it is": source.what,
+            "how it was read": source.read,
+            "what it leaves open": source.unsaid,
+            "licence": source.licence,
+            "address": source.address,
+        }
+        for source in sources.own().values()
+    ]

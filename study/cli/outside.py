@@ -1,0 +1,102 @@
+"""The command that holds predictions against measurements that others published."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from study.errors import Stop
+from study.outside import rows, sources, words, written
+from study.outside.compare import Compared, compared
+from study.text.numbers import size
+from study.text.tables import say, show
+
+
+def outside(
+    *,
+    against: Literal["ours"] | None = None,
+    file: Path | None = None,
+    source: str | None = None,
+    verbose: bool = False,
+    write: bool = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """List measurements of training that others published, or hold our predictions against them.
+
+    Args:
+        against: ours: predict each row, and say how far off the predictions are.
+        file: Other rows: a CSV file with the columns of reports/outside/measurements.csv. They are predicted.
+        source: Only rows of the sources that have this in their name.
+        verbose: Print every row as well.
+        write: Predict the project's own rows again, and keep the result for the report, advise and estimate.
+        as_json: Print it as JSON.
+    """
+    if write:
+        if file or source:
+            raise Stop("--write is about all of the project's own rows", "leave out --file and --source")
+        return written.write()
+    chosen = rows.own() if file is None else rows.read(file)
+    if source is not None and not (chosen := [row for row in chosen if source.lower() in row.source.lower()]):
+        raise Stop(f"no row has a source with {source!r} in its name", "study outside lists the sources")
+    everything = [compared(row) for row in chosen] if against or file or as_json else None
+    if as_json:
+        return say(json.dumps(written.as_json(everything), indent=1))
+    if everything is None:
+        return _list(chosen)
+    if verbose:
+        show([line for each in everything for line in _lines(each)])
+    groups = written.as_json(everything)["summary"]
+    show(words.lines(groups))
+    if without := words.unpredicted(groups):
+        say(
+            "",
+            "Without a prediction; --verbose says why:",
+            *(f"- {each['source']}: {each['rows']} rows" for each in without),
+        )
+
+
+def _list(chosen: list[rows.Row]) -> None:
+    """Every source, with what its rows have."""
+    known = sources.own()
+    by_source = {
+        name: [row for row in chosen if row.source == name] for name in dict.fromkeys(r.source for r in chosen)
+    }
+    show(
+        [
+            {
+                "source": name,
+                "rows": len(of_source),
+                "with memory": sum(row.memory_GB is not None for row in of_source),
+                "with time": sum(row.step_s is not None for row in of_source),
+                "tier A": sum(row.tier == "A" for row in of_source),
+                "role": ", ".join(sorted({role for row in of_source if (role := known[name].role_of(row))})) or None,
+                "licence": known[name].licence,
+                "what it is": known[name].what,
+            }
+            for name, of_source in by_source.items()
+        ]
+    )
+    say("", f"{len(chosen)} rows of {len(by_source)} sources. study outside --against ours predicts them.")
+
+
+def _lines(each: Compared) -> list[dict]:
+    row = each.row
+    said = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
+    if not each.quantities:
+        return [said | {"why not": each.reason}]
+    return [
+        said
+        | {
+            "quantity": quantity.quantity,
+            "measured": _human(quantity.quantity, quantity.measured),
+            "predicted": _human(quantity.quantity, quantity.predicted),
+            "off": f"{quantity.error:+.0%}",
+            "why not": each.reason,
+        }
+        for quantity in each.quantities
+    ]
+
+
+def _human(name: str, value: float) -> str:
+    return size(value) if name == "memory" else f"{value:.3g} s"

@@ -1,0 +1,143 @@
+"""How far predictions are from what was measured: by source, by role, and over all."""
+
+import statistics
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from study.outside.compare import Compared, Quantity, simulated
+from study.outside.rows import Row
+
+FEWEST_IN_A_TABLE = 3  # two rows are in order or not
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of some predictions; errors are shares of what was measured."""
+
+    count: int
+    median_signed: float
+    median_absolute: float
+    worst: float  # signed, the largest by its absolute value
+    within_10: float
+    within_30: float
+    inside: float | None  # share inside the interval, of those with one
+    others: dict[str, float]  # median absolute errors of simpler ways, on the same rows
+
+    @classmethod
+    def of(cls, quantities: list[Quantity]) -> "Errors":
+        errors = [quantity.error for quantity in quantities]
+        inside = [quantity.inside for quantity in quantities if quantity.inside is not None]
+        names = dict.fromkeys(name for quantity in quantities for name in quantity.others)
+        return cls(
+            count=len(errors),
+            median_signed=statistics.median(errors),
+            median_absolute=_median_absolute(errors),
+            worst=max(errors, key=abs),
+            within_10=_share(abs(error) <= 0.1 for error in errors),
+            within_30=_share(abs(error) <= 0.3 for error in errors),
+            inside=_share(inside) if inside else None,
+            others={name: _median_absolute(_errors_of(name, quantities)) for name in names},
+        )
+
+
+def _errors_of(other: str, quantities: list[Quantity]) -> list[float]:
+    return [each.others[other] / each.measured - 1 for each in quantities if other in each.others]
+
+
+def _median_absolute(errors: list[float]) -> float:
+    return statistics.median(map(abs, errors))
+
+
+def _share(flags: Iterable[bool]) -> float:
+    flags = list(flags)
+    return sum(flags) / len(flags)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Kendall's tau of tables: rows of one source and model on as many GPUs."""
+
+    tables: int
+    of_step_times: float  # the median of the tables
+    of_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is said of some rows together."""
+
+    rows: int
+    without: int  # rows that have no prediction
+    complete: int  # rows with a prediction for which nothing was assumed
+    memory: Errors | None
+    time: Errors | None
+    memory_complete: Errors | None  # of the complete rows alone
+    time_complete: Errors | None
+    order: Order | None
+    simulator: dict[str, Errors]  # the source's own predictions of its rows, where it has some
+
+
+def summary(compared: list[Compared]) -> dict[str, Group]:
+    """By source; of the rows that the model of time was fitted on and tested on; and over all."""
+    groups = defaultdict(list)
+    for each in compared:
+        groups[each.row.source].append(each)
+    for role in ("fit", "test"):
+        if of_role := [each for each in compared if each.role == role]:
+            groups[f"all of role {role}"] = of_role
+    return {name: _group(members) for name, members in (groups | {"all": compared}).items()}
+
+
+def _group(members: list[Compared]) -> Group:
+    complete = [each for each in members if not each.assumed]
+    own = [quantity for each in members for quantity in simulated(each.row)]
+    return Group(
+        rows=len(members),
+        without=sum(not each.quantities for each in members),
+        complete=sum(bool(each.quantities) for each in complete),
+        **{name: _errors(members, name) for name in ("memory", "time")},
+        **{f"{name}_complete": _errors(complete, name) for name in ("memory", "time")},
+        order=_order(members),
+        simulator={
+            name: Errors.of(of_name)
+            for name in ("memory", "time")
+            if (of_name := [quantity for quantity in own if quantity.quantity == name])
+        },
+    )
+
+
+def _errors(members: list[Compared], name: str) -> Errors | None:
+    quantities = [quantity for each in members for quantity in each.quantities if quantity.quantity == name]
+    return Errors.of(quantities) if quantities else None
+
+
+def _order(members: list[Compared]) -> Order | None:
+    tables = defaultdict(list)
+    for each in members:
+        for quantity in each.quantities:
+            if quantity.quantity == "time":
+                tables[each.row.source, each.row.model, each.row.n_gpus].append((each.row, quantity))
+    taus = [_taus(table) for table in tables.values() if len(table) >= FEWEST_IN_A_TABLE]
+    taus = [pair for pair in taus if None not in pair]
+    if not taus:
+        return None
+    return Order(len(taus), *(statistics.median(column) for column in zip(*taus, strict=True)))
+
+
+def _taus(table: list[tuple[Row, Quantity]]) -> tuple[float | None, float | None]:
+    """Of step times, and of tokens per second, which do not order themselves by the size of a batch."""
+    tokens = [row.micro_batch * (row.grad_acc or 1) * (row.seq or 1) for row, _ in table]
+    predicted, measured = ([getattr(each, name) for _, each in table] for name in ("predicted", "measured"))
+    rates = [[count / s for count, s in zip(tokens, side, strict=True)] for side in (predicted, measured)]
+    return _tau(predicted, measured), _tau(*rates)
+
+
+def _tau(predicted: list[float], measured: list[float]) -> float | None:
+    from scipy.stats import kendalltau  # loaded on first use: it takes most of a second
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tau = float(kendalltau(predicted, measured).statistic)
+    return None if tau != tau else tau  # all alike: no order

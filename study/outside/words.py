@@ -1,0 +1,50 @@
+"""The errors of predictions as rows of a table, from a summary as it is kept."""
+
+
+def lines(groups: dict[str, dict]) -> list[dict]:
+    """A row for each group and quantity with predictions. Shares are in per cent, errors of what was measured."""
+    return [
+        _line(name, quantity, group)
+        for name, group in groups.items()
+        for quantity in ("memory", "time")
+        if group[quantity] is not None
+    ]
+
+
+def _line(name: str, quantity: str, group: dict) -> dict:
+    errors, complete, simulator = group[quantity], group[f"{quantity}_complete"], group["simulator"].get(quantity)
+    order = group["order"] if quantity == "time" else None
+    return {
+        "source": name,
+        "quantity": quantity,
+        "rows": errors["count"],
+        "median": _signed(errors["median_signed"]),
+        "off by": _percent(errors["median_absolute"]),
+        "worst": _signed(errors["worst"]),
+        "within 10 %": _percent(errors["within_10"]),
+        "within 30 %": _percent(errors["within_30"]),
+        "in interval": _percent(errors["inside"]),
+        "of complete rows": complete and f"{_percent(complete['median_absolute'])} of {complete['count']}",
+        "Kendall's tau": order and round(order["of_step_times"], 2),
+        "of tokens/s": order and round(order["of_tokens_per_s"], 2),
+        "flat 40 % MFU": _percent(errors["others"].get("flat 40 % MFU")),
+        "earlier middle": _percent(errors["others"].get("earlier middle")),
+        "its simulator": simulator and _percent(simulator["median_absolute"]),
+    }
+
+
+def unpredicted(groups: dict[str, dict]) -> list[dict]:
+    """The sources of which no row has a prediction."""
+    return [
+        {"source": name, "rows": group["rows"]}
+        for name, group in groups.items()
+        if group["memory"] is None and group["time"] is None
+    ]
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
+
+
+def _signed(share: float) -> str:
+    return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+.0%}"
