@@ -35,6 +35,7 @@ class Setup:
     data_bytes: int = 0  # what a rank holds of its data set
     # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
     loss: Loss = "whole"
+    logits: Literal["fp32", "as_computed"] = "fp32"  # the loss's; older models of transformers leave them in 16 bits
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
@@ -76,6 +77,7 @@ class Setup:
             precision = "bf16_gathered"
         return Pass(
             *(self.sequence, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
+            logits=self.logits,
             frozen=self.frozen if self.autocast else "as_weights",
         )
 

@@ -215,7 +215,7 @@ def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch
             loss = without_logits(config, built, batch)
         else:
             with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
-                loss = logits_and_losses(config, built, batch, dtype)[1].mean()
+                loss = logits_and_losses(config, built, batch, dtype, way.logits == "fp32")[1].mean()
     watch.event("end of forward")
     loss.backward()
 
