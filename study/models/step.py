@@ -32,9 +32,7 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     return {"input_ids": ids}
 
 
-def logits_and_losses(
-    config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype, upcast: bool = True
-) -> tuple:
+def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype, upcast: bool = True) -> tuple:
     """The logits in fp32, whatever the model computes in (unless not `upcast`), and the loss of each row.
 
     `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it.
