@@ -16,7 +16,6 @@ IN_WORDS = {
     "bf16": "bf16 autocast over fp32 weights",
     "fp16": "fp16 autocast over fp32 weights, with loss scaling",
     "bf16_cast": "bf16 weights with fp32 master copies",
-    "bf16_pure": "bf16 weights, gradients and optimizer states",
 }
 
 

@@ -14,6 +14,7 @@ from study.theory.transformer import Transformer
 
 # All assumed until measured; an advice says so.
 SEQUENCE, BATCH = 2048, 128  # tokens of a row, if the model reads so many; rows of a step, up to a multiple of the GPUs
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast")  # that the trainer has
 LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # a node's memory is mostly twice that of its GPUs or more
 NODE_GPUS = 8
 
@@ -67,7 +68,8 @@ class Question:
         kind = GPUS[name]
         per_node = given.gpus_per_node or next(n for n in range(kind.per_node, 0, -1) if gpus % n == 0)
         local = min(gpus, per_node)
-        host = max(LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
+        host = max(PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast")  # that the trainer has
+LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
         return cls(
             model=model,
             gpus=gpus,
@@ -124,7 +126,7 @@ def check(question: Question) -> None:
     """Refuse an impossible question."""
     known = {"GPU": (question.gpu, GPUS)}
     if question.precision is not None:
-        known["precision"] = (question.precision, papers.OF_PRECISION)
+        known["precision"] = (question.precision, PRECISIONS)
     if question.gpus > 1 or question.link is not None:
         known["link between GPUs"] = (question.link, papers.LINKS)
     for what, (name, names) in known.items():
