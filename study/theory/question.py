@@ -68,8 +68,7 @@ class Question:
         kind = GPUS[name]
         per_node = given.gpus_per_node or next(n for n in range(kind.per_node, 0, -1) if gpus % n == 0)
         local = min(gpus, per_node)
-        host = max(PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast")  # that the trainer has
-LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
+        host = max(LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
         return cls(
             model=model,
             gpus=gpus,
