@@ -273,7 +273,7 @@ def fits(
     else:
         prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
         needed, on_host, what = prediction.peak_bytes, prediction.host_bytes, f"the peak of {arm} on {ranks} ranks"
-        has -= reserve_bytes(GPUS[gpu], ranks) if gpu else 0
+        has -= reserve_bytes(GPUS[gpu]) if gpu else 0
     if host_memory_bytes is not None and on_host > host_memory_bytes:
         return Finding("does not fit", f"a rank keeps {size(on_host)} on the host, of {size(host_memory_bytes)} for it")
     needed += rest_bytes

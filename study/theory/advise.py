@@ -161,7 +161,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
     """What an arm needs with so many rows per pass."""
     gpu = GPUS[question.gpu]
     prediction = predicted(question, arm, micro_batch)
-    headroom = gpu.memory_bytes - reserve_bytes(gpu, question.gpus) - prediction.peak_bytes
+    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     lacks = "GPU memory" if headroom < 0 else "host memory" if host_bytes > question.host_memory_bytes else None
     interval, parts = step_s(question, arm, prediction, micro_batch)

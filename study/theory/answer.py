@@ -154,7 +154,7 @@ def assumptions(question: Question) -> list[str]:
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
         lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
     lines += [
-        f"{size(reserve_bytes(gpu, question.gpus))} of each GPU stay free for context, NCCL and fragmentation, and "
+        f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
         f"large products reach {WORST.share:.0%} to {BEST.share:.0%} of the peak, small ones less, by their sizes; "

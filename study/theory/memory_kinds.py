@@ -20,14 +20,15 @@ from study.theory.fsdp_memory import ROOT, Sharding
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
-# A CUDA context with PyTorch's kernels, loaded as they are needed (CUDA 11.7 and later): ptrblck in pytorch#107667,
-# "~300MB"; it grows with the kernels. Before, more than 1 GB.
+# A CUDA context with PyTorch's kernels: 300 MB where they are loaded as they are needed, since CUDA 11.7, more than 1 GB
+# before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
 CONTEXT_BYTES = 0.4e9
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
 NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
-# Of a GPU, for blocks that do not fit what is asked for. Llama-3-8B was trained with 80.3 of an A100's 85.9 GB
-# allocated, alone and on two GPUs (fms-acceleration, a100_80gb_liger.csv): at most 6.5 % were lost in all.
-FRAGMENTATION = 0.05
+# What an advice keeps free of a GPU is more, to be safe: the context of an older CUDA and NCCL, and a share for blocks
+# that do not fit what is asked for. On an A100 that is 7.3 % of 85.9 GB. The least that is known to have been enough is
+# 6.5 %: Llama-3-8B was trained with 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
+OUTSIDE_AT_MOST_BYTES, FRAGMENTATION = 2e9, 0.05
 STEPS = 3  # after the first the optimizer's states lie between the activations; the third finds nothing new, mostly
 
 
@@ -45,9 +46,9 @@ def outside_bytes(ranks: int) -> float:
     return CONTEXT_BYTES + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
 
 
-def reserve_bytes(gpu: Gpu, ranks: int) -> float:
+def reserve_bytes(gpu: Gpu) -> float:
     """Memory of a GPU that is kept free, because allocated bytes do not count it."""
-    return outside_bytes(ranks) + FRAGMENTATION * gpu.memory_bytes
+    return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
