@@ -70,3 +70,19 @@ def test_why_no_losses_are_compared():
     rows = [{"group": "G", "line": "ddp", "largest difference": None, "seeds differ by": None}]
     assert "no two arms here have runs with the same seed" in captions.losses(rows)
     assert captions.losses([]) == ""
+
+
+def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
+    errors = {
+        "rows": 12,
+        "median": "-1.0%",
+        "off by": "4.0%",
+        "worst": "+30%",
+        "within 10 %": "90%",
+        "within 30 %": "99%",
+    }
+    names = (("a lab", "memory"), ("all of role fit", "time"), ("all of role test", "time"), ("all", "memory"))
+    text = captions.outside([{"source": name, "quantity": quantity} | errors for name, quantity in names])
+    first, second = text.splitlines()
+    assert first.startswith("- **Time**, over rows on which no time was fitted: 4.0% off in the median of 12 published")
+    assert second.startswith("- **Memory**, over all sources: 4.0% off")

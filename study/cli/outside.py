@@ -25,7 +25,7 @@ def outside(
     """List measurements of training that others published, or hold our predictions against them.
 
     Args:
-        against: ours: predict each row, and say how far off the predictions are.
+        against: ours: how far off our predictions of each row are, as they were kept (--write).
         file: Other rows: a CSV file with the columns of reports/outside/measurements.csv. They are predicted.
         source: Only rows of the sources that have this in their name.
         verbose: Print every row as well.
@@ -36,24 +36,23 @@ def outside(
         if file or source:
             raise Stop("--write is about all of the project's own rows", "leave out --file and --source")
         return written.write()
-    chosen = rows.own() if file is None else rows.read(file)
-    if source is not None and not (chosen := [row for row in chosen if source.lower() in row.source.lower()]):
-        raise Stop(f"no row has a source with {source!r} in its name", "study outside lists the sources")
-    everything = [compared(row) for row in chosen] if against or file or as_json else None
-    if as_json:
-        return say(json.dumps(written.as_json(everything), indent=1))
-    if everything is None:
+    known = rows.own() if file is None else rows.read(file)
+    chosen = [row for row in known if (source or "").lower() in row.source.lower()]
+    if not chosen:
+        raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")
+    if file is None and not (against or as_json):
         return _list(chosen)
+    kept = {each.row: each for each in written.own()} if file is None else {}
+    everything = [kept.get(row) or compared(row) for row in chosen]
+    groups = written.as_json(everything)
+    if as_json:
+        return say(json.dumps(groups, indent=1))
     if verbose:
         show([line for each in everything for line in _lines(each)])
-    groups = written.as_json(everything)["summary"]
-    show(words.lines(groups))
-    if without := words.unpredicted(groups):
-        say(
-            "",
-            "Without a prediction; --verbose says why:",
-            *(f"- {each['source']}: {each['rows']} rows" for each in without),
-        )
+    show(words.lines(groups["summary"]))
+    if without := words.unpredicted(groups["summary"]):
+        say("", "No row has a prediction of (--verbose says why):")
+        say(*(f"- {each['source']}: {each['rows']} rows" for each in without))
 
 
 def _list(chosen: list[rows.Row]) -> None:

@@ -62,7 +62,7 @@ def compared(row: Row) -> Compared:
         return Compared(row, (), NOTHING, ())
     try:
         training = training_of(row)
-    except NoSetup as reason:
+    except (NoSetup, Stop) as reason:
         return Compared(row, (), str(reason), ())
     quantities, reasons = [], []
     for name, measured in (("memory", row.memory_bytes), ("time", row.step_s)):
@@ -80,15 +80,18 @@ def compared(row: Row) -> Compared:
 
 def _quantity(name: Literal["memory", "time"], measured: float, row: Row, training: Training) -> Quantity:
     if name == "memory":
-        return Quantity(name, *_as_floats(predict.memory(training, row.kind), measured))
-    others = {"flat 40 % MFU": _flat_s(training)}
-    if (earlier_s := _earlier().get(key_of(row))) is not None:
-        others["earlier middle"] = earlier_s
-    return Quantity(name, *_as_floats(predict.step(training), measured), others)
+        predicted, others = predict.memory(training, row.kind), {}
+    else:
+        predicted, others = predict.step(training), {"flat 40 % MFU": _short(_flat_s(training))}
+        if (earlier_s := _earlier().get(key_of(row))) is not None:
+            others["earlier middle"] = earlier_s
+    interval = predicted.interval and tuple(map(_short, predicted.interval))
+    return Quantity(name, _short(predicted.value), _short(measured), interval, others)
 
 
-def _as_floats(prediction: predict.Prediction, measured: float) -> tuple:
-    return prediction.value, measured, prediction.interval
+def _short(value: float) -> float:
+    """Without digits that nobody needs, so that a file of it stays small."""
+    return float(f"{value:.6g}")
 
 
 def _flat_s(training: Training) -> float:

@@ -40,19 +40,19 @@ LLAMA3, LLAMA2, QWEN = 128256, 32000, {"model_type": "qwen2"}
 # Regular expressions over the last part of a name in small letters; the first that matches is meant. Dimensions are
 # from the models' own config files, and a test holds them to the published numbers of parameters.
 PUBLISHED: dict[str, str | dict] = {
-    r"llama-?3(\.1)?[- ]?8b": _llama(4096, 14336, 32, 32, 8, LLAMA3),
-    r"llama-?3\.2[- ]?1b": _llama(2048, 8192, 16, 32, 8, LLAMA3, **TIED),
-    r"llama-?3\.2[- ]?3b": _llama(3072, 8192, 28, 24, 8, LLAMA3, head_dim=128, **TIED),
-    r"llama-?3(\.[13])?[- ]?70b": _llama(8192, 28672, 80, 64, 8, LLAMA3),
-    r"llama-?3(\.1)?[- ]?405b": _llama(16384, 53248, 126, 128, 8, LLAMA3),
-    r"llama-?2[- ]?70b": _llama(8192, 28672, 80, 64, 8, LLAMA2),
-    r"(llama|vicuna|alpaca|granite)(-?[12])?[- ]?7b": _llama(4096, 11008, 32, 32, 32, LLAMA2),
-    r"(llama|vicuna)(-?[12])?[- ]?13b": _llama(5120, 13824, 40, 40, 40, LLAMA2),
-    r"llama(-?1)?[- ]?3[03]b": _llama(6656, 17920, 60, 52, 52, LLAMA2),
-    r"llama(-?1)?[- ]?65b": _llama(8192, 22016, 80, 64, 64, LLAMA2),
+    r"llama-?3(\.1)?-?8b": _llama(4096, 14336, 32, 32, 8, LLAMA3),
+    r"llama-?3\.2-?1b": _llama(2048, 8192, 16, 32, 8, LLAMA3, **TIED),
+    r"llama-?3\.2-?3b": _llama(3072, 8192, 28, 24, 8, LLAMA3, head_dim=128, **TIED),
+    r"llama-?3(\.[13])?-?70b": _llama(8192, 28672, 80, 64, 8, LLAMA3),
+    r"llama-?3(\.1)?-?405b": _llama(16384, 53248, 126, 128, 8, LLAMA3),
+    r"llama-?2-?70b": _llama(8192, 28672, 80, 64, 8, LLAMA2),
+    r"(llama|vicuna|alpaca|granite)(-?[12])?-?7b": _llama(4096, 11008, 32, 32, 32, LLAMA2),
+    r"(llama|vicuna)(-?[12])?-?13b": _llama(5120, 13824, 40, 40, 40, LLAMA2),
+    r"llama(-?1)?-?3[03]b": _llama(6656, 17920, 60, 52, 52, LLAMA2),
+    r"llama(-?1)?-?65b": _llama(8192, 22016, 80, 64, 64, LLAMA2),
     r"mistral-7b(-instruct)?-v0\.3": "mistral-7b",
-    r"mistral[- ]?7b": _llama(4096, 14336, 32, 32, 8, LLAMA2, model_type="mistral", sliding_window=4096),
-    r"mixtral[- ]?8x7b": "mixtral-8x7b",
+    r"mistral-?7b": _llama(4096, 14336, 32, 32, 8, LLAMA2, model_type="mistral", sliding_window=4096),
+    r"mixtral-?8x7b": "mixtral-8x7b",
     r"qwen2(\.5)?-0\.5b": _llama(896, 4864, 24, 14, 2, 151936, **QWEN, **TIED),
     r"qwen2(\.5)?-1\.5b": _llama(1536, 8960, 28, 12, 2, 151936, **QWEN, **TIED),
     r"qwen2(\.5)?-3b": _llama(2048, 11008, 36, 16, 2, 151936, **QWEN, **TIED),
@@ -61,6 +61,9 @@ PUBLISHED: dict[str, str | dict] = {
     r"qwen2\.5-32b": _llama(5120, 27648, 64, 40, 8, 152064, **QWEN),
     r"qwen2(\.5)?-72b": _llama(8192, 29568, 80, 64, 8, 152064, **QWEN),
     r"qwen3-8b": "qwen3-8b",
+    r"gemma-?2-9b": "gemma2-9b",
+    r"phi-?3-mini": "phi3-mini",
+    r"olmo-?2.*-7b": "olmo2-7b",
     r"powerlm-3b": _llama(2304, 9216, 40, 36, 36, 49152, model_type="granite", **TIED),
     r"internlm-7b": _llama(4096, 11008, 32, 32, 32, 103168, attention_bias=True),
     r"internlm-20b": _llama(5120, 13824, 60, 40, 40, 103168),
@@ -126,7 +129,7 @@ def _candidate(name: str, params: float | None, sequence: int) -> Model:
         if match[1] not in MPT:
             raise Unknown(f"the dimensions of {name} are not known")
         return _gpt(*MPT[match[1]], 50368, sequence, params, dropout=0.0)
-    last = words.rsplit("/", 1)[-1].replace("_", "-").replace("llama3", "llama-3")
+    last = re.sub(r"[_ ]", "-", words.rsplit("/", 1)[-1]).replace("llama3", "llama-3")
     for pattern, shape in PUBLISHED.items():
         if match := re.search(pattern, last):
             return _published(match.expand(shape) if isinstance(shape, str) else shape, name)

@@ -160,7 +160,7 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
         return {"deepspeed": _deepspeed(number, words, says.zero or {})}
     if "offload" in words:
         raise NoSetup(f"the stage is not said ({row.arm})")
-    if re.search(r"ddp|data parallel", words) or (gpus == 1 and re.search(r"single|one gpu|baseline", words)):
+    if re.search(r"ddp|data parallel|\bdp\d+", words) or (gpus == 1 and re.search(r"single|one gpu|baseline", words)):
         return {}
     raise NoSetup(f"how the training is distributed is not known ({row.arm})" if words else "the arm is not said")
 
@@ -228,7 +228,7 @@ def _attention(row: Row, model: Model, says: Says, assumed: list[str]) -> str:
 
 
 def _machine(row: Row, gpus: int, compiled: bool, says: Says, assumed: list[str]) -> Machine:
-    text = re.sub(r"\(.*?\)", "", says.gpu or row.gpu or "").strip()
+    text = re.sub(r"\(.*?\)", "", row.gpu or "").strip()
     name = _gpu(text, assumed)
     said = re.search(r"(\d+) (?:on|in|per) (?:one|a|each)? ?node", f"{row.gpu} {row.notes}")
     per_node = int(said[1]) if said else says.gpus_per_node

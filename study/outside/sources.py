@@ -20,7 +20,6 @@ class Says(BaseModel):
 
     where: str  # in the source this was read
     about: str = ""  # the rows whose address has this in it
-    gpu: str | None = None
     gpus_per_node: int | None = None
     attention: Literal["sdpa", "eager"] | None = None
     checkpointing: Literal["full", "none"] | None = None

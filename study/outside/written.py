@@ -6,10 +6,11 @@ from dataclasses import asdict
 
 from study.errors import Stop
 from study.outside import rows
-from study.outside.compare import Compared, compared
+from study.outside.compare import Compared, Quantity, compared, key_of
 from study.outside.summary import summary
 
 FILE = rows.FOLDER / "predictions.json"
+KEPT = ("key", "reason", "assumed", "quantities")  # of a row; the rest is in the row itself
 
 
 def as_json(everything: list[Compared]) -> dict:
@@ -18,16 +19,35 @@ def as_json(everything: list[Compared]) -> dict:
 
 
 def write() -> None:
-    """Predict all own rows again, and keep the result."""
-    FILE.write_text(json.dumps(as_json([compared(row) for row in rows.own()]), indent=1) + "\n")
+    """Predict all own rows again, and keep what theory said of each, a line for each row."""
+    everything = as_json([compared(row) for row in rows.own()])
+    lines = [json.dumps({name: row[name] for name in KEPT}) for row in everything["rows"]]
+    text = ",\n".join(lines)
+    FILE.write_text(f'{{"rows": [\n{text}\n],\n"summary": {json.dumps(everything["summary"], indent=1)}}}\n')
 
 
 @functools.cache
 def read() -> dict:
+    """What was kept."""
     try:
         return json.loads(FILE.read_text())
     except (OSError, ValueError) as error:
         raise Stop(f"{FILE} cannot be read ({error})", "write it: study outside --write") from None
+
+
+def own() -> list[Compared]:
+    """The own rows with their predictions as they were kept. Rows that changed since are a Stop."""
+    kept = read()["rows"]
+    if [each["key"] for each in kept] != [key_of(row) for row in rows.own()]:
+        raise Stop(f"{FILE.name} is not of these rows", "write it: study outside --write")
+    return [
+        Compared(row, tuple(_quantity(**each) for each in its["quantities"]), its["reason"], tuple(its["assumed"]))
+        for row, its in zip(rows.own(), kept, strict=True)
+    ]
+
+
+def _quantity(interval: list[float] | None, **values) -> Quantity:
+    return Quantity(**values, interval=interval and tuple(interval))
 
 
 def accuracy() -> str:

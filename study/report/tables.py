@@ -14,6 +14,7 @@ from study.claims import ledger
 from study.claims.files import read_all
 from study.claims.words import plainly
 from study.errors import Stop
+from study.outside import rows as published_rows
 from study.outside import sources, written
 from study.outside import words as outside_words
 from study.records import stats
@@ -498,12 +499,12 @@ def _first(row: dict, names: Iterable[str]) -> dict:
 def outside() -> list[dict]:
     """Every published number that has a prediction: both, and how far they are apart."""
     return [
-        {name: row[name] for name in ("source", "model", "gpu", "arm", "role")}
-        | {"GPUs": row["n_gpus"], "rows per pass": row["micro_batch"]}
+        {"source": row.source, "model": row.model, "GPU": row.gpu, "GPUs": row.n_gpus, "arm": row.arm}
+        | {"rows per pass": row.micro_batch, "role": sources.own()[row.source].role_of(row)}
         | {name: quantity[name] for name in ("quantity", "measured", "predicted")}
         | {"error": quantity["predicted"] / quantity["measured"] - 1}
-        for row in written.read()["rows"]
-        for quantity in row["quantities"]
+        for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True)
+        for quantity in kept["quantities"]
     ]
 
 
@@ -514,12 +515,14 @@ def outside_errors() -> list[dict]:
 
 def outside_sources() -> list[dict]:
     """Where the published numbers come from, and what is left open."""
-    rows = written.read()["rows"]
+    of_source = {name: [] for name in sources.own()}
+    for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True):
+        of_source[row.source].append(bool(kept["quantities"]))
     return [
         {
             "source": source.name,
-            "rows": sum(row["source"] == source.name for row in rows),
-            "predicted": sum(row["source"] == source.name and bool(row["quantities"]) for row in rows),
+            "rows": len(of_source[source.name]),
+            "predicted": sum(of_source[source.name]),
             "what it is": source.what,
             "how it was read": source.read,
             "what it leaves open": source.unsaid,
