@@ -98,6 +98,14 @@ def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():
     assert profile(whole).most.total - profile(in_place).most.total == pytest.approx(logits, rel=0.05)
 
 
+def test_a_loss_in_16_bits_holds_half_of_it():
+    """Of the loss's last step: the log-softmax, its gradient and that of the logits, each of all logits."""
+    values = {"precision": "bf16_pure", "micro_batch": 16}
+    whole, half = (profile(setup_of(logits=logits, **values)) for logits in ("fp32", "as_computed"))
+    logits = setup_of(**values).tokens * 512
+    assert whole.most.total - half.most.total == pytest.approx(3 * 2 * logits, rel=0.05)
+
+
 def test_frozen_weights_are_loaded_in_bf16():
     """Under autocast; where all weights are bf16 already, nothing changes."""
     model = dataclasses.replace(Transformer.of(config_of("llama"), "llama"), lora_rank=4)
