@@ -12,8 +12,9 @@ from study.theory.advise import BUCKET_ELEMENTS, BUCKETS, MISS, Advice, Row, adv
 from study.theory.answer import assumptions, in_words, remedies_in_words, seconds
 from study.theory.architecture import describe, parameters
 from study.theory.estimate import Estimate, estimate
+from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
 from study.theory.purchase import fewest, remedies
-from study.theory.question import FRAGMENTATION, OUTSIDE_BYTES, Given, Question, bytes_of, counts_of
+from study.theory.question import Given, Question, bytes_of, counts_of
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 from study.theory.steptime import Machine, step_time
@@ -125,7 +126,7 @@ def test_the_largest_microbatch_that_fits_with_a_margin():
     """The next larger one that divides the batch does not. Where even a single row has no margin, it does without."""
     question = replace(BERT, sequence=512, batch=2 * 96, gpu="T4")
     row = advised(question)["ddp"]
-    available = GPUS["T4"].memory_bytes * (1 - FRAGMENTATION) - OUTSIDE_BYTES
+    available = GPUS["T4"].memory_bytes - reserve_bytes(GPUS["T4"])
     assert 1 < row.micro_batch < 96
     larger = min(size for size in range(row.micro_batch + 1, 97) if 96 % size == 0)
     peaks = [prediction(question, "ddp", size).peak_bytes for size in (row.micro_batch, larger)]
@@ -236,7 +237,7 @@ def test_what_an_expert_would_try(gemma):
 def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
     question = replace(BERT, model=describe("gpt2-medium"), gpus=8, batch=8)
     peak = prediction(question, "zero2", 1).peak_bytes
-    enough = (peak + OUTSIDE_BYTES) / (1 - FRAGMENTATION) + 1e6
+    enough = (peak + OUTSIDE_AT_MOST_BYTES) / (1 - FRAGMENTATION) + 1e6
     for memory_bytes, elements in ((enough, 6_553_600), (1.2 * enough, BUCKET_ELEMENTS)):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
         row = advised(question)["zero2"]

@@ -23,7 +23,8 @@ from study.theory.architecture import Architecture, generic, named
 from study.theory.architecture import parameters as count_parameters
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
-from study.theory.question import Question, reserve_bytes
+from study.theory.memory_kinds import reserve_bytes
+from study.theory.question import Question
 from study.theory.setup import Setup, arm_named
 
 Name, Number, Whole = str | None, float | None, int | None

@@ -1,6 +1,5 @@
 """The command that holds predictions against measurements that others published."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 

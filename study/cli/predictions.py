@@ -1,6 +1,7 @@
 """Commands that predict: advice for a model and some GPUs, an estimate of one rank, and one virtual rank."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import tempfile
@@ -28,10 +29,11 @@ from study.theory import answer, configure, room, steptime
 from study.theory.advise import Advice
 from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
+from study.theory.memory_kinds import in_words, memory_kinds
 from study.theory.papers import OF_PRECISION, states_bytes
 from study.theory.purchase import fewest, remedies
 from study.theory.question import Given, Question, bytes_of, counts_of
-from study.theory.setup import Loss, Optimizer, Setup, arm_named
+from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named
 from study.theory.transformer import CUDA_DIFFERENCES
 
 WIDTH = 100
@@ -45,7 +47,7 @@ def estimate(
     *,
     arm: str = "zero3",
     ranks: int = 8,
-    precision: Precision = "bf16_cast",
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "bf16_cast",
     recipe: str | None = None,
     micro_batch: int = 1,
     accumulation: int = 1,
@@ -54,9 +56,11 @@ def estimate(
     attention: Literal["sdpa", "eager"] | None = None,
     loss: Loss = "whole",
     optimizer: Optimizer = "fused",
+    fsdp: Fsdp | None = None,
+    frozen: Frozen = "as_weights",
+    gpu: str | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = CUDA_DIFFERENCES,
-    gpu: str | None = None,
     explain: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
@@ -66,32 +70,34 @@ def estimate(
         wanted: The model. --params alone give the ZeRO paper's model states, and no more.
         arm: A file in accelerate_configs/.
         ranks: How many processes share the training.
-        precision: As in the trainer.
+        precision: As in the trainer; or bf16_pure: weights, gradients and optimizer states in bf16.
         recipe: For the paper's model states: mixed-adam, fp32-adam and others. Default: what the precision means.
         micro_batch: Rows per rank and pass.
         accumulation: Passes per step.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
         checkpointing: Recompute activations.
         attention: Fused (sdpa), or written out (eager). Default: fused where transformers has it for the model.
-        loss: From all logits at once, as the trainer computes it, or chunked, as fused kernels do (Liger).
+        loss: From all logits at once, as the trainer computes it; in_place, by a kernel that overwrites them; or
+            chunked, as Liger does it.
         optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
+        fsdp: PyTorch's own sharding, a layer a unit, instead of an arm: full_shard or shard_grad_op.
+        frozen: Weights that do not train: as the others, or under autocast in bf16.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
         cuda: On a GPU: in what CUDA's kernels are followed where they keep other bytes than a CPU's. Of a config.json.
-        gpu: Which: H100, A100-40GB, L4 and others. With it, the time of a step is predicted as well.
+        gpu: Which: H100, A100-40GB, L4 and others. With it, the time of a step is predicted as well, and what PyTorch
+            gives back near the end of its memory.
         explain: With --gpu: every constant that went into the time, and where it comes from.
         as_json: Print it as JSON.
     """
-    chosen, whole, step = arm_named(arm), None, None
+    chosen, whole, kinds, step = arm_named(arm), None, None, None
     if explain and gpu is None:
         raise Stop("--explain is about the time of a step", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         params = count_of(wanted.params)
     else:
         model = asked_for(wanted, sequence or 1)
-        setup = Setup.of_arm(
-            model,
-            arm,
-            ranks=ranks,
+        of_arm = functools.partial(Setup.of_arm, model, arm, ranks=ranks)
+        setup = (functools.partial(Setup, model=model, ranks=ranks, fsdp=fsdp) if fsdp else of_arm)(
             precision=precision,
             micro_batch=micro_batch,
             accumulation=accumulation,
@@ -99,23 +105,27 @@ def estimate(
             attention=attention or ("sdpa" if model.has_fused_attention else "eager"),
             loss=loss,
             optimizer=optimizer,
+            frozen=frozen,
             checkpointing=checkpointing,
             device=device,
             cuda=cuda,
         )
-        whole = predict(setup)
+        whole, kinds = predict(setup), memory_kinds(setup, gpu and gpu_named(gpu))
         params = whole.parameters
         if gpu is not None:
             step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu)))
-    states = states_bytes(params, chosen.stage or 0, ranks, recipe or OF_PRECISION[precision])
+    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp, chosen.stage or 0)
+    states = states_bytes(params, stage, ranks, recipe or OF_PRECISION[precision])
     if as_json:
-        answer = {"arm": arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
-        timed = {"step": step and steps.as_dict(step)}
-        return answer | {"estimate": whole and dataclasses.asdict(whole)} | timed
+        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
+        predicted = {"estimate": whole and dataclasses.asdict(whole), "kinds": kinds and dataclasses.asdict(kinds)}
+        return answer | predicted | {"step": step and steps.as_dict(step)}
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if whole:
         say("", f"predicted at the peak ({whole.peak_when}), buffers and temporaries included:")
         _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
+        if device != "cpu":
+            say("", *_wrapped([in_words(kinds)]))
         moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
         say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
         if step:
@@ -185,6 +195,7 @@ def advise(
     batch: int | None = None,
     precision: Precision | None = None,
     checkpointing: Literal["try", "on", "off"] = "try",
+    frozen: Frozen = "bf16",
     disk: str | None = None,
     gpus_per_node: int | None = None,
     write: Path | None = None,
@@ -203,6 +214,7 @@ def advise(
         batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
         precision: As in the trainer. Default: 16 bits, in the usual way of each arm.
         checkpointing: Recompute activations. Default: where it helps.
+        frozen: Weights that do not train, as with --lora-rank: loaded in bf16, or as the others.
         disk: What a node's disk reads and writes, such as 6GB/s. Without one nothing is offloaded to disk.
         gpus_per_node: They share a host. Default: 8, or as many as such machines have.
         write: A new file for an Accelerate config, with a DeepSpeed json beside it where one is needed.
@@ -218,6 +230,7 @@ def advise(
         gpus_per_node=gpus_per_node,
         precision=precision,
         checkpointing={"try": None, "on": True, "off": False}[checkpointing],
+        frozen=frozen,
         disk_bytes_per_s=disk and bytes_of(disk, "--disk", "B/s"),
     )
     model = asked_for(wanted, sequence or 1)

@@ -1,6 +1,5 @@
 """`study timeline`: a predicted step, stream by stream."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 

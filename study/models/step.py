@@ -32,8 +32,8 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     return {"input_ids": ids}
 
 
-def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype) -> tuple:
-    """The logits in fp32, whatever the model computes in, and the loss of each row.
+def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype, upcast: bool = True) -> tuple:
+    """The logits in fp32, whatever the model computes in (unless not `upcast`), and the loss of each row.
 
     `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it.
     """
@@ -49,7 +49,8 @@ def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torc
         # The decoder reads the labels one position late.
         start = getattr(config, "decoder_start_token_id", None) or getattr(config, "pad_token_id", None) or 0
         fed["decoder_input_ids"] = pad(labels[:, :-1], (1, 0), value=start).clamp(min=0)
-    logits = model(**fed).logits.float()
+    logits = model(**fed).logits
+    logits = logits.float() if upcast else logits
     if kind in ("encoder", "vision"):
         return logits, cross_entropy(logits, labels, reduction="none")
     if kind == "decoder":

@@ -29,6 +29,8 @@ NOT_MODELLED = {
     r"optimizer in backward|fused backward": "an update during the backward pass",
 }
 NOT_MODELLED_IN_NOTES = {r"8-bit optim|8-bit adam|paged": "an optimizer with 8-bit or paged states"}
+# Families whose loss transformers 4.45 to 4.48 took in the type of the weights, those of these rows.
+LOSS_IN_HALF = ("gpt_bigcode",)
 STAGE = re.compile(r"zero[- _]?(?:stage)?[- _]?([0-3])(?!\d)|stage[- _]?([0-3])")
 
 
@@ -63,6 +65,8 @@ def training_of(row: Row) -> Training:
     source = sources.own().get(row.source)
     says, assumed = source.says_of(row) if source else Says(where=""), []
     gpus = _gpus(row)
+    if "unpacked" in (row.arm or "").lower():
+        raise NoSetup("the tokens of a row are not said: rows are not packed")
     sequence, micro_batch = _needed(row.seq, "the tokens of a row"), _needed(row.micro_batch, "the micro-batch")
     try:
         model = model_of(row.model, row.params, sequence)
@@ -83,6 +87,7 @@ def training_of(row: Row) -> Training:
         attention=_attention(row, model, says, assumed),
         optimizer=says.optimizer or ("fused" if way.get("deepspeed") else "foreach"),
         loss=_loss(_words(row)),
+        logits="as_computed" if model.family in LOSS_IN_HALF else "fp32",
         device="cuda",
         **way,
     )

@@ -15,7 +15,8 @@ from study.spec.arms import Arm
 from study.theory import papers
 from study.theory.architecture import parameters, trained
 from study.theory.estimate import Estimate, estimate
-from study.theory.question import Question, check, reserve_bytes
+from study.theory.memory_kinds import reserve_bytes
+from study.theory.question import Question, check
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 from study.theory.steptime import Machine, StepTime, step_time
@@ -127,7 +128,7 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     stage, recipe, trains = arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
     states = sum(papers.states_bytes(trains, stage, question.gpus, recipe).values())
     frozen = (parameters(question.model) - trains) / (question.gpus if stage == 3 else 1)
-    return int(states + frozen * papers.RECIPES[recipe][0])
+    return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
 
 
 def with_buckets(arm: Arm) -> Iterator[Arm]:
@@ -212,5 +213,6 @@ def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),
+        frozen=question.frozen,
         device="cuda",
     )

@@ -6,8 +6,9 @@ from study.machine.gpus import GPUS
 from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
+from study.theory.memory_kinds import reserve_bytes
 from study.theory.pace import ceilings, pace, spread
-from study.theory.question import Question, reserve_bytes
+from study.theory.question import Question
 from study.theory.room import HOST_PROCESS_BYTES
 
 IN_WORDS = {
@@ -148,10 +149,13 @@ def assumptions(question: Question) -> list[str]:
         lines.append(f"precision: {with_deepspeed} (ddp and single: {without})")
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
+    if architecture.trained(question.model) < architecture.parameters(question.model):
+        kind = "bf16" if question.frozen == "bf16" else "the type of the others"
+        lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
     constants, margin = pace(), spread()
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
-        f"{size(reserve_bytes(gpu))} of each GPU stay free for driver, context, NCCL and fragmentation, and "
+        f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "
         f"{MISS:.0%} of the peak where possible, because predictions miss",
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
         f"large products reach {reached:.0%} of the peak, small ones less; "

@@ -10,9 +10,9 @@ import functools
 from dataclasses import dataclass
 from math import ceil
 
-from study.machine.gpus import GPUS
+from study.machine.gpus import GPUS, Gpu
+from study.text.numbers import size
 from study.theory import estimate as estimates
-from study.theory import fsdp_memory
 from study.theory.allocator import Allocator, Block, rounded, segment_bytes
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate
@@ -20,11 +20,15 @@ from study.theory.fsdp_memory import ROOT, Sharding
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
-# A CUDA context with PyTorch's kernels, loaded as they are needed (CUDA 11.7 and later): ptrblck in pytorch#107667,
-# "~300MB"; it grows with the kernels. Before, more than 1 GB.
+# A CUDA context with PyTorch's kernels: 300 MB where they are loaded as they are needed, since CUDA 11.7, more than
+# 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
 CONTEXT_BYTES = 0.4e9
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
 NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
+# What an advice keeps free of a GPU is more, to be safe: the context of an older CUDA and NCCL, and a share for blocks
+# that do not fit what is asked for. On an A100 that is 7.3 % of 85.9 GB. The least that is known to have been enough is
+# 6.5 %: Llama-3-8B was trained with 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
+OUTSIDE_AT_MOST_BYTES, FRAGMENTATION = 2e9, 0.05
 STEPS = 3  # after the first the optimizer's states lie between the activations; the third finds nothing new, mostly
 
 
@@ -42,12 +46,26 @@ def outside_bytes(ranks: int) -> float:
     return CONTEXT_BYTES + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
 
 
+def reserve_bytes(gpu: Gpu) -> float:
+    """Memory of a GPU that is kept free, because allocated bytes do not count it."""
+    return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
+
+
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. A GPU (a name in GPUS) has an end: near it, PyTorch gives back what it holds in vain."""
     allocated, outside = estimate(setup).peak_bytes, int(outside_bytes(setup.ranks))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
     reserved = reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
+
+
+def in_words(kinds: MemoryKinds) -> str:
+    """The three numbers in a sentence."""
+    tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
+    if kinds.reserved is None:
+        return f"{tensors}; reserved and what nvidia-smi shows are known for models with a config alone."
+    reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"
+    return f"{tensors}; {reserved}; nvidia-smi shows {size(kinds.driver)} (with the CUDA context and NCCL)."
 
 
 @functools.cache
@@ -75,15 +93,13 @@ class _Replay:
 
     def run(self) -> None:
         standing, moments = _standing(self.setup)
-        for size in standing:
-            self.allocator.take(size)
+        self._take(standing)
         for step in range(STEPS):
             gradients: list[Block] = []
             for number in range(min(self.setup.accumulation, 2)):
                 self._pass(gradients, keeps=self.single and number == 0)
             if step == 0:
-                for size in moments:
-                    self.allocator.take(size)
+                self._take(moments)
             self._give(self._take(self.update))
             self._give(gradients)
 
@@ -113,21 +129,17 @@ class _Replay:
 
 def _standing(setup: Setup) -> tuple[list[int], list[int]]:
     """Sizes of what is there before the first step, and of the moments, which come with the first update."""
-    if setup.fsdp:
-        states = fsdp_memory.standing(Sharding(setup))
-    else:
-        engine = Engine(setup)
-        states = estimates.standing(engine)
-        if engine.stage:  # flat
-            rest = [size for name, size in states.items() if size and name != "moments"]
-            return rest, [states["moments"] // 2] * 2 if states["moments"] else []
+    if setup.deepspeed:  # flat; what is on the host is not in it
+        states = dict(estimate(setup).after_step)
+        moment = states.pop("moments", 0) // 2
+        return [*states.values()], [moment, moment] if moment else []
     share = setup.ranks if setup.fsdp else 1
     weights = [(ceil(t.elements / share), t.trains) for t in setup.model.tensors]
     sizes = [elements * (setup.stored_bytes if trains else setup.frozen_bytes) for elements, trains in weights]
     if not setup.fsdp and setup.ranks > 1:
         sizes.append(sum(elements for elements, trains in weights if trains) * setup.weight_bytes)  # DDP's buckets
     trained = [elements for elements, trains in weights if trains]
-    master = [elements * setup.state_bytes for elements in trained if states["master"]]
+    master = [elements * setup.state_bytes for elements in trained if setup.precision == "bf16_cast"]
     return sizes + master, [elements * setup.state_bytes for elements in trained for _ in range(2)]
 
 

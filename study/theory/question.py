@@ -9,12 +9,12 @@ from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.spec.validation import nearest
 from study.theory import papers
 from study.theory.architecture import Architecture
+from study.theory.setup import Frozen
 from study.theory.transformer import Transformer
 
 # All assumed until measured; an advice says so.
-OUTSIDE_BYTES = 2e9  # of a GPU, for what PyTorch does not count: the driver's own, the CUDA context, NCCL
-FRAGMENTATION = 0.05  # of a GPU, reserved by PyTorch's allocator in blocks that do not fit what is asked for
 SEQUENCE, BATCH = 2048, 128  # tokens of a row, if the model reads so many; rows of a step, up to a multiple of the GPUs
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast")  # that the trainer has
 LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # a node's memory is mostly twice that of its GPUs or more
 NODE_GPUS = 8
 
@@ -31,6 +31,7 @@ class Given:
     precision: str | None = None
     checkpointing: bool | None = None
     disk_bytes_per_s: float | None = None
+    frozen: Frozen = "bf16"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Question:
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
+    frozen: Frozen = "bf16"  # weights that do not train, where the others are not bf16: as experts load them
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
@@ -78,6 +80,7 @@ class Question:
             checkpointing=given.checkpointing,
             disk_bytes_per_s=given.disk_bytes_per_s,
             gpus_per_node=per_node,
+            frozen=given.frozen,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
 
@@ -121,7 +124,7 @@ def check(question: Question) -> None:
     """Refuse an impossible question."""
     known = {"GPU": (question.gpu, GPUS)}
     if question.precision is not None:
-        known["precision"] = (question.precision, papers.OF_PRECISION)
+        known["precision"] = (question.precision, PRECISIONS)
     if question.gpus > 1 or question.link is not None:
         known["link between GPUs"] = (question.link, papers.LINKS)
     for what, (name, names) in known.items():
@@ -138,8 +141,3 @@ def check(question: Question) -> None:
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")
-
-
-def reserve_bytes(gpu: Gpu) -> float:
-    """Memory of a GPU that is kept free, because the prediction does not count it."""
-    return OUTSIDE_BYTES + FRAGMENTATION * gpu.memory_bytes

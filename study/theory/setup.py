@@ -13,6 +13,7 @@ from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
 Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach"]
+Fsdp = Literal["full_shard", "shard_grad_op"]
 Frozen = Literal["as_weights", "bf16"]
 HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 
@@ -34,10 +35,11 @@ class Setup:
     data_bytes: int = 0  # what a rank holds of its data set
     # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
     loss: Loss = "whole"
+    logits: Literal["fp32", "as_computed"] = "fp32"  # the loss's; older models of transformers leave them in 16 bits
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
-    fsdp: Literal["full_shard", "shard_grad_op"] | None = None  # PyTorch's own sharding; then deepspeed is None
-    frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or loaded in bf16
+    fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
+    frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or under autocast in bf16
 
     def __post_init__(self):
         if self.fsdp and self.deepspeed:
@@ -75,7 +77,8 @@ class Setup:
             precision = "bf16_gathered"
         return Pass(
             *(self.sequence, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
-            frozen="as_weights" if self.weight_bytes == 2 else self.frozen,
+            logits=self.logits,
+            frozen=self.frozen if self.autocast else "as_weights",
         )
 
     @property
@@ -100,7 +103,7 @@ class Setup:
     @property
     def frozen_bytes(self) -> int:
         """Bytes of an element of the weights that do not train."""
-        return 2 if self.frozen == "bf16" else self.stored_bytes
+        return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
 
     @property
     def state_bytes(self) -> int:

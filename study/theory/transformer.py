@@ -30,6 +30,7 @@ class Pass(NamedTuple):
     loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/models/zero3_linear.py
     cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
+    logits: str = "fp32"  # or as_computed: the type in which the loss is taken
     frozen: str = "as_weights"  # or bf16: the type of the weights that do not train
 
 

@@ -1,0 +1,120 @@
+"""Allocated, reserved and what the driver shows; a loss in place; frozen weights in bf16."""
+
+import dataclasses
+
+import pytest
+from families import config_of
+
+from study.spec.settings import Settings
+from study.theory import transformer
+from study.theory.allocator import MIB, Allocator
+from study.theory.architecture import decoder, trained
+from study.theory.estimate import estimate, profile
+from study.theory.memory_kinds import _Replay, in_words, memory_kinds, outside_bytes, reserved_bytes
+from study.theory.setup import Setup
+from study.theory.transformer import Transformer
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setattr(transformer, "_seen", {})
+
+
+def setup_of(**values) -> Setup:
+    how = {"micro_batch": 3, "sequence": 64, "device": "cuda"} | values
+    return Setup(model=Transformer.of(config_of("llama"), "llama"), **how)
+
+
+# CUDACachingAllocator.h of PyTorch: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge.
+@pytest.mark.parametrize(
+    ("size", "allocated", "reserved"),
+    [
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+    ],
+)
+def test_a_tensor_takes_what_pytorch_takes(size, allocated, reserved):
+    allocator = Allocator()
+    allocator.take(size)
+    assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
+
+
+def test_blocks_are_split_joined_and_given_back():
+    allocator = Allocator(capacity_bytes=100 * MIB)
+    first, second = allocator.take(8 * MIB), allocator.take(8 * MIB)  # of one segment of 20 MiB, with 4 MiB left
+    assert allocator.reserved == 20 * MIB
+    allocator.give(first)
+    assert allocator.take(6 * MIB).place == 0, "the smallest piece that is large enough"
+    allocator.take(9 * MIB)
+    assert allocator.reserved == 40 * MIB, "nothing free is large enough: 2 and 4 MiB lie apart"
+    allocator.give(second)
+    allocator.take(13 * MIB)
+    assert allocator.reserved == 40 * MIB, "8 MiB between free pieces of 2 and 4 are a piece of 14"
+    large = allocator.take(40 * MIB)
+    allocator.give(large)
+    allocator.take(42 * MIB)
+    assert (allocator.reserved, allocator.peak_reserved) == (82 * MIB, 82 * MIB), "40 MiB went back to the driver"
+    with pytest.raises(MemoryError):
+        allocator.take(50 * MIB)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_replay_allocates_what_is_predicted(checkpointing):
+    """A second way to the same peak: every tensor by itself, in its order, against the moments of theory."""
+    setup = setup_of(precision="bf16_pure", checkpointing=checkpointing, optimizer="foreach", micro_batch=8)
+    replay = _Replay(setup, Allocator())
+    replay.run()
+    assert replay.allocator.peak_allocated == pytest.approx(estimate(setup).peak_bytes, rel=0.02)
+    assert replay.allocator.peak_reserved > replay.allocator.peak_allocated
+
+
+def test_three_kinds():
+    setup = setup_of(precision="bf16_cast", ranks=8, deepspeed={"zero_optimization": {"stage": 3}})
+    for each in (setup, dataclasses.replace(setup, deepspeed=None, fsdp="full_shard")):
+        kinds = memory_kinds(each, "A100-80GB")
+        assert kinds.allocated < kinds.reserved < kinds.driver
+        assert kinds.driver - kinds.reserved == int(outside_bytes(8))
+        assert "nvidia-smi shows" in in_words(kinds)
+    numbers = dataclasses.replace(setup, model=decoder(1e9, 16, 2048, 8192, 32, 8, vocabulary=32000))
+    assert (memory_kinds(numbers).reserved, memory_kinds(numbers).driver) == (None, None)
+
+
+def test_near_the_end_of_a_gpu_nothing_more_is_held():
+    setup = setup_of(precision="fp32", micro_batch=64)
+    free = reserved_bytes(setup)
+    assert reserved_bytes(setup, free + 1) == free
+    assert estimate(setup).peak_bytes < reserved_bytes(setup, int(0.9 * free)) <= 0.9 * free
+
+
+def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():
+    whole, in_place = (setup_of(precision="bf16_pure", micro_batch=16, loss=loss) for loss in ("whole", "in_place"))
+    logits = 4 * whole.tokens * 512
+    assert profile(whole).most.total - profile(in_place).most.total == pytest.approx(logits, rel=0.05)
+
+
+def test_a_loss_in_16_bits_holds_half_of_it():
+    """Of the loss's last step: the log-softmax, its gradient and that of the logits, each of all logits."""
+    values = {"precision": "bf16_pure", "micro_batch": 16}
+    whole, half = (profile(setup_of(logits=logits, **values)) for logits in ("fp32", "as_computed"))
+    logits = setup_of(**values).tokens * 512
+    assert whole.most.total - half.most.total == pytest.approx(3 * 2 * logits, rel=0.05)
+
+
+def test_frozen_weights_are_loaded_in_bf16():
+    """Under autocast; where all weights are bf16 already, nothing changes."""
+    model = dataclasses.replace(Transformer.of(config_of("llama"), "llama"), lora_rank=4)
+    setup = Setup(model=model, precision="bf16", micro_batch=2, sequence=32, device="cuda")
+    as_weights, half = (estimate(dataclasses.replace(setup, frozen=kind)) for kind in ("as_weights", "bf16"))
+    frozen = sum(tensor.elements for tensor in model.tensors if not tensor.trains)
+    assert half.after_step["weights"] == 2 * frozen + 4 * trained(model)
+    assert as_weights.after_step["weights"] == 4 * (frozen + trained(model))
+    assert half.after_step["moments"] == as_weights.after_step["moments"] == 8 * trained(model)
+    assert half.at_peak["activations"] < as_weights.at_peak["activations"], "no copies of frozen matrices"
+    cast = [dataclasses.replace(setup, precision="bf16_cast", frozen=kind) for kind in ("as_weights", "bf16")]
+    assert estimate(cast[0]) == estimate(cast[1])
