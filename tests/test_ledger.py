@@ -415,15 +415,15 @@ def test_the_same_records_give_the_same_numbers(claims, tmp_path):
         assert (ours.found, ours.interval, ours.working) == (theirs.found, theirs.interval, theirs.working)
 
 
-def test_seven_hundred_records_take_less_than_four_seconds(claims, tmp_path):
-    """All claims of the study and a few more, as 2,000 take less than ten. What is tried, once and then never again, is
-    left out.
+@pytest.mark.slow
+def test_two_thousand_records_take_less_than_ten_seconds(claims, tmp_path):
+    """All claims of the study and a few more. What is tried, once and then never again, is left out.
 
     Seconds of this process: a machine that is busy with others takes longer.
     """
     several = claims(*NUMBERED)
     orders = {fields["run_id"]: itertools.permutations(fields["time"]["step_s"]) for fields in PER_ARM}
-    for n in range(700):
+    for n in range(2000):
         fields = PER_ARM[n % len(PER_ARM)]
         started = fields["started_utc"].replace("2026-", f"{n + 1}-".zfill(5))
         own = {"requested__seed": n // len(PER_ARM), "observed__weights_checksum": str(n // len(PER_ARM))}
@@ -433,8 +433,8 @@ def test_seven_hundred_records_take_less_than_four_seconds(claims, tmp_path):
     started = time.process_time()
     verdicts = ledger.judge_all(several, load([tmp_path]))
     seconds = time.process_time() - started
-    assert len(verdicts[0].evidence) > 210
-    assert seconds < 4, f"{seconds:.1f} s"
+    assert len(verdicts[0].evidence) > 600
+    assert seconds < 10, f"{seconds:.1f} s"
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
@@ -448,8 +448,8 @@ def printed(tmp_path, capsys):
         runs = tmp_path / "runs"
         if not runs.exists():
             put(runs, *records or [finished()])
-        results.claims(words, runs=(runs,), as_json=to_json, file=tmp_path / "claims.toml", **filters)
-        return capsys.readouterr().out
+        answer = results.claims(words, runs=(runs,), as_json=to_json, file=tmp_path / "claims.toml", **filters)
+        return json.dumps(answer) if to_json else capsys.readouterr().out
 
     return run
 

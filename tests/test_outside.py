@@ -298,20 +298,19 @@ def test_the_sentence_of_accuracy_is_about_kept_errors(monkeypatch):
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_any_file_can_be_held_against_predictions_as_json(tmp_path, capsys):
+def test_any_file_can_be_held_against_predictions_as_json(tmp_path):
     path = file(
         tmp_path / "rows.csv", {"step_time_s": "0.2", "memory_GB": "8"}, {"arm": "zero1 tp8", "step_time_s": "1"}, {}
     )
-    outside(file=path, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    good, other, empty = told["rows"]
+    answer = outside(file=path, as_json=True)
+    good, other, empty = answer["rows"]
     assert [quantity["quantity"] for quantity in good["quantities"]] == ["memory", "time"]
     assert good["quantities"][0]["measured"] == 8e9
     assert good["quantities"][1]["interval"][0] < good["quantities"][1]["predicted"]
     assert good["reason"] is None
     assert (other["quantities"], "tp8" in other["reason"]) == ([], True)
     assert empty["reason"] == compare.NOTHING
-    assert told["summary"]["a lab"]["time"]["count"] == 1
+    assert answer["summary"]["a lab"]["time"]["count"] == 1
 
 
 def test_sources_are_listed_and_errors_are_a_table(tmp_path, capsys):

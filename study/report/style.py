@@ -58,6 +58,9 @@ def figure(draw: Callable) -> Callable:
 def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
     """Panels above each other, with heights in inches: a phone could not show them side by side."""
     drawing = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    drawing.get_layout_engine().set(
+        h_pad=0.08
+    )  # inches: the lowest label of one must not lie on the highest of the next
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
 
 
