@@ -100,7 +100,7 @@ def table(advice: Advice) -> list[dict]:
             "fits": place(row, advice),
             "recompute": row.checkpointing,
             "rows x passes": row.micro_batch and f"{row.micro_batch} x {row.accumulation}",
-            "GPU memory": memory(row),
+            "memory": memory(row),
             "host": row.host_bytes and size(row.host_bytes),
             "per step": row.step_s and seconds(row),
             "limited by" if advice.choice else "lacks": row.limit,
