@@ -77,6 +77,9 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, 
     """The model cannot be built without it. An answer in the cache is of the code that it came from."""
     monkeypatch.setattr("study.theory.transformer.Settings.cache_dir", tmp_path / "cache")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)  # of another test, whose folder transformers would look in
     folder = own_code.write(tmp_path / "own", ran := tmp_path / "ran")
     words = f"estimate --model {folder} --arm zero2 --ranks 4 --json"
     assert in_this_process(monkeypatch, words) == 2
