@@ -198,10 +198,10 @@ def test_every_constant_has_an_origin():
 def test_the_fit_finds_constants_from_rows():
     """Rows that were made with a slower host and products, from which the fit starts elsewhere."""
     true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
-    found = [each for each in fit.timed("fit") if "vTrain" in each.row.source][::12]
-    times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in found]
-    made = [replace(each, row=each.row.model_copy(update=time)) for each, time in zip(found, times, strict=True)]
-    constants = fit.fit(made, ["product_share", "kernel_s"], pace.pace())
+    trainings = [each for each in fit.timed("fit") if "vTrain" in each.row.source][::12]
+    times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in trainings]
+    rows = [replace(each, row=each.row.model_copy(update=time)) for each, time in zip(trainings, times, strict=True)]
+    constants = fit.fit(rows, ["product_share", "kernel_s"], pace.pace())
     assert constants.product_share == pytest.approx(0.7, rel=0.01)
     assert constants.kernel_s == pytest.approx(8e-5, rel=0.01)
 

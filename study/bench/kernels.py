@@ -77,15 +77,15 @@ def lines(families: list[str]) -> dict:
                             kernels.append(of_block.moving_kernels)
                         scale = numpy.array(moved)
                         scale[scale == 0] = 1
-                        found, *_ = numpy.linalg.lstsq(
+                        coefficients, *_ = numpy.linalg.lstsq(
                             numpy.array(features) / scale[:, None], numpy.array(moved) / scale, rcond=1e-9
                         )
-                        miss = abs(numpy.array(features) @ found / scale - numpy.array(moved) / scale).max()
+                        miss = abs(numpy.array(features) @ coefficients / scale - numpy.array(moved) / scale).max()
                         worst = max(worst, miss)
                         if miss > 0.01:
                             sys.stderr.write(f"{family} {precision} {attention} {name} {phase}: {miss:.3f}\n")
                         key = f"{family} {precision} {attention} {name} {phase}"
-                        table[key] = [int(numpy.median(kernels)), *(round(float(value), 4) for value in found)]
+                        table[key] = [int(numpy.median(kernels)), *(round(float(value), 4) for value in coefficients)]
     sys.stderr.write(f"worst miss {worst:.4f}\n")
     return table
 

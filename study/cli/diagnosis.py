@@ -46,12 +46,12 @@ def _answer(path: Path) -> dict:
         record = None  # it ended before there was a record
     else:
         record = store.read(path) if path.is_file() else store.load(folder)
-    found, judged, unknown, ranks = [], [], [], None
+    shown, judged, unknown, ranks = [], [], [], None
     if logs and (record is None or record.status != "done"):
-        found, ranks = hangs.hangs(logs), hangs.state(logs)
+        shown, ranks = hangs.hangs(logs), hangs.state(logs)
         judged.append("where the ranks wait")
     if record:
-        found += findings.diagnose(record)
+        shown += findings.diagnose(record)
         more, unknown = findings.looked_at(record)
         judged += more
     return {
@@ -59,7 +59,7 @@ def _answer(path: Path) -> dict:
         "how": _how(record) if record else "no record yet",
         "status": record.status if record else None,
         "ranks": ranks,
-        "findings": [dataclasses.asdict(finding) for finding in found],
+        "findings": [dataclasses.asdict(finding) for finding in shown],
         "looked_at": judged,
         "not_known": unknown,
     }

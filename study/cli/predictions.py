@@ -93,6 +93,10 @@ def estimate(
     if explain and gpu is None:
         raise Stop("--explain is about the time of a step", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
+        if gpu is not None:
+            raise Stop(
+                "the time of a step depends on the model's layers", "give --layers and --hidden, or leave out --gpu"
+            )
         params = count_of(wanted.params)
     else:
         model = asked_for(wanted, sequence or 1)

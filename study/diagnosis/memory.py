@@ -56,11 +56,11 @@ def buckets(facts: Facts) -> list[Finding] | None:
         return [] if facts.is_known else None
     if None in (taken, saved):
         return None
-    found, elements = [], facts.observed.bucket_elements
+    findings, elements = [], facts.observed.bucket_elements
     if taken > saved > 0 and elements:
         best = suggested_elements(facts, saved)
         if best < elements:
-            found.append(
+            findings.append(
                 Finding(
                     f"Buckets of {size(taken)} hide the {size(saved)} that stage {facts.zero} saves on a rank: their "
                     f"size is reduce_bucket_size, {count(elements)} elements, however small the model is",
@@ -70,10 +70,10 @@ def buckets(facts: Facts) -> list[Finding] | None:
             )
     if facts.zero < 3 and facts.observed.overlap and (facts.peak is None or taken >= LARGE * facts.peak_bytes):
         sentence = f"overlap_comm keeps two buckets instead of one: {size(taken // 2)} more on each rank"
-        found.append(
+        findings.append(
             Finding(sentence, "set overlap_comm to false, or halve reduce_bucket_size", "overlap_comm_buffers")
         )
-    return found
+    return findings
 
 
 def suggested_elements(facts: Facts, saved: int) -> int:
@@ -89,28 +89,28 @@ def gathered_weights(facts: Facts) -> list[Finding] | None:
         return [] if facts.is_known else None
     if facts.peak is None or facts.whole_bytes is None or facts.observed.ranks is None:
         return None
-    found, whole, gathered = [], facts.whole_bytes, facts.peak.get("gathered_weights", 0)
+    findings, whole, gathered = [], facts.whole_bytes, facts.peak.get("gathered_weights", 0)
     after = max((r.after_step.get("gathered_weights", 0) for r in facts.record.memory.components.per_rank), default=0)
     if after >= whole // 2 and after >= LARGE * facts.peak_bytes:
         sentence = (
             f"Stage 3 keeps {size(after)} of {size(whole)} of weights whole between steps: tensors of at most "
             "stage3_param_persistence_threshold elements are never partitioned"
         )
-        found.append(Finding(sentence, "set stage3_param_persistence_threshold to 0, or use stage 2", "L-09"))
+        findings.append(Finding(sentence, "set stage3_param_persistence_threshold to 0, or use stage 2", "L-09"))
     if gathered >= 0.9 * whole and gathered >= LARGE * facts.peak_bytes and facts.observed.ranks > 1:
         sentence = (
             f"At its peak stage 3 holds all weights gathered, {size(gathered)}: it releases only what exceeds "
             "stage3_max_live_parameters and stage3_max_reuse_distance, a billion parameters by default"
         )
         remedy = "set both to a fraction of the model's parameters (each layer is then gathered twice), or use stage 2"
-        found.append(Finding(sentence, remedy, "L-09"))
+        findings.append(Finding(sentence, remedy, "L-09"))
     held, fair = facts.observed.held_parameters_per_rank, facts.observed.parameters / facts.observed.ranks
     if held and max(held) > 1.5 * fair and facts.observed.ranks > 1:
         share = max(held) / facts.observed.parameters
         part = 1 / facts.observed.ranks
         sentence = f"A rank holds {share:.0%} of the parameters instead of {part:.0%}: not all are partitioned"
-        found.append(Finding(sentence, "look for modules outside the prepared model, such as embeddings", "S003-38"))
-    return found
+        findings.append(Finding(sentence, "look for modules outside the prepared model, such as embeddings", "S003-38"))
+    return findings
 
 
 def activations(facts: Facts) -> list[Finding] | None:

@@ -27,7 +27,7 @@ def memory(training: Training, kind: MemoryKind | None) -> Prediction:
 
 
 def step(training: Training) -> Prediction:
-    """Seconds of a step, and the interval that holds 80 % of measurements."""
+    """Seconds of a step, and an interval meant to hold 80 % of measurements."""
     if training.machine is None:
         raise NoSetup(training.no_machine)
     predicted = step_time(training.setup, machine_of(training))

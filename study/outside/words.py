@@ -19,17 +19,17 @@ def _line(name: str, quantity: str, group: dict) -> dict:
         "quantity": quantity,
         "rows": errors["count"],
         "median": _signed(errors["median_signed"]),
-        "off by": _percent(errors["median_absolute"]),
+        "off by": percent(errors["median_absolute"]),
         "worst": _signed(errors["worst"]),
-        "within 10 %": _percent(errors["within_10"]),
-        "within 30 %": _percent(errors["within_30"]),
-        "in interval": _percent(errors["inside"]),
-        "of complete rows": complete and f"{_percent(complete['median_absolute'])} of {complete['count']}",
+        "within 10 %": percent(errors["within_10"]),
+        "within 30 %": percent(errors["within_30"]),
+        "in interval": percent(errors["inside"]),
+        "of complete rows": complete and f"{percent(complete['median_absolute'])} of {complete['count']}",
         "Kendall's tau": order and round(order["of_step_times"], 2),
         "of tokens/s": order and round(order["of_tokens_per_s"], 2),
-        "flat 40 % MFU": _percent(errors["others"].get("flat 40 % MFU")),
-        "earlier middle": _percent(errors["others"].get("earlier middle")),
-        "its simulator": simulator and _percent(simulator["median_absolute"]),
+        "flat 40 % MFU": percent(errors["others"].get("flat 40 % MFU")),
+        "earlier middle": percent(errors["others"].get("earlier middle")),
+        "its simulator": simulator and percent(simulator["median_absolute"]),
     }
 
 
@@ -42,7 +42,7 @@ def unpredicted(groups: dict[str, dict]) -> list[dict]:
     ]
 
 
-def _percent(share: float | None) -> str | None:
+def percent(share: float | None) -> str | None:
     return None if share is None else f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
 
 

@@ -8,6 +8,7 @@ from study.errors import Stop
 from study.outside import rows
 from study.outside.compare import Compared, Quantity, compared, key_of
 from study.outside.summary import summary
+from study.outside.words import percent
 
 FILE = rows.FOLDER / "predictions.json"
 KEPT = ("key", "reason", "assumed", "quantities")  # of a row; the rest is in the row itself
@@ -55,5 +56,7 @@ def accuracy() -> str:
     groups, parts = read()["summary"], []
     for name, group, what in (("memory", "all", "cells"), ("time", "all of role test", "step times")):
         if errors := groups.get(group, {}).get(name):
-            parts.append(f"{name}: median {errors['median_absolute']:.0%} off over {errors['count']} published {what}")
+            parts.append(
+                f"{name}: median {percent(errors['median_absolute'])} off over {errors['count']} published {what}"
+            )
     return f"Held against what others measured, {'; '.join(parts)} (study outside --against ours)."

@@ -87,15 +87,15 @@ class Allocator:
         self._in(block)
 
     def _segment(self, size: int, small: bool) -> Block:
-        asked = segment_bytes(size)
-        if self.reserved + asked > self.capacity_bytes:
+        segment = segment_bytes(size)
+        if self.reserved + segment > self.capacity_bytes:
             self._give_back()
-        if self.reserved + asked > self.capacity_bytes:
+        if self.reserved + segment > self.capacity_bytes:
             raise MemoryError
-        self.reserved += asked
+        self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self._segments += 1
-        return Block(asked, small, self._segments)
+        return Block(segment, small, self._segments)
 
     def _give_back(self) -> None:
         for block in [each for each in self._blocks.values() if not (each.before or each.after)]:

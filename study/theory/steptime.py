@@ -49,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step: seconds, an interval that holds 80 % of measurements, and how it came about."""
+    """A predicted step: seconds, an interval meant to hold 80 % of measurements, and how it came about."""
 
     seconds: float
     low_s: float

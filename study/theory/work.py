@@ -149,13 +149,13 @@ def features(model: Architecture, rows: int, sequence: int, block: str) -> list[
 
 
 def _by_formulas(setup: Setup) -> tuple[Block, ...]:
-    made = {}
+    of_kind = {}
     for name in _by_block(setup.model):
         kind = name.partition(".")[0]
-        if kind not in made:
-            made[kind] = _formula(setup, kind)
+        if kind not in of_kind:
+            of_kind[kind] = _formula(setup, kind)
     return tuple(
-        Block(name, *made[name.partition(".")[0]], of_block) for name, of_block in _by_block(setup.model).items()
+        Block(name, *of_kind[name.partition(".")[0]], of_block) for name, of_block in _by_block(setup.model).items()
     )
 
 
