@@ -5,8 +5,9 @@ tokens x width. Tests compare them with what real models keep, at several sizes.
 on a GPU (masks of one byte, attention that is always fused) is from PyTorch's documentation and not measured.
 """
 
+import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from study.theory.architecture import matrix_elements, tensors
 from study.theory.profile import Gradient, Held, Profile
@@ -66,6 +67,12 @@ def activations(setup: Setup) -> Activations:
 
 
 def profile(setup: Setup) -> Profile:
+    """The activations of a microbatch, which do not depend on the arm or the ranks; cached."""
+    return _profile(replace(setup, deepspeed=None, ranks=1, accumulation=1, data_bytes=0))
+
+
+@functools.cache
+def _profile(setup: Setup) -> Profile:
     """The activations from moment to moment. A block's are freed in proportion to the elements whose gradient is done.
 
     The head's gradient of a matrix that is also the embedding waits for the embedding's, and then both for their sum.

@@ -27,7 +27,7 @@ class Engine:
 
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
-        self.stage, self.ranks = zero.get("stage", 0), setup.ranks
+        self.model, self.stage, self.ranks = setup.model, zero.get("stage", 0), setup.ranks
         self.all_tensors = tensors(setup.model)
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
@@ -53,7 +53,6 @@ class Engine:
         reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
         self.reuse_elements = min(map(int, reuse))
         self.live_elements = int(zero.get("stage3_max_live_parameters", 1e9))
-        self.reads_out = _reads_out_by_embeddings(setup.model, self.all_tensors)
         homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
         if self.stage < 3:  # stages 1 and 2 take nvme for cpu
             homes = ["cpu" if home == "nvme" else home for home in homes]
@@ -64,16 +63,18 @@ class Engine:
         # Stage 3 makes whole weights of the parts; a single rank that holds them on its device does not.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
 
+
     @functools.cached_property
     def fetches(self) -> "Fetches":
-        return fetches(self)
+        limits = (self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
+        return fetches(self.model, *limits)
 
 
-def _reads_out_by_embeddings(model: Architecture | Transformer, all_tensors: tuple[Tensor, ...]) -> bool:
+def _reads_out_by_embeddings(model: Architecture | Transformer) -> bool:
     """Whether the forward pass ends with the tensor that it begins with: logits from tied embeddings."""
     if isinstance(model, Architecture):
         return model.tied and model.family != "bert"
-    has_logits = model.look.kind in ("decoder", "seq2seq", "speech")
+    has_logits, all_tensors = model.look.kind in ("decoder", "seq2seq", "speech"), tensors(model)
     return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)
 
 
@@ -254,7 +255,10 @@ class Fetches:
     fetched: int  # gathered in both passes, without those that always stay
 
 
-def fetches(engine: Engine) -> Fetches:
+@functools.cache  # ranks and rows change nothing here
+def fetches(
+    model: Architecture | Transformer, persistent_elements: int, prefetch_elements: int, live_elements: int, reuse: int
+) -> Fetches:
     """Follow DeepSpeed's coordinator through both passes (partitioned_param_coordinator.py), module by module.
 
     Each module fetches its own tensors. Then it fetches ahead in the order of use, forward and back, at least as much
@@ -262,9 +266,9 @@ def fetches(engine: Engine) -> Fetches:
     unless they are used again within the reuse distance, or the fetching ahead has come past their next use. Modules
     without tensors of their own fetch ahead as well; those that no tensor's name tells of are left out here.
     """
-    size = {tensor.name: tensor.elements for tensor in engine.all_tensors}
-    stay = {tensor.name for tensor in engine.persistent}
-    forward = _modules(engine)
+    size = {tensor.name: tensor.elements for tensor in tensors(model)}
+    stay = {name for name, elements in size.items() if elements <= persistent_elements}
+    forward = _modules(model)
     order = forward + forward[::-1]
     queue = deque((name, step) for step, names in enumerate(order) for name in names)
     uses = defaultdict(list)  # the steps in which a tensor is used
@@ -282,7 +286,7 @@ def fetches(engine: Engine) -> Fetches:
             ahead[name] = last
             unseen.discard(name)
         own = sum(size[name] for name in fetching)
-        room, more = min(engine.live_elements - (alive - always) - own, engine.prefetch_elements), 0
+        room, more = min(live_elements - (alive - always) - own, prefetch_elements), 0
         while queue and more < room:
             name, last = queue.popleft()
             ahead[name] = max(ahead[name], last)
@@ -298,22 +302,22 @@ def fetches(engine: Engine) -> Fetches:
         released = {name for name in names if name not in stay and ahead[name] <= step + 1}
         for name in list(released):
             again = next((use for use in uses[name] if use > step), None)
-            if again is not None and before[again] - before[step + 1] < engine.reuse_elements:
+            if again is not None and before[again] - before[step + 1] < reuse:
                 released.remove(name)
         whole -= released
         alive -= sum(size[name] for name in released)
     return Fetches(at_turn, backward, fetched)
 
 
-def _modules(engine: Engine) -> list[list[str]]:
+def _modules(model: Architecture | Transformer) -> list[list[str]]:
     """The tensors of each module, in the order in which a forward pass comes to them; none for one of modules alone."""
     modules: dict[str, list[str]] = {}
-    for tensor in engine.all_tensors:
+    for tensor in tensors(model):
         parts = tensor.name.split(".")[:-1]
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
-    return [*modules.values(), *([[engine.all_tensors[0].name]] if engine.reads_out else [])]
+    return [*modules.values(), *([[tensors(model)[0].name]] if _reads_out_by_embeddings(model) else [])]
 
 
 def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
