@@ -282,7 +282,6 @@ def test_the_marked_part_is_made_from_the_records(real_runs, home, tmp_path, mon
     text = readme.read_text()
     assert re.fullmatch(r"before\n.*\| 002( \| \d+){9} \|.*\| predicted: a formula.*no GPU, .*after\n", text, re.DOTALL)
     assert "old" not in text
-    assert digest.renewed(text) == text
     readme.write_text("nothing here\n")
     with pytest.raises(Stop, match="has no marked part"):
         digest.renew(readme)
@@ -292,21 +291,34 @@ READMES = [path for path in (report.ROOT / "README.md", *report.ROOT.glob("repor
 MARKED = [path for path in READMES if digest.MARKED.search(path.read_text())]
 
 
+@pytest.fixture(scope="module")
+def judged() -> dict:
+    """What all marked parts name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(report.ROOT)
+        return digest.judge("".join(path.read_text() for path in MARKED))
+
+
 @pytest.mark.parametrize("path", MARKED, ids=[str(path.relative_to(report.ROOT)) for path in MARKED])
-def test_text_and_records_agree(path, monkeypatch):
+def test_text_and_records_agree(path, judged):
     """Where a README's verdicts are not what the records say: study report --runs ... --readme README.md"""
-    monkeypatch.chdir(report.ROOT)
-    assert digest.renewed(path.read_text()) == path.read_text()
+    assert digest.renewed(path.read_text(), judged) == path.read_text()
 
 
 @pytest.mark.parametrize("path", report.ROOT.glob("reports/*/verdicts.svg"), ids=lambda path: path.parent.name)
-def test_figure_and_records_agree(path, monkeypatch):
+def test_figure_and_records_agree(path, judged):
     """Its words and numbers, in their order: where they stand is the drawing library's affair."""
-    monkeypatch.chdir(report.ROOT)
-    now = digest.drawn(str(path.parent.relative_to(report.ROOT) / "runs"))
+    now = digest.drawn(judged[str(path.parent.relative_to(report.ROOT) / "runs")])
     texts = [re.findall(r"<text[^>]*>([^<]+)</text>", text) for text in (now, path.read_text())]
     assert texts[0] == texts[1]
     assert "supported" in texts[0]
+
+
+def test_the_first_sentence_of_every_claim_is_read_in_ten_seconds(judged):
+    """At most 35 words, on what comes with the reports."""
+    sentences = {row["claim"]: row["plainly"] for each in judged.values() for row in each.verdicts}
+    assert len(sentences) > 400
+    assert {name: sentence for name, sentence in sentences.items() if len(sentence.split()) > 35} == {}
 
 
 @pytest.mark.parametrize("deaths", [1, report.KERNEL_TRIES])

@@ -7,6 +7,7 @@
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.claims import ledger
@@ -15,7 +16,7 @@ from study.claims.words import WHAT_A_BASIS_IS
 from study.errors import Stop
 from study.records import runs as records
 from study.records import store
-from study.records.runs import Run
+from study.records.runs import Run, Runs
 from study.report import captions, figures, style, tables
 
 MARKED = re.compile(r"(<!-- verdicts:start (\S+) -->\n)(.*?)(<!-- verdicts:end -->)", re.DOTALL)
@@ -33,35 +34,50 @@ def check(readme: Path) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Runs, and the verdicts over them."""
+
+    runs: Runs
+    verdicts: list[dict]
+
+
+def judge(text: str) -> dict[str, Judged]:
+    """The runs and verdicts of the folders that the marked parts of a text name."""
+    folders = dict.fromkeys(marked[2] for marked in MARKED.finditer(text))
+    loaded = {folder: records.load(folder) for folder in folders}
+    return {folder: Judged(runs, tables.verdicts(runs)) for folder, runs in loaded.items()}
+
+
 def renew(readme: Path) -> None:
     """Renew the marked parts of a file, and the figure beside the runs that each names."""
     text = check(readme)
-    store.replace(readme, renewed(text))
-    for marked in MARKED.finditer(text):
-        (Path(marked[2]).parent / "verdicts.svg").write_text(drawn(marked[2]))
+    by_folder = judge(text)
+    store.replace(readme, renewed(text, by_folder))
+    for folder, judged in by_folder.items():
+        (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
 
 
-def renewed(text: str) -> str:
+def renewed(text: str, by_folder: dict[str, Judged]) -> str:
     """The text with every marked part as the records have it now."""
-    return MARKED.sub(lambda marked: f"{marked[1]}{part(marked[2])}{marked[4]}", text)
+    return MARKED.sub(lambda marked: f"{marked[1]}{part(marked[2], by_folder[marked[2]])}{marked[4]}", text)
 
 
-def drawn(folders: str) -> str:
+def drawn(judged: Judged) -> str:
     """The verdicts by document, as a figure."""
-    return style.svg(figures.verdicts(tables.verdicts(records.load(folders))), "Verdicts by document")
+    return style.svg(figures.verdicts(judged.verdicts), "Verdicts by document")
 
 
-def part(folders: str) -> str:
+def part(folder: str, judged: Judged) -> str:
     """The verdicts by document, how many runs they rest on, and the machines, as Markdown."""
-    runs = records.load(folders)
-    rows = tables.verdicts(runs)
+    runs, rows = judged.runs, judged.verdicts
     documents = [{name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(rows)]
     bases = [
         {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"} | {name: row[name] for name in VERDICTS}
         for row in ledger.by_basis(rows)
     ]
     lines = [captions.verdicts(rows), "", *table(documents), "", *table(bases), ""]
-    lines += [f"From {len(runs)} runs below `{folders}`, on:", ""]
+    lines += [f"From {len(runs)} runs below `{folder}`, on:", ""]
     lines += [f"- {place}" for place in dict.fromkeys(map(machine, runs.done))]
     return "\n".join(lines).strip() + "\n"
 

@@ -63,7 +63,6 @@ class Engine:
         # Stage 3 makes whole weights of the parts; a single rank that holds them on its device does not.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
 
-
     @functools.cached_property
     def fetches(self) -> "Fetches":
         limits = (self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
