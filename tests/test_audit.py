@@ -11,6 +11,7 @@ import pytest
 import shaped
 from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
+from test_parity import flags_for
 
 from study.claims import audit, evidence, record_checks
 from study.claims.evidence import Evidence
@@ -63,8 +64,7 @@ def test_all_kept_records_pass():
 
 def test_the_shape_is_that_of_a_record_really_written(trained):
     """Every field that the shaped records have, at any depth, a real one has as well, and of the same type."""
-    flags = "--task wikitext --model gpt-tiny --precision bf16_cast --sequence 64 --micro-batch 2 --steps 12"
-    real = trained("zero2", *flags.split(), "--eval-rows", "8").record
+    real = trained("zero2", *flags_for("wikitext", "bf16_cast", 1)).record
     assert faults(real) == []
     assert unlike(finished(), real) == []
 

@@ -118,9 +118,10 @@ def test_without_the_launcher_it_says_how(command):
 @contextlib.contextmanager
 def training(arm: str, folder: Path, cache: Path, *launcher: str):
     """A long training that has begun, in a process group of its own."""
-    command = [*launcher, "--config_file", f"accelerate_configs/{arm}.yaml", "study/train.py", "--epochs", "100"]
+    command = [*launcher, "--config_file", f"accelerate_configs/{arm}.yaml", "study/train.py"]
+    flags = ["--epochs", "100", "--sequence", "32", "--micro-batch", "4"]
     with subprocess.Popen(
-        [*command, "--run-dir", str(folder), "--cache-dir", str(cache)],
+        [*command, *flags, "--run-dir", str(folder), "--cache-dir", str(cache)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

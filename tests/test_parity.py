@@ -53,7 +53,7 @@ def test_losses_equal_ddp_with_accumulation(arm, trained):
 
 @pytest.mark.parametrize("arm", ["zero3"])
 def test_losses_equal_ddp_in_bf16(arm, trained):
-    flags = (*flags_for("imdb", "bf16", 1), "--no-instruments")
+    flags = (*flags_for("wikitext", "bf16", 1), "--no-instruments")
     seen = trained(arm, *flags).record["observed"]
     assert seen["autocast"] == trained("ddp", *flags).record["observed"]["autocast"] == "bf16"
     assert seen["dtypes"]["weights"] == seen["dtypes"]["moments"] == "float32"
@@ -62,7 +62,7 @@ def test_losses_equal_ddp_in_bf16(arm, trained):
 
 def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
-    flags = flags_for("imdb", "bf16_cast", 1)
+    flags = flags_for("wikitext", "bf16_cast", 1)
     for arm in ("ddp", "zero2"):
         seen = trained(arm, *flags).record["observed"]
         assert seen["dtypes"]["weights"] == "bfloat16", arm
@@ -74,7 +74,7 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     # By the time of its update, DeepSpeed has let go of the bf16 gradients, and holds its part of them in fp32.
     assert trained("ddp", *flags).record["observed"]["dtypes"]["gradients"] == "bfloat16"
     assert seen["dtypes"]["gradients"] == "float32"
-    fp32 = trained("ddp", *flags_for("imdb", "bf16", 1), "--no-instruments").record["loss"]["train"]
+    fp32 = trained("ddp", *flags_for("wikitext", "bf16", 1), "--no-instruments").record["loss"]["train"]
     cast = trained("ddp", *flags).record["loss"]["train"]
     assert max(abs(a - b) for a, b in zip(fp32, cast, strict=True)) > 1e-5, "the recipes are not the same"
 

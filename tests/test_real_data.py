@@ -24,6 +24,7 @@ def test_real_reviews_train(trained):
     assert sum(losses[-20:]) / 20 < 0.3
 
 
+@pytest.mark.slow  # what it trains on is held to the text in test_tasks
 @needs_data
 def test_real_text_trains(trained):
     run = trained(

@@ -130,14 +130,16 @@ def test_markup_in_a_record_is_shown_as_text_and_a_heading_is_closed():
     assert "<script>" not in as_html([{"arm": "<script>alert(1)</script>"}], ["arm"])
 
 
-def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(home, real_runs, tmp_path, monkeypatch):
+def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, tmp_path, monkeypatch):
     shutil.copytree(report.ROOT / "notebooks", tmp_path / "root" / "notebooks")
     bad = tmp_path / "root" / "notebooks" / "machines.ipynb"
     bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("machines",))
+    monkeypatch.setattr(report.tables, "verdicts", lambda *_: [])
+    monkeypatch.setattr(report.figures, "verdicts", lambda *_: None)
+    monkeypatch.setattr(report.style, "svg", lambda *_: "")
     monkeypatch.setattr(report, "score", lambda *_: [])
-    at_home(home, monkeypatch)
     lines: list[str] = []
     assert report.build([real_runs], tmp_path / "out", lines.append) == ["machines"]
     assert "ZeroDivisionError" in "".join(lines)
