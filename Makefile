@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or for a Python other than 3.11
 RUNS ?= runs/smoke
+# pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup study report test style check bench parity virtual scoreboard gpu
@@ -18,16 +20,16 @@ setup: $(VENV)/.ready  ## install into .venv and compile DeepSpeed's operators; 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), once. Step 1 of 3: PyTorch."
 	$(PYTHON) -m venv $(VENV)
-	@start=$$(date +%s); $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAIN) torch \
+	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) torch \
 		&& echo "PyTorch is installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 2 of 3: the other packages."
-	@start=$$(date +%s); $(BIN)/python -m pip install --disable-pip-version-check $(CONSTRAIN) --editable . \
+	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable . \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 3 of 3: DeepSpeed's operators."
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(CONSTRAIN) --editable '.[test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and list the runs; the second time: only what is not done

@@ -64,7 +64,9 @@ def test_an_estimate_is_what_a_virtual_rank_holds(tmp_path, cache, monkeypatch, 
     flags = "--task wikitext --model gpt-tiny --init none --virtual-ranks 4 --steps 2 --warmup-steps 1 --micro-batch 2"
     run = launch("zero2", tmp_path / "run", *flags.split(), "--sequence", "64", "--train-rows", "16", cache=cache)
     held = run.record["memory"]["components"]["per_rank"][0]
-    words = "estimate --model gpt-tiny --arm zero2 --ranks 4 --precision fp32 --micro-batch 2 --sequence 64 --device cpu"
+    words = (
+        "estimate --model gpt-tiny --arm zero2 --ranks 4 --precision fp32 --micro-batch 2 --sequence 64 --device cpu"
+    )
     assert in_this_process(monkeypatch, f"{words} --json") is None
     estimate = json.loads(capsys.readouterr().out)["estimate"]
     assert estimate["peak_bytes"] == pytest.approx(held["tracked_peak_bytes"], rel=0.02)

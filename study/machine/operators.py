@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from study.errors import Stop
 from study.machine import compiling, disk
 from study.machine.gpus import num_gpus
@@ -25,6 +27,7 @@ GET_COMPILER = "install one (apt-get install g++), or name yours in the environm
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
 REPORT_EVERY_S = 30
+LONGEST = {"pin_memory", "async_io"}  # the second waits for the first: the others take what these two leave
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,8 @@ def compile_all(names: list[str]) -> int:
             )
             for name in names
         }
+        for name in {*names} - LONGEST:
+            psutil.Process(children[name].pid).nice(10)
         while running := [name for name, child in children.items() if child.poll() is None]:
             time.sleep(0.2)
             if time.monotonic() - reported > REPORT_EVERY_S:
