@@ -32,7 +32,7 @@ PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
-STEPS, SEQUENCE = 20, 64
+STEPS, SEQUENCE = 20, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 
 
