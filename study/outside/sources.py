@@ -21,9 +21,11 @@ class Says(BaseModel):
     where: str  # in the source this was read
     about: str = ""  # the rows whose address has this in it
     gpus_per_node: int | None = None
+    network: str | None = None  # between nodes: a name in study.theory.papers.LINKS
     attention: Literal["sdpa", "eager"] | None = None
     checkpointing: Literal["full", "none"] | None = None
     optimizer: Literal["fused", "foreach"] | None = None
+    logits: Literal["fp32", "as_computed"] | None = None  # of the loss
     zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
 
 
