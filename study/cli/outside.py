@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
-from study.outside import rows, sources, words, written
+from study.outside import rows, sources, summary, words, written
 from study.outside.compare import Compared, compared
 from study.text.numbers import size
 from study.text.tables import say, show
@@ -50,6 +50,10 @@ def outside(
         return groups
     if verbose:
         show([line for each in everything for line in _lines(each)])
+    if verbose and (missed := words.misses(summary.misses(everything))):
+        say("", "Off by more than 10 % (memory) or 30 % (time):")
+        show(missed)
+        say("")
     show(words.lines(groups["summary"]))
     if without := words.unpredicted(groups["summary"]):
         say("", "No row has a prediction of (--verbose says why):")

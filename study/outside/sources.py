@@ -39,6 +39,16 @@ class Part(BaseModel):
     why: str
 
 
+class Miss(BaseModel):
+    """Why predictions of some rows are off by more than they should: an explanation, and no correction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str = ""  # a regular expression over a row's model, GPU, arm and notes
+    quantity: Literal["memory", "time"]
+    why: str
+
+
 class Source(BaseModel):
     """One source of rows."""
 
@@ -53,6 +63,13 @@ class Source(BaseModel):
     role: Literal["fit", "test"] | None = None  # for the model of time; None: not used for it
     part: tuple[Part, ...] = ()  # the first that a row fits decides its role
     says: tuple[Says, ...] = ()
+    miss: tuple[Miss, ...] = ()  # the first that a row fits
+    own_error: dict[Literal["memory", "time"], float] = {}  # what a simulator says of itself: a mean of absolute errors
+
+    def why_off(self, row: Row, quantity: str) -> str | None:
+        words = f"{row.model} on {row.gpu}, {row.arm}, {row.notes}"
+        fitting = (each for each in self.miss if each.quantity == quantity and re.search(each.about, words))
+        return next((each.why for each in fitting), None)
 
     def role_of(self, row: Row) -> Literal["fit", "test"] | None:
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"
