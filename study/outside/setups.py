@@ -96,7 +96,7 @@ def training_of(row: Row) -> Training:
         device="cuda",
         **way,
     )
-    if fused := _fused_kernels(row, model):
+    if fused := fused_kernels(row, model):
         assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []
@@ -126,7 +126,8 @@ def _loss(words: str) -> str:
     return "in_place" if "fast-kernels" in words else "whole"
 
 
-def _fused_kernels(row: Row, model: Model) -> bool:
+def fused_kernels(row: Row, model: Model) -> bool:
+    """Whether the source replaces the kernels of norms, activation functions and rotations."""
     return bool(re.search(r"fast-kernels|liger", _words(row))) and model.family not in LOSS_ALONE_FUSED
 
 

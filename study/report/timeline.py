@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, figure
-from study.theory.replay import Span
+from study.theory.replay import Span, as_rows
 
 # By the first word of a task's name. Nothing is told apart by colour alone: lanes have names, and kinds their order.
 KINDS = {
@@ -21,27 +22,32 @@ KINDS = {
 OTHERS = (GREY, "..")
 
 
-@figure
-def draw(spans: Sequence[Span], title: str) -> Figure:
-    """Lanes from top to bottom in the order in which a step comes to them."""
-    streams = list(dict.fromkeys(span.task.stream for span in spans))
-    drawing = Figure(figsize=(WIDTH, 0.7 + 0.45 * len(streams)), layout="constrained")
-    axes, kinds = drawing.add_subplot(), {}
+def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
+    """Rows of spans as lanes, in the order in which a step comes to them; and what the colours mean."""
+    streams, patches = list(dict.fromkeys(span["stream"] for span in spans)), {}
     for lane, stream in enumerate(streams):
-        for span in spans:
-            if span.task.stream == stream and span.end_s > span.start_s:
-                word = span.task.name.partition(" ")[0]
-                colour, hatch = KINDS.get(word, OTHERS)
-                kinds[word if word in KINDS else "states"] = (colour, hatch)
-                width_s = span.end_s - span.start_s
-                axes.barh(
-                    lane, width_s, left=span.start_s, height=0.7, color=colour, hatch=hatch, edgecolor="white", lw=0.2
-                )
+        for span in (span for span in spans if span["stream"] == stream):
+            word = span["task"].partition(" ")[0]
+            colour, hatch = KINDS.get(word, OTHERS)
+            label = word if word in KINDS else "states"
+            patches[label] = Patch(facecolor=colour, hatch=hatch, label=label)
+            length_s = span["end s"] - span["start s"]
+            look = {"height": 0.7, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
+            axes.barh(lane, length_s, left=span["start s"], **look)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
+    return patches
+
+
+@figure
+def draw(spans: Sequence[Span], title: str) -> Figure:
+    shown = as_rows(spans)
+    height = 0.7 + 0.45 * len({row["stream"] for row in shown})
+    drawing = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = drawing.add_subplot()
+    handles = list(lanes(axes, shown).values())
     axes.set_xlabel("seconds of a predicted step")
     axes.set_title(title, fontsize="small", color=INK, loc="left", wrap=True)
-    handles = [Patch(facecolor=colour, hatch=hatch, label=word) for word, (colour, hatch) in kinds.items()]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="x-small", frameon=False)
     return drawing
 

@@ -4,6 +4,7 @@ Read in PyTorch's FSDP and DDP and in DeepSpeed 0.19.8. Weights that are sharded
 are reduced block by block, beside the backward pass or in its way.
 """
 
+import functools
 from dataclasses import dataclass, field, replace
 
 from study.theory import deepspeed_memory
@@ -41,6 +42,7 @@ class Sharing:
     reduces_within: int | None = None
 
     @classmethod
+    @functools.cache
     def of(cls, setup: Setup) -> "Sharing":
         if setup.fsdp:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
