@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from study.claims.model import OWN, PREDICTED, TRENDS, Kind, calls_of, one_argument
@@ -26,7 +27,7 @@ from study.theory.estimate import traffic
 from study.theory.memory_kinds import reserve_bytes
 from study.theory.question import Question
 from study.theory.setup import Setup, arm_named
-from study.theory.steptime import ON_GPU
+from study.theory.steptime import ON_GPU, StepTime
 
 Name, Number, Whole = str | None, float | None, int | None
 Part = Literal["all", "weights", "gradients", "optimizer"]
@@ -321,6 +322,12 @@ def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
     return Finding(known.bytes_per_s * directions, f"{known.source}: {size(known.bytes_per_s)}/s in each direction")
 
 
+@functools.lru_cache(maxsize=1000)
+def _step(question: Question, arm: str, micro_batch: int) -> StepTime:
+    """A predicted step without its timeline: claims that leave something open ask for the same steps again."""
+    return replace(step_of(question, arm_named(arm), micro_batch), timeline=())
+
+
 @also_takes(model_of)
 def step_ratio(
     *,
@@ -347,9 +354,7 @@ def step_ratio(
     how = {"checkpointing": checkpointing, "disk_bytes_per_s": disk_bytes_per_s}
     model, sides = model_of(**given), ((arm, precision), (over, precision_over or precision))
     mine, others = (
-        step_of(
-            Question(model, gpus, gpu, link, 1e15, sequence, batch, each_precision, **how), arm_named(each), micro_batch
-        )
+        _step(Question(model, gpus, gpu, link, 1e15, sequence, batch, each_precision, **how), each, micro_batch)
         for each, each_precision in sides
     )
     if precision_over:
@@ -382,7 +387,7 @@ def utilization(
     """
     model = model_of(**given)
     ask = Question(model, gpus, gpu, None, 1e15, sequence, batch, precision, checkpointing=checkpointing)
-    step = step_of(ask, arm_named(arm), micro_batch)
+    step = _step(ask, arm, micro_batch)
     used_s = sum(step.parts.get(part, 0.0) for part in (*ON_GPU, "update"))
     if counts == "operations":
         used_s = flops_per_row(model, sequence) * batch / gpus / one_of(GPUS, gpu, "GPU").half_flops_per_s
