@@ -418,5 +418,5 @@ def timelines(rows: list[dict]) -> Figure:
         handles |= timeline.lanes(ax, mine)
         style.title(ax, f"{arm}: {max(row['end s'] for row in mine):.2g} s")
     axes[-1].set_xlabel("seconds of a step")
-    text = f"Predicted, nothing was run: {rows[0]['setup']}. What waits for what is not drawn."
+    text = f"Predicted, no run was made: {rows[0]['setup']}. What waits for what is not drawn."
     return style.finished(drawing, list(handles.values()), text)
