@@ -27,7 +27,7 @@ def outside(
         against: ours: how far off our predictions of each row are, as they were kept (--write).
         file: Other rows: a CSV file with the columns of reports/outside/measurements.csv. They are predicted.
         source: Only rows of the sources that have this in their name.
-        verbose: Print every row as well.
+        verbose: Print every row as well, and why predictions missed.
         write: Predict the project's own rows again, and keep the result for the report, advise and estimate.
         as_json: Print it as JSON.
     """

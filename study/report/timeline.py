@@ -1,5 +1,6 @@
 """A predicted step as a picture: one lane per stream."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,28 +13,28 @@ from study.theory.replay import Span, as_rows
 
 # By the first word of a task's name. Nothing is told apart by colour alone: lanes have names, and kinds their order.
 KINDS = {
-    "forward": (BLUE, ""),
-    "backward": (ORANGE, ""),
-    "update": (GREEN, ""),
-    "all_gather": (SKY, "//"),
-    "reduce_scatter": (PURPLE, "\\\\"),
-    "all_reduce": (PURPLE, "\\\\"),
+    "forward": BLUE,
+    "backward": ORANGE,
+    "update": GREEN,
+    "all_gather": SKY,
+    "reduce_scatter": PURPLE,
+    "all_reduce": PURPLE,
 }
-OTHERS = (GREY, "..")
+OTHERS = GREY
 
 
 def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
     """Rows of spans as lanes, in the order in which a step comes to them; and what the colours mean."""
-    streams, patches = list(dict.fromkeys(span["stream"] for span in spans)), {}
-    for lane, stream in enumerate(streams):
-        for span in (span for span in spans if span["stream"] == stream):
-            word = span["task"].partition(" ")[0]
-            colour, hatch = KINDS.get(word, OTHERS)
-            label = word if word in KINDS else "states"
-            patches[label] = Patch(facecolor=colour, hatch=hatch, label=label)
-            length_s = span["end s"] - span["start s"]
-            look = {"height": 0.7, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
-            axes.barh(lane, length_s, left=span["start s"], **look)
+    streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
+    for span in spans:
+        word = span["task"].partition(" ")[0]
+        label = word if word in KINDS else "states"
+        bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
+    patches = {}
+    for (lane, label), places in bars.items():
+        colour = KINDS.get(label, OTHERS)
+        axes.broken_barh(places, (lane - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows what is very short
+        patches[label] = Patch(color=colour, label=label)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
     return patches
