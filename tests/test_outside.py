@@ -243,8 +243,8 @@ def test_kernels_are_fused_where_the_source_fuses_them(family, notes, fused):
 
 
 def test_a_source_says_what_joins_its_nodes():
-    own = next(each for each in rows.own() if each.source == "InternLM/InternEvo" and each.n_gpus == 1024)
-    assert training_of(own).machine.network == "eth-50"
+    assert training_of(row(source="InternLM/InternEvo", n_gpus="64")).machine.network == "eth-50"
+    assert training_of(row(n_gpus="64")).machine.network is None
 
 
 def test_a_machine_that_is_not_known_is_said_and_memory_needs_none():
