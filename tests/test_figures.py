@@ -74,6 +74,8 @@ def rows_of(name: str, loaded) -> list[dict]:
                 for number, (quantity, source, (role, factor)) in enumerate(errors)
                 for size in [(number + 1) * (4e9 if quantity == "memory" else 0.3)]
             ]
+        case "timelines":
+            return tables.timelines()
         case "machines":
             places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
             return [{"arm": arm, "environment": letter, "vs A": ratio} for arm, (letter, ratio) in places]
@@ -84,7 +86,7 @@ def rows_of(name: str, loaded) -> list[dict]:
 
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = (*GROUPED, "script", "verdicts", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
-CASES += ("outside", "outside_by_source")
+CASES += ("outside", "outside_by_source", "timelines")
 
 
 def draw(name: str, rows: list[dict]):

@@ -391,6 +391,53 @@ TOML = {check: measured(check, *about[:3]) for check, about in CLAIMS.items()}
 NUMBERED = [toml.replace('"X-1"', f'"X-{number}"') for number, toml in enumerate(TOML.values())]
 
 
+WEAKER = (
+    '\n[claim.until_tested]\ncheck = "theory"\nunit = "times as long"\nvalue = {}\ntolerance = 0\nrelation = "above"\n'
+)
+WEAKER += (
+    'with = {{ quantity = "step_ratio", arm = "zero3", over = "ddp", model = "gpt2", gpus = 8, gpu = "A100-80GB", '
+)
+WEAKER += 'link = "nvlink3", sequence = 512, batch = 64, micro_batch = 8 }}\n'
+RATIO = '{ quantity = "step_s", of = { arm = "zero3" }, to = { arm = "ddp" } }'
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.01, "supported"), (2, "inconclusive"), (1000, "refuted")])
+def test_what_no_run_has_tested_a_prediction_decides_if_its_whole_interval_does(value, expected, claims):
+    claim = measured("ratio", RATIO, 1.2, "time") + WEAKER.format(value)
+    verdict = only(judged(claims(claim)))
+    assert (verdict.verdict, verdict.basis, verdict.rests_on) == (expected, "predicted", "predicted")
+    assert verdict.interval[0] < verdict.found < verdict.interval[1]
+    assert "a GPU: study sweep smoke" in verdict.missing, "what would test it"
+    assert "a GPU: study sweep smoke" in ledger.otherwise(verdict)
+    assert ledger.as_json(verdict)["basis"] == "predicted"
+    assert "(predicted by a formula)" in lines(verdict)[0] + lines(verdict)[1]
+
+
+def test_runs_decide_before_a_prediction(claims, tmp_path):
+    toml, value = TOML["ratio"] + WEAKER.format(1000), CLAIMS["ratio"][1]
+    verdict = only(judged(claims(toml), *PER_ARM, folder=tmp_path))
+    assert (verdict.verdict, verdict.basis) == ("supported", "measured")
+    assert verdict.found == pytest.approx(value, rel=0.05)
+    assert only(judged(claims(toml))).verdict == "refuted", "the prediction, without them"
+
+
+@pytest.mark.parametrize(
+    ("claim", "what"),
+    [
+        (text() + WEAKER.format(1), "until_tested is a check that predicts or cites, of a claim whose own check"),
+        (
+            measured("ratio", RATIO, 1.2, "time")
+            + '\n[claim.until_tested]\ncheck = "arithmetic"\nwith = { times = [2] }\n',
+            "until_tested is a check that predicts or cites",
+        ),
+        (measured("ratio", RATIO, 1.2, "time") + WEAKER.format('"much"'), "until_tested"),
+    ],
+)
+def test_a_weaker_check_is_of_a_claim_about_runs(claim, what, claims):
+    with pytest.raises(Stop, match=what):
+        claims(claim)
+
+
 @pytest.mark.parametrize("check", CLAIMS)
 def test_another_number_in_a_record_is_another_verdict(check, claims, tmp_path):
     """And without the records there is none."""

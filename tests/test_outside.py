@@ -1,13 +1,17 @@
 """Measurements that others published: how rows are read, what setups they are, and how they judge predictions."""
 
 import csv
+import itertools
 import json
+import time
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
 from study.cli.outside import outside
 from study.errors import Stop
-from study.outside import compare, models, rows, sources, summary, words, written
+from study.outside import compare, models, rows, setups, sources, summary, words, written
 from study.outside.compare import Compared, Quantity, compared, key_of
 from study.outside.rows import Row
 from study.outside.setups import NoSetup, training_of
@@ -209,6 +213,40 @@ def test_what_is_unsaid_is_listed_as_assumed_and_what_the_source_says_is_not():
     assert "attention is fused" not in training_of(own).assumed
 
 
+def test_a_group_is_as_large_as_the_row_says_or_a_node():
+    hybrid = {"arm": "zero1 hybrid (of 4 GPUs)", "n_gpus": "16"}
+    assert training_of(row(**hybrid)).setup.group == 4
+    training = training_of(row(arm="hsdp+compile", n_gpus="16"))
+    assert (training.setup.group, training.setup.fsdp) == (8, "full_shard")
+    assert "weights are sharded within nodes of 8 GPUs" in training.assumed
+    with pytest.raises(NoSetup, match="within groups of ranks"):
+        training_of(row(arm="zero3 hybrid (of 4 GPUs)", n_gpus="16"))
+
+
+def test_what_would_not_fit_was_recomputed():
+    """A source that does not say so, and 32 rows of 1024 tokens with a written-out attention."""
+    unsaid = {"activation_checkpointing": None, "micro_batch": "256", "notes": "eager attention", "step_time_s": 1}
+    training = training_of(row(**unsaid))
+    assert training.setup.checkpointing
+    assert "activations are recomputed: kept, they would not fit" in training.assumed
+    small = training_of(row(**unsaid | {"micro_batch": "1"}))
+    assert not small.setup.checkpointing
+
+
+@pytest.mark.parametrize(
+    ("family", "notes", "fused"),
+    [("llama", "foak-fast-kernels", True), ("llama", "none", False), ("gpt_bigcode", "foak-fast-kernels", False)],
+)
+def test_kernels_are_fused_where_the_source_fuses_them(family, notes, fused):
+    """fms-acceleration has kernels for Llama's norms and rotations, and for GPT-BigCode's loss alone."""
+    assert setups.fused_kernels(row(notes=notes), SimpleNamespace(family=family)) == fused
+
+
+def test_a_source_says_what_joins_its_nodes():
+    assert training_of(row(source="InternLM/InternEvo", n_gpus="64")).machine.network == "eth-50"
+    assert training_of(row(n_gpus="64")).machine.network is None
+
+
 def test_a_machine_that_is_not_known_is_said_and_memory_needs_none():
     training = training_of(row(gpu="not stated"))
     assert (training.machine, training.no_machine) == (None, "the GPU is not said")
@@ -236,6 +274,31 @@ def test_errors_are_what_they_are_by_hand():
     off = (errors.median_absolute, errors.median_signed, errors.worst)
     assert off == (pytest.approx(0.05), pytest.approx(0.025), pytest.approx(-0.15))
     assert errors.others == {"flat": 1}
+
+
+def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_left_over():
+    missed = summary.misses(written.own())
+    assert missed
+    assert [miss for miss in missed if not miss["why"]] == []
+    given = {each.why for source in sources.own().values() for each in source.miss}
+    assert given == {miss["why"] for miss in missed}
+    assert words.misses(missed)[0]["off by"] == "-13% to -12%"
+
+
+def test_complete_rows_are_counted():
+    """Three of four are complete, of which two are within 10 % and all within 30 %."""
+    members = judged([1.05, 2.5, 3.0], [1, 2, 3])
+    members += [replace(each, assumed=("a guess",)) for each in judged([9.0], [1])]
+    line = words.lines({"a lab": asdict(summary.summary(members)["a lab"])})[0]
+    assert (line["rows"], line["complete rows"]) == (4, 3)
+    assert (line["within 10 % (complete)"], line["within 30 % (complete)"]) == ("2 of 3", "3 of 3")
+    assert summary.misses(members)[0] | {"why": None} == summary.misses(members)[0]
+
+
+def test_what_a_simulator_says_of_itself_stands_beside_ours():
+    lines = {(line["source"], line["quantity"]): line for line in words.lines(written.read()["summary"])}
+    assert lines["VIA-Research/vTrain", "time"]["its simulator"] == "8.4%"
+    assert lines["all", "time"]["its simulator"] != "8.4%", "of one source, not of all"
 
 
 def test_kendall_s_tau_is_of_step_times_and_of_tokens_per_second():
@@ -330,3 +393,41 @@ def test_sources_are_listed_and_errors_are_a_table(tmp_path, capsys):
 def test_words_are_in_per_cent():
     (line,) = words.lines({"a lab": written.as_json(judged([1.05, 1.7, 3.0], [1, 2, 3]))["summary"]["a lab"]})
     assert (line["off by"], line["worst"], line["in interval"]) == ("5.0%", "-15%", "33%")
+
+
+# --- how fast ------------------------------------------------------------------------------------------------------
+
+
+def cells(count: int) -> list[Row]:
+    """A sweep of configurations: models of published dimensions, arms, GPUs, rows and passes."""
+    ways = itertools.product(
+        ("GPT L12 h1024 a16", "GPT L24 h2048 a16", "GPT L40 h5120 a40", "GPT L96 h12288 a96"),
+        ("ddp", "zero1", "zero2", "zero3", "fsdp full_shard"),
+        ("A100-80GB", "H100-80GB", "V100-32GB"),
+        ("1", "2", "4", "8"),
+        ("1", "4", "16"),
+        ("8", "64"),
+    )
+    names = ("model", "arm", "gpu", "micro_batch", "grad_acc", "n_gpus")
+    return [
+        row(**dict(zip(names, way, strict=True)), memory_GB=40, step_time_s=1) for way in itertools.islice(ways, count)
+    ]
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_thousand_cells_take_a_minute(count):
+    """Of CPU time: 60 ms for each, memory and time."""
+    chosen = cells(1440)[:: 1440 // count][:count]
+    start_s = time.process_time()
+    predicted = [compared(each) for each in chosen]
+    assert all(len(each.quantities) == 2 for each in predicted)
+    assert (time.process_time() - start_s) / count < 0.06
+
+
+@pytest.mark.parametrize("source", ["VIA-Research/vTrain", pytest.param("QwenLM/Qwen", marks=pytest.mark.slow)])
+def test_a_cell_that_was_seen_takes_a_tenth_of_a_second(source):
+    each = next(each for each in written.own() if each.row.source == source and each.quantities).row
+    compared(each)
+    start_s = time.process_time()
+    compared(each)
+    assert time.process_time() - start_s < 0.1

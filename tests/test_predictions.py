@@ -206,6 +206,40 @@ def test_time_is_an_interval_and_speed_its_inverse():
         theory("step_ratio", **given | {"micro_batch": 5})
 
 
+def test_a_quotient_of_intervals_is_an_interval():
+    where = {"arm": "zero3", "over": "ddp", "model": "gpt2", "sequence": 512, "micro_batch": 8, "batch": 64}
+    where |= {"gpus": 8, "gpu": "A100-80GB", "link": "nvlink3"}
+    of, to = {"batch": 512}, {"batch": 64}
+    found = theory_checks.quotient(quantity="step_ratio", of=of, to=to, where=where)
+    above, below = (theory("step_ratio", **where | side) for side in (of, to))
+    assert found.value == pytest.approx(above.value / below.value)
+    expected = above.interval[0] / below.interval[1], above.interval[1] / below.interval[0]
+    assert found.interval == pytest.approx(expected)
+    assert (
+        theory_checks.quotient(
+            quantity="states_bytes", of={"stage": 0}, to={"stage": 3}, where={"parameters": 1e9, "ranks": 8}
+        ).interval
+        is None
+    )
+
+
+def test_other_precisions_are_compared():
+    given = {"arm": "zero2", "over": "zero2", "model": "gpt2", "sequence": 1024, "batch": 8, "micro_batch": 8}
+    given |= {"gpus": 1, "gpu": "V100-32GB"}
+    step = theory("step_ratio", **given, precision="fp32", precision_over="bf16_cast")
+    assert step.value > 2, "no TF32"
+    assert "zero2 in fp32 over zero2 in bf16_cast" in step.working
+
+
+def test_a_gpu_is_used_for_a_share_of_its_peak_or_of_the_time():
+    given = {"arm": "zero3_cpu", "model": "gpt3-13b", "gpus": 1, "gpu": "A100-40GB", "sequence": 2048, "batch": 32}
+    given |= {"micro_batch": 16, "checkpointing": True}
+    peak, time = (theory("utilization", counts=counts, **given) for counts in ("operations", "kernels"))
+    assert 0 < peak.interval[0] < peak.value < peak.interval[1] < 1
+    assert peak.value < time.value <= 1
+    assert peak.value < 0.8, "recomputed operations are not counted, and the host updates"
+
+
 @pytest.mark.parametrize("name", theory_checks.QUANTITIES)
 def test_every_quantity_says_what_it_is(name):
     """And takes its arguments by name only, so that a claims file can be checked against them."""

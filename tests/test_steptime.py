@@ -7,18 +7,19 @@ import pytest
 
 from study.bench.kernels import config
 from study.cli.steps import lanes, timeline
+from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.outside import fit, rows, sources
 from study.spec.shapes import SHAPES
 from study.theory import pace, work
-from study.theory.architecture import Wanted, describe
-from study.theory.estimate import operations
+from study.theory.architecture import Wanted, describe, parameters
+from study.theory.estimate import estimate, operations
 from study.theory.pace import Links, collective_s, filled
 from study.theory.replay import Task, busy_s, length_s, replay
 from study.theory.setup import Setup
 from study.theory.steptime import Machine, step_time
 from study.theory.transformer import Transformer
-from study.theory.work import Product, blocks
+from study.theory.work import Product, Work, blocks
 
 A100 = Machine(gpu="A100-80GB")
 MEDIUM = describe("gpt2-medium")
@@ -152,6 +153,81 @@ def test_tiles_fill_waves():
     assert filled(Product(1, 128 * 108, 64, 64), 108) == 1
     assert filled(Product(1, 128 * 109, 64, 64), 108) == pytest.approx(109 / 216)
     assert filled(Product(108, 64, 64, 64), 108) == 0.5
+
+
+def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
+    """Scores of a head of 64 are bound by the memory; a product of large matrices by its operations."""
+    constants, a100 = pace.pace(), GPUS["A100-80GB"]
+    scores, large = Product(128, 512, 512, 64), Product(1, 8192, 8192, 8192)
+    seconds = {
+        each: pace.work_s(Work((each,)), "A100-80GB", False, False, constants).products for each in (scores, large)
+    }
+    bytes_s = 2 * 128 * (2 * 512 * 64 + 512 * 512) / a100.memory_bytes_per_s
+    assert seconds[scores] == pytest.approx(bytes_s / constants.moving_share)
+    reached = pace.ceilings("A100-80GB")["products"][0] * constants.product_share * filled(large, 108)
+    assert seconds[large] == pytest.approx(2 * 8192**3 / (a100.half_flops_per_s * reached))
+
+
+@pytest.mark.parametrize(("rows", "sequence", "measured_s"), [(8, 512, 9.14e-3), (96, 128, 18.43e-3)])
+def test_a_layer_of_bert_on_a_v100_takes_what_was_published(rows, sequence, measured_s):
+    """spcl/substation, README: PyTorch, both passes. Both decide how much of the bandwidth is reached."""
+    bert = Setup(
+        model=describe("bert-large"), micro_batch=rows, sequence=sequence, precision="bf16_cast", attention="eager"
+    )
+    layer = next(block for block in blocks(replace(bert, device="cuda")) if block.name == "layer.3")
+    passes = [pace.work_s(each, "V100-32GB", False, False, pace.pace()) for each in (layer.forward, layer.backward)]
+    assert sum(each.products + each.moving for each in passes) == pytest.approx(measured_s, rel=0.05)
+    moving_s = [pace.work_s(layer.forward, gpu, False, False, pace.pace()).moving for gpu in ("V100-32GB", "A100-80GB")]
+    assert moving_s[0] / moving_s[1] > 2039 / 900, "other GPUs have the share that is fitted"
+
+
+# --- groups of ranks -----------------------------------------------------------------------------------------------
+
+
+def test_groups_gather_inside_a_node_and_reduce_between_nodes():
+    """16 ranks in two nodes: a group of 8 never leaves its node, and its parts of the gradients do."""
+    links = Links(16, 8, "nvlink3", "ib-hdr")
+    assert (links.within(8).nodes, links.within(None)) == (1, links)
+    assert (links.between(8).ranks, links.between(8).nodes) == (2, 2)
+    assert (links.between(4).ranks, links.between(4).gpus_per_node) == (4, 2)
+    whole = replace(setup("ddp", ranks=16), fsdp="full_shard")
+    machine = Machine(gpu="A100-80GB", network="eth-25")
+    grouped = replace(whole, group=8)
+    kinds = [
+        {s.task.name.partition(" ")[0] for s in step_time(each, machine).timeline if s.task.stream == "communication"}
+        for each in (whole, grouped)
+    ]
+    assert kinds == [{"all_gather", "reduce_scatter"}, {"all_gather", "reduce_scatter", "all_reduce"}]
+    parts = [step_time(each, machine).parts["link"] for each in (whole, grouped)]
+    assert parts[1] < parts[0], "on a slow network"
+    held = [estimate(each) for each in (whole, grouped)]
+    assert held[1].at_peak["moments"] == pytest.approx(2 * held[0].at_peak["moments"], rel=1e-3)
+    assert held[1].traffic["all_reduce"] == held[0].traffic["reduce_scatter"] // 8
+
+
+def test_a_second_partition_spares_the_network_in_the_backward_pass_and_takes_memory():
+    """hpZ: 2 bytes of each parameter, over the ranks of a node."""
+    large = describe("gpt2-xl")  # more than stay gathered for the backward pass
+    plain = setup("zero3", large, ranks=16)
+    hpz = replace(
+        plain, deepspeed={"zero_optimization": plain.deepspeed["zero_optimization"] | {"zero_hpz_partition_size": 8}}
+    )
+    machine = Machine(gpu="A100-80GB", network="eth-25")
+    assert step_time(hpz, machine).parts["link"] < step_time(plain, machine).parts["link"]
+    more = estimate(hpz).at_peak["weights"] - estimate(plain).at_peak["weights"]
+    assert more == pytest.approx(2 * parameters(large) / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize("change", [{"group": 3}, {"group": 4, "fsdp": None}, {"group": 0}])
+def test_groups_divide_the_ranks_that_are_sharded(change):
+    with pytest.raises(Stop, match="are not sharded in groups"):
+        replace(setup("ddp"), **{"fsdp": "full_shard"} | change)
+
+
+def test_python_works_for_modules_whose_weights_are_gathered():
+    """Norms and biases stay whole (stage3_param_persistence_threshold); their modules cost the host nothing more."""
+    layer = next(block for block in blocks(setup("zero3")) if block.name == "layer.0")
+    assert (layer.modules_above(0), layer.modules_above(100_000)) == (6, 4)
 
 
 # --- the same work by formulas and by a trace ----------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Entry:
 def entries(claims: Iterable[Claim]) -> list[Entry]:
     """Every check, and all that it can be asked for, with the shortest use in these claims as its example."""
     shortest: dict[tuple[str, str], tuple[str, Check]] = {}
-    uses = [(claim, check) for claim in claims for check in (claim, *claim.also)]
+    uses = [(claim, check) for claim in claims for check in (claim, claim.until_tested, *claim.also) if check]
     for claim, check in sorted(uses, key=lambda use: (use[0] is not use[1], len(str(use[1].arguments)), use[0].id)):
         shortest.setdefault((check.check, _choice(check)), (f"{claim.id}: {claim.says}", check))
     for says, table in UNUSED.items():

@@ -66,7 +66,10 @@ def _place(claim: Claim) -> tuple:
 def _with_references(claim: Claim, known: dict[str, Claim]) -> Claim:
     """The claim, with the checks to which its values refer."""
     also = tuple(_with_reference(check, claim, known) for check in claim.also)
-    return _with_reference(claim, claim, known).model_copy(update={"also": also})
+    weaker = claim.until_tested
+    if weaker:
+        weaker = _with_reference(weaker, claim, known).model_copy(update={"also": also})
+    return _with_reference(claim, claim, known).model_copy(update={"also": also, "until_tested": weaker})
 
 
 def _with_reference(check: Form, claim: Claim, known: dict[str, Claim]) -> Form:
@@ -108,7 +111,7 @@ def read(path: Path) -> list[Claim]:
 
 def _give(table: dict, sources: list[Source]) -> None:
     """Give a file's own sources to its checks that cite."""
-    for check in (table, *table.get("also", [])):
+    for check in (table, table.get("until_tested", {}), *table.get("also", [])):
         if check.get("check") in ("cited", "searched") and isinstance(check.get("with"), dict):
             check["with"]["own"] = [source.model_dump() for source in sources]
 

@@ -11,7 +11,20 @@ from dataclasses import dataclass, replace
 from study.claims import evidence as evidence_of_runs
 from study.claims import probes
 from study.claims.evidence import Evidence
-from study.claims.model import BASES, MEASURED, OWN, READ, VIRTUAL, Case, Check, Claim, Reference, as_list, is_number
+from study.claims.model import (
+    BASES,
+    MEASURED,
+    OWN,
+    PREDICTED,
+    READ,
+    VIRTUAL,
+    Case,
+    Check,
+    Claim,
+    Reference,
+    as_list,
+    is_number,
+)
 from study.claims.probe_worker import ABSENT
 from study.claims.verdict import (
     FAILS,
@@ -68,8 +81,15 @@ def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None)
 
 
 def judge(claim: Claim, evidence: Evidence) -> Verdict:
-    """The verdict on a claim, with those of its further checks, which do not decide."""
-    return replace(_judge(claim, claim, evidence), also=tuple(_judge(claim, check, evidence) for check in claim.also))
+    """The verdict on a claim, with those of its further checks, which do not decide.
+
+    What no run has tested, a weaker check may decide. What it takes to test it stays with the verdict.
+    """
+    verdict, weaker = _judge(claim, claim, evidence), claim.until_tested
+    if verdict.verdict == NOT_TESTED and weaker:
+        untested, verdict = verdict, _judge(weaker, weaker, evidence)
+        verdict = replace(verdict, missing="; ".join(filter(None, (verdict.missing, untested.missing))))
+    return replace(verdict, also=tuple(_judge(claim, check, evidence) for check in claim.also))
 
 
 def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
@@ -316,6 +336,8 @@ def otherwise(verdict: Verdict) -> str:
     else:
         allows = ", ".join(_allowed(value, claim) for value in values)
         words = f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
+    if verdict.missing and verdict.basis == PREDICTED:
+        words += f"; runs, which decide before a prediction: {verdict.missing}"
     if verdict.basis in (MEASURED, VIRTUAL) and verdict.differs:
         words += f"; runs that record it, on {claim.settle.machine}: {claim.settle.command}"
     return words

@@ -239,6 +239,7 @@ class Claim(Check):
     reading: str | None = None
     settle: Settle | None = None
     also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence, which is shown and never decides
+    until_tested: "Claim | None" = None  # the same claim with a check that rests on less: it decides while no run does
     at: str = ""  # file and line
 
     @model_validator(mode="before")
@@ -249,6 +250,14 @@ class Claim(Check):
         also = table.get("also", [])
         if isinstance(also, list) and all(isinstance(entry, dict) for entry in also):
             table = table | {"also": [entry if "value" in entry else own | entry for entry in also]}
+        return table
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_weaker_check_is_of_the_same_claim(cls, table: dict) -> dict:
+        if isinstance(weaker := table.get("until_tested"), dict):
+            same = {name: value for name, value in table.items() if name not in ("until_tested", "also", "unsaid")}
+            table = table | {"until_tested": same | weaker}
         return table
 
     @functools.cached_property
@@ -296,6 +305,8 @@ class Claim(Check):
     def _measured_claims_say_what_settles_them(self):
         if self.basis == MEASURED and not self.settle:
             raise ValueError(f"settle is missing: {self.check} reads records. Say which machine and command decide it")
+        if self.until_tested and (self.basis != MEASURED or self.until_tested.basis not in (PREDICTED, READ)):
+            raise ValueError("until_tested is a check that predicts or cites, of a claim whose own check reads records")
         return self
 
 

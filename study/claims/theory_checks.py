@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from study.claims.model import OWN, PREDICTED, TRENDS, Kind, calls_of, one_argument
@@ -19,13 +20,14 @@ from study.text.numbers import count, short, size
 from study.theory import estimate as estimates
 from study.theory import papers
 from study.theory.advise import step_of
-from study.theory.architecture import Architecture, generic, named
+from study.theory.architecture import Architecture, flops_per_row, generic, named
 from study.theory.architecture import parameters as count_parameters
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
 from study.theory.memory_kinds import reserve_bytes
 from study.theory.question import Question
 from study.theory.setup import Setup, arm_named
+from study.theory.steptime import ON_GPU, StepTime
 
 Name, Number, Whole = str | None, float | None, int | None
 Part = Literal["all", "weights", "gradients", "optimizer"]
@@ -320,6 +322,12 @@ def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
     return Finding(known.bytes_per_s * directions, f"{known.source}: {size(known.bytes_per_s)}/s in each direction")
 
 
+@functools.lru_cache(maxsize=1000)
+def _step(question: Question, arm: str, micro_batch: int) -> StepTime:
+    """A predicted step without its timeline: claims that leave something open ask for the same steps again."""
+    return replace(step_of(question, arm_named(arm), micro_batch), timeline=())
+
+
 @also_takes(model_of)
 def step_ratio(
     *,
@@ -332,6 +340,7 @@ def step_ratio(
     batch: int,
     micro_batch: int = 1,
     precision: str = "bf16_cast",
+    precision_over: Name = None,
     checkpointing: bool = False,
     disk_bytes_per_s: Number = None,
     speed: bool = False,
@@ -339,16 +348,52 @@ def step_ratio(
 ) -> Finding:
     """An arm's predicted seconds a step over another's, with the interval of both predictions. P1 7, P3 6.
 
-    With `speed` the inverse: an arm's speed as a share of the other's. Whether the arms fit is not checked.
+    With `speed` the inverse: an arm's speed as a share of the other's. `precision_over` is the other's precision, if it
+    is not the same. Whether the arms fit is not checked.
     """
     how = {"checkpointing": checkpointing, "disk_bytes_per_s": disk_bytes_per_s}
-    ask = Question(model_of(**given), gpus, gpu, link, 1e15, sequence, batch, precision, **how)
-    mine, others = (step_of(ask, arm_named(each), micro_batch) for each in (arm, over))
+    model, sides = model_of(**given), ((arm, precision), (over, precision_over or precision))
+    mine, others = (
+        _step(Question(model, gpus, gpu, link, 1e15, sequence, batch, each_precision, **how), each, micro_batch)
+        for each, each_precision in sides
+    )
+    if precision_over:
+        arm, over = (f"{each} in {each_precision}" for each, each_precision in sides)
     middle, low, high = mine.seconds / others.seconds, mine.low_s / others.high_s, mine.high_s / others.low_s
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
     working = f"{arm} over {over}: {short(middle)} {'of the speed' if speed else 'times as long'}"
     return Finding(middle, f"{working}, {short(low)} to {short(high)} if both predictions miss apart", (low, high))
+
+
+@also_takes(model_of)
+def utilization(
+    *,
+    counts: Literal["operations", "kernels"],
+    arm: str,
+    gpus: int,
+    gpu: str,
+    sequence: int,
+    batch: int,
+    micro_batch: int = 1,
+    precision: str = "bf16_cast",
+    checkpointing: bool = False,
+    **given,
+) -> Finding:
+    """How much of a predicted step a GPU is used, with the interval of the step.
+
+    "operations": the share of its peak that the model's operations need (MFU). "kernels": the share of the time in
+    which a kernel runs, as nvidia-smi counts it.
+    """
+    model = model_of(**given)
+    ask = Question(model, gpus, gpu, None, 1e15, sequence, batch, precision, checkpointing=checkpointing)
+    step = _step(ask, arm, micro_batch)
+    used_s = sum(step.parts.get(part, 0.0) for part in (*ON_GPU, "update"))
+    if counts == "operations":
+        used_s = flops_per_row(model, sequence) * batch / gpus / one_of(GPUS, gpu, "GPU").half_flops_per_s
+    share, low, high = (min(1.0, used_s / seconds) for seconds in (step.seconds, step.high_s, step.low_s))
+    working = f"{arm}, {micro_batch} rows a pass: {short(used_s)} s of {counts} in {short(step.seconds)} s a step"
+    return Finding(share, f"{working}: {short(share)}, {short(low)} to {short(high)}", (low, high))
 
 
 def offload_efficiency(
@@ -421,36 +466,44 @@ def stated(*, needed: list[str], given: list[str]) -> Finding:
 def trend(*, quantity: str, along: dict[str, list], where: dict) -> Finding:
     """Whether a quantity of theory "rises" or "falls" along the values of an argument, in their order, or "neither"."""
     name, values = one_argument(along)
-    results = [_quantity(quantity, where | {name: value}) for value in values]
+    results = [_quantity(quantity, where | {name: value}).value for value in values]
     pairs = list(itertools.pairwise(results))
     word = "rises" if all(a < b for a, b in pairs) else "falls" if all(a > b for a, b in pairs) else "neither"
     return Finding(word, f"{quantity} with {name} {short(values)}: {short(results)}")
 
 
-def _quantity(quantity: str, arguments: dict) -> float:
+def _quantity(quantity: str, arguments: dict) -> Finding:
     """A quantity of theory."""
     function = one_of(QUANTITIES, quantity, "quantity")
     try:
         (call,) = calls_of(function, arguments, quantity)
     except ValueError as error:
         raise Stop(str(error), "correct the arguments") from None
-    return function(**call).value
+    return function(**call)
 
 
 def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:  # noqa: B006
-    """A quantity of theory with some arguments over the same, or over another `quantity`, with others."""
+    """A quantity of theory with some arguments over the same, or over another `quantity`, with others.
+
+    If both have intervals, so has their quotient: as if they missed apart.
+    """
     names = [side.get("quantity", quantity) for side in (of, to)]
     sides = [where | {key: value for key, value in side.items() if key != "quantity"} for side in (of, to)]
-    above, below = (_quantity(name, side) for name, side in zip(names, sides, strict=True))
+    findings = [_quantity(name, side) for name, side in zip(names, sides, strict=True)]
+    (above, below), interval = (finding.value for finding in findings), None
     if not below:
         raise Stop(f"{names[1]} is 0 on the side to divide by", "give another")
-    return Finding(above / below, f"{names[0]} {short(above)} / {names[1]} {short(below)} = {short(above / below)}")
+    if all(finding.interval for finding in findings):
+        (low, high), (least, most) = (finding.interval for finding in findings)
+        interval = low / most, high / least
+    working = f"{names[0]} {short(above)} / {names[1]} {short(below)} = {short(above / below)}"
+    return Finding(above / below, working, interval)
 
 
 STATES = (parameters, states_bytes, states_saving, states_ratio, largest_parameters, fewest_ranks)
 MEMORY = (fitted_bytes_per_parameter, rest_bytes, rest_spread, offloaded_states_bytes, peak_bytes, peak_saving)
 TRAFFIC = (traffic_ratio, deepspeed_traffic_ratio, traffic_bytes, link_bytes_per_s)
-OTHER = (activation_bytes, float_format, step_ratio, offload_efficiency)
+OTHER = (activation_bytes, float_format, step_ratio, utilization, offload_efficiency)
 QUANTITIES = {check.__name__: check for check in (*STATES, *MEMORY, *TRAFFIC, *OTHER)}
 BYTES = ("states_bytes", "rest_bytes", "offloaded_states_bytes", "peak_bytes", "activation_bytes", "traffic_bytes")
 UNITS = dict.fromkeys(QUANTITIES, "number") | dict.fromkeys(BYTES, "bytes")

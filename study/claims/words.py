@@ -71,6 +71,8 @@ def _outcome(verdict: Verdict) -> str:
     ours, theirs = value_words(verdict.found, unit), claimed_words(verdict.claim, verdict)
     if word == NOT_TESTED:
         return f"it is {word}"
+    if word == INCONCLUSIVE and verdict.basis == PREDICTED and verdict.claim.settle:
+        return f"our prediction leaves it {word}"  # with an interval, which stands below; a run would decide it
     if word == INCONCLUSIVE:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"

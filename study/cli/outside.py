@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
-from study.outside import rows, sources, words, written
+from study.outside import rows, sources, summary, words, written
 from study.outside.compare import Compared, compared
 from study.text.numbers import size
 from study.text.tables import say, show
@@ -27,7 +27,7 @@ def outside(
         against: ours: how far off our predictions of each row are, as they were kept (--write).
         file: Other rows: a CSV file with the columns of reports/outside/measurements.csv. They are predicted.
         source: Only rows of the sources that have this in their name.
-        verbose: Print every row as well.
+        verbose: Print every row as well, and why predictions missed.
         write: Predict the project's own rows again, and keep the result for the report, advise and estimate.
         as_json: Print it as JSON.
     """
@@ -50,6 +50,10 @@ def outside(
         return groups
     if verbose:
         show([line for each in everything for line in _lines(each)])
+    if verbose and (missed := words.misses(summary.misses(everything))):
+        say("", "Off by more than 10 % (memory) or 30 % (time):")
+        show(missed)
+        say("")
     show(words.lines(groups["summary"]))
     if without := words.unpredicted(groups["summary"]):
         say("", "No row has a prediction of (--verbose says why):")

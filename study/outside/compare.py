@@ -15,6 +15,7 @@ from study.outside.setups import NoSetup, Training, training_of
 from study.theory.architecture import flops_per_row
 
 FLAT_MFU = 0.4  # of a peak, of the operations without those that are repeated: what many take for granted
+OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and the miss is explained
 NOTHING = "neither memory nor time was published"
 
 
@@ -31,6 +32,10 @@ class Quantity:
     @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
+
+    @property
+    def missed(self) -> bool:
+        return abs(self.error) > OFF_BY[self.quantity]
 
     @property
     def inside(self) -> bool | None:
@@ -50,6 +55,11 @@ class Compared:
     def role(self) -> str | None:
         source = sources.own().get(self.row.source)
         return source and source.role_of(self.row)
+
+    def why_off(self, quantity: Quantity) -> str | None:
+        """Why a prediction missed, as far as it is known."""
+        source = sources.own().get(self.row.source)
+        return source and source.why_off(self.row, quantity.quantity) if quantity.missed else None
 
     def as_json(self) -> dict:
         row = self.row.model_dump(exclude={"memory_GB", "mfu"})

@@ -2,13 +2,14 @@
 
 `python -m study.outside.fit` takes the rows whose role is "fit" (`reports/outside/sources.toml`), prints the constants
 and how far the rows of a source lie from predictions that were fitted without it, and writes both with `--write`. Rows
-of the role "test" are not looked at.
+of the role "test" decide no constant. How wide the interval is, all sources decide: those of the fit are too few, and
+too like each other. Whether it is wide enough is shown source by source, with an interval that the others decide.
 """
 
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy
@@ -20,7 +21,7 @@ from study.outside.rows import Row
 from study.outside.setups import NoSetup, training_of
 from study.text.tables import say
 from study.theory import pace
-from study.theory.pace import Pace
+from study.theory.pace import Pace, ceiling_range
 from study.theory.setup import Setup
 from study.theory.steptime import Machine, step_time
 
@@ -80,22 +81,31 @@ def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
     return with_values(best.x)
 
 
-def spread(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> tuple[float, float]:
-    """Shares of a prediction, below and above, between which 80 % of rows lie that the fit has not seen.
+def shares_off(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> dict[str, numpy.ndarray]:
+    """What was measured over what is predicted, less one, of the rows of each source with enough of them.
 
-    Each source with enough rows is predicted with constants that were fitted without it, and counts as much as another.
+    A source that is fitted is predicted with constants that were fitted without it. Left out are GPUs whose ceiling is
+    not certain, because that widens an interval by itself.
     """
-    count = Counter(each.row.source for each in fitted)
-    shares, weights = [], []
+    certain = [each for each in (*fitted, *timed("test")) if ceiling_range(each.machine.gpu) == (1, 1)]
+    count, shares = Counter(each.row.source for each in certain), {}
     for source in (source for source, rows_of in count.items() if rows_of >= ENOUGH):
         others = [each for each in fitted if each.row.source != source]
-        without = fit(others, identified(others, names, constants), constants)
-        of_source = [each for each in fitted if each.row.source == source]
-        shares += list(numpy.exp(-misses(of_source, without)) - 1)  # what was measured, over what is predicted
-        weights += [1 / len(of_source)] * len(of_source)
-    order = numpy.argsort(shares)
-    place = numpy.cumsum(numpy.array(weights)[order]) / sum(weights)
-    low, high = numpy.interp([LOW, HIGH], place, numpy.array(shares)[order])
+        without = constants
+        if len(others) < len(fitted):
+            without = fit(others, identified(others, names, constants), constants)
+        shares[source] = numpy.exp(-misses([each for each in certain if each.row.source == source], without)) - 1
+    return shares
+
+
+def spread(shares: Iterable[numpy.ndarray]) -> tuple[float, float]:
+    """Shares of a prediction, below and above, between which 80 % of rows lie. Each source counts as much as any."""
+    shares = list(shares)
+    weights = numpy.concatenate([numpy.full(len(of_source), 1 / len(of_source)) for of_source in shares])
+    together = numpy.concatenate(shares)
+    order = numpy.argsort(together)
+    place = numpy.cumsum(weights[order]) / len(shares)
+    low, high = numpy.interp([LOW, HIGH], place, together[order])
     return float(-low), float(high)
 
 
@@ -110,11 +120,16 @@ def main() -> None:
     fitted = timed("fit")
     names = [name for name, constant in pace.origins().items() if constant["origin"].startswith("fitted")]
     constants = fit(fitted, names, pace.pace())
-    low, high = spread(fitted, names, constants)
+    shares = shares_off(fitted, names, constants)
+    low, high = spread(shares.values())
     miss = abs(numpy.exp(misses(fitted, constants)) - 1)
     for name in names:
         say(f"{name} = {getattr(constants, name):.4g}")
     say(f"spread: {low:.3f} below, {high:.3f} above")
+    for source, of_source in shares.items():
+        under, over = spread(others for name, others in shares.items() if name != source)
+        held = numpy.mean((of_source >= -under) & (of_source <= over))
+        say(f"{source}: {held:.0%} of {len(of_source)} rows, in an interval of the other sources")
     say(f"{len(fitted)} rows: median {numpy.median(miss):.1%}, 90 % within {numpy.quantile(miss, 0.9):.1%}")
     if "--write" in sys.argv:
         write({name: getattr(constants, name) for name in names}, low, high)

@@ -36,4 +36,9 @@ def step(training: Training) -> Prediction:
 
 def machine_of(training: Training) -> Machine:
     machine = training.machine
-    return Machine(gpu=machine.gpu, gpus_per_node=machine.gpus_per_node, fused_kernels=machine.fused_kernels)
+    return Machine(
+        gpu=machine.gpu,
+        gpus_per_node=machine.gpus_per_node,
+        network=machine.network,
+        fused_kernels=machine.fused_kernels,
+    )

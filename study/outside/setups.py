@@ -5,7 +5,7 @@ from its source, where that says it; else it is the libraries' default, and list
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
@@ -13,6 +13,7 @@ from study.outside import sources
 from study.outside.models import Model, Unknown, model_of
 from study.outside.rows import Row
 from study.outside.sources import Says
+from study.theory.estimate import estimate
 from study.theory.setup import Setup, arm_named
 
 # What nothing here predicts, by the words that sources have for it in an arm, a precision or a note.
@@ -20,7 +21,6 @@ NOT_MODELLED = {
     r"(?:tp|pp|cp|ep)[ =]?(?:[2-9]|1\d)": "tensor, pipeline, context or expert parallelism",
     r"tensor.parallel|pipeline.parallel|sequence.parallel|ulysses": "tensor, pipeline or sequence parallelism",
     r"float8|fp8|mxfp8": "8-bit products",
-    r"hsdp|hybrid": "sharding within groups of ranks",
     r"deepcompile|thunder": "a compiler that schedules its own collectives",
     r"zero\+\+|hpz|qwz|mics": "ZeRO++ and MiCS",
     r"zenflow|superoffload|twin": "offloading other than ZeRO-Offload and ZeRO-Infinity",
@@ -31,6 +31,9 @@ NOT_MODELLED = {
 NOT_MODELLED_IN_NOTES = {r"8-bit optim|8-bit adam|paged": "an optimizer with 8-bit or paged states"}
 # Families whose loss transformers 4.45 to 4.48 took in the type of the weights, those of these rows.
 LOSS_IN_HALF = ("gpt_bigcode",)
+# Families of which fms-acceleration fuses the loss alone: its kernels for norms and rotations are for Llama's kind
+# (plugins/fused-ops-and-kernels, models/gpt_bigcode.py).
+LOSS_ALONE_FUSED = ("gpt_bigcode",)
 STAGE = re.compile(r"zero[- _]?(?:stage)?[- _]?([0-3])(?!\d)|stage[- _]?([0-3])")
 
 
@@ -46,6 +49,7 @@ class Machine:
     gpus: int
     gpus_per_node: int
     fused_kernels: bool  # by torch.compile, or written by hand
+    network: str | None = None  # between nodes. None: as such machines are mostly built
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def training_of(row: Row) -> Training:
         assumed.append(f"rows are cut to the model's {model.positions} tokens")
         sequence = model.positions
     way = _way(row, gpus, says, assumed)
+    way["group"] = _group(row, gpus, way, says, assumed)
     setup = Setup(
         model=model,
         ranks=gpus,
@@ -87,27 +92,43 @@ def training_of(row: Row) -> Training:
         attention=_attention(row, model, says, assumed),
         optimizer=says.optimizer or ("fused" if way.get("deepspeed") else "foreach"),
         loss=_loss(_words(row)),
-        logits="as_computed" if model.family in LOSS_IN_HALF else "fp32",
+        logits=says.logits or ("as_computed" if model.family in LOSS_IN_HALF else "fp32"),
         device="cuda",
         **way,
     )
-    if "fast-kernels" in _words(row):
+    if fused := fused_kernels(row, model):
         assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []
     if compiled:
         assumed.append("torch.compile changes no memory")
     try:
-        machine, why = _machine(row, gpus, compiled, says, of_machine), None
+        machine, why = _machine(row, gpus, compiled or fused, says, of_machine), None
     except NoSetup as reason:
         machine, why = None, str(reason)
+    if machine and not row.memory_GB and "activations are not recomputed" in assumed:
+        setup = _recomputed_if_too_large(setup, machine.gpu, assumed)
     return Training(setup, machine, why, tuple(assumed), tuple(of_machine))
+
+
+def _recomputed_if_too_large(setup: Setup, gpu: str, assumed: list[str]) -> Setup:
+    """A training whose activations would not fit has recomputed them, whether its source says so or not."""
+    if estimate(setup).peak_bytes < GPUS[gpu].memory_bytes:
+        return setup
+    assumed.remove("activations are not recomputed")
+    assumed.append("activations are recomputed: kept, they would not fit")
+    return replace(setup, checkpointing=True)
 
 
 def _loss(words: str) -> str:
     if re.search(r"liger|chunked", words):
         return "chunked"
     return "in_place" if "fast-kernels" in words else "whole"
+
+
+def fused_kernels(row: Row, model: Model) -> bool:
+    """Whether the source replaces the kernels of norms, activation functions and rotations."""
+    return bool(re.search(r"fast-kernels|liger", _words(row))) and model.family not in LOSS_ALONE_FUSED
 
 
 def _words(row: Row) -> str:
@@ -147,7 +168,7 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
     """How the training is distributed: the fields of a setup."""
     words = (row.arm or "").lower()
     stage = STAGE.search(words)
-    if "fsdp" in words:
+    if "fsdp" in words or "hsdp" in words:
         if "offload" in words:
             raise NoSetup("FSDP with offloading is not modelled")
         return {"fsdp": "shard_grad_op" if re.search(r"grad_op|zero-?2", words) else "full_shard"}
@@ -163,6 +184,20 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
     if re.search(r"ddp|data parallel|\bdp\d+", words) or (gpus == 1 and re.search(r"single|one gpu|baseline", words)):
         return {}
     raise NoSetup(f"how the training is distributed is not known ({row.arm})" if words else "the arm is not said")
+
+
+def _group(row: Row, gpus: int, way: dict, says: Says, assumed: list[str]) -> int | None:
+    """The ranks within which a hybrid way shards: those of a node, where it does not say how many."""
+    words = (row.arm or "").lower()
+    if not re.search(r"hsdp|hybrid", words):
+        return None
+    if way.get("deepspeed", {}).get("zero_optimization", {}).get("stage", 1) != 1:
+        raise NoSetup(f"sharding within groups of ranks ({row.arm}) is not modelled")
+    if said := re.search(r"of (\d+) gpus", words):
+        return int(said[1])
+    if says.gpus_per_node is None:
+        assumed.append("weights are sharded within nodes of 8 GPUs")
+    return min(gpus, says.gpus_per_node or 8)
 
 
 def _deepspeed(stage: int, words: str, known: dict) -> dict:
@@ -227,7 +262,7 @@ def _attention(row: Row, model: Model, says: Says, assumed: list[str]) -> str:
     return says.attention or "sdpa"
 
 
-def _machine(row: Row, gpus: int, compiled: bool, says: Says, assumed: list[str]) -> Machine:
+def _machine(row: Row, gpus: int, fused: bool, says: Says, assumed: list[str]) -> Machine:
     text = re.sub(r"\(.*?\)", "", row.gpu or "").strip()
     name = _gpu(text, assumed)
     said = re.search(r"(\d+) (?:on|in|per) (?:one|a|each)? ?node", f"{row.gpu} {row.notes}")
@@ -236,8 +271,7 @@ def _machine(row: Row, gpus: int, compiled: bool, says: Says, assumed: list[str]
         per_node = next(count for count in range(GPUS[name].per_node, 0, -1) if gpus % count == 0)
         if gpus > per_node:
             assumed.append(f"{per_node} GPUs in a node, and between nodes {GPUS[name].network}")
-    fused = compiled or bool(re.search(r"fast-kernels|liger", _words(row)))
-    return Machine(name, gpus, min(gpus, per_node), fused)
+    return Machine(name, gpus, min(gpus, per_node), fused, says.network)
 
 
 def _gpu(text: str, assumed: list[str]) -> str:

@@ -21,9 +21,11 @@ class Says(BaseModel):
     where: str  # in the source this was read
     about: str = ""  # the rows whose address has this in it
     gpus_per_node: int | None = None
+    network: str | None = None  # between nodes: a name in study.theory.papers.LINKS
     attention: Literal["sdpa", "eager"] | None = None
     checkpointing: Literal["full", "none"] | None = None
     optimizer: Literal["fused", "foreach"] | None = None
+    logits: Literal["fp32", "as_computed"] | None = None  # of the loss
     zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
 
 
@@ -34,6 +36,16 @@ class Part(BaseModel):
 
     about: str  # a regular expression over a row's model, GPU and address
     role: Literal["fit", "test"]
+    why: str
+
+
+class Miss(BaseModel):
+    """Why predictions of some rows are off by more than they should: an explanation, and no correction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str = ""  # a regular expression over a row's model, GPU, arm and notes
+    quantity: Literal["memory", "time"]
     why: str
 
 
@@ -51,6 +63,13 @@ class Source(BaseModel):
     role: Literal["fit", "test"] | None = None  # for the model of time; None: not used for it
     part: tuple[Part, ...] = ()  # the first that a row fits decides its role
     says: tuple[Says, ...] = ()
+    miss: tuple[Miss, ...] = ()  # the first that a row fits
+    own_error: dict[Literal["memory", "time"], float] = {}  # what a simulator says of itself: a mean of absolute errors
+
+    def why_off(self, row: Row, quantity: str) -> str | None:
+        words = f"{row.model} on {row.gpu}, {row.arm}, {row.notes}"
+        fitting = (each for each in self.miss if each.quantity == quantity and re.search(each.about, words))
+        return next((each.why for each in fitting), None)
 
     def role_of(self, row: Row) -> Literal["fit", "test"] | None:
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"

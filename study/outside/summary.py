@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from study.outside import sources
 from study.outside.compare import Compared, Quantity, simulated
 from study.outside.rows import Row
 
@@ -77,6 +78,23 @@ class Group:
     time_complete: Errors | None
     order: Order | None
     simulator: dict[str, Errors]  # the source's own predictions of its rows, where it has some
+    own_error: dict[str, float]  # what a simulator says of itself, where it does not predict row by row
+
+
+def misses(compared: list[Compared]) -> list[dict]:
+    """Every prediction that missed, with the explanation that there is. Rows that differ in their batch are one."""
+    together: dict[tuple, list[float]] = defaultdict(list)
+    for each in compared:
+        for quantity in (quantity for quantity in each.quantities if quantity.missed):
+            row, why = each.row, each.why_off(quantity)
+            complete = not each.assumed
+            key = (row.source, quantity.quantity, row.model, row.gpu, row.n_gpus, row.arm, complete, why)
+            together[key].append(quantity.error)
+    names = ("source", "quantity", "model", "GPU", "GPUs", "arm", "complete", "why")
+    return [
+        dict(zip(names, key, strict=True)) | {"rows": len(errors), "from": min(errors), "to": max(errors)}
+        for key, errors in together.items()
+    ]
 
 
 def summary(compared: list[Compared]) -> dict[str, Group]:
@@ -93,6 +111,8 @@ def summary(compared: list[Compared]) -> dict[str, Group]:
 def _group(members: list[Compared]) -> Group:
     complete = [each for each in members if not each.assumed]
     own = [quantity for each in members for quantity in simulated(each.row)]
+    known, names = sources.own(), {each.row.source for each in members}
+    own_errors = [known[name].own_error if name in known else {} for name in names]
     return Group(
         rows=len(members),
         without=sum(not each.quantities for each in members),
@@ -105,6 +125,7 @@ def _group(members: list[Compared]) -> Group:
             for name in ("memory", "time")
             if (of_name := [quantity for quantity in own if quantity.quantity == name])
         },
+        own_error=own_errors[0] if len(own_errors) == 1 else {},
     )
 
 

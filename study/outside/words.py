@@ -24,13 +24,38 @@ def _line(name: str, quantity: str, group: dict) -> dict:
         "within 10 %": percent(errors["within_10"]),
         "within 30 %": percent(errors["within_30"]),
         "in interval": percent(errors["inside"]),
-        "of complete rows": complete and f"{percent(complete['median_absolute'])} of {complete['count']}",
+        "complete rows": complete and complete["count"],
+        "off by (complete)": complete and percent(complete["median_absolute"]),
+        "within 10 % (complete)": complete and _counted(complete, "within_10"),
+        "within 30 % (complete)": complete and _counted(complete, "within_30"),
         "Kendall's tau": order and round(order["of_step_times"], 2),
         "of tokens/s": order and round(order["of_tokens_per_s"], 2),
         "flat 40 % MFU": percent(errors["others"].get("flat 40 % MFU")),
         "earlier middle": percent(errors["others"].get("earlier middle")),
-        "its simulator": simulator and percent(simulator["median_absolute"]),
+        "its simulator": percent(simulator["median_absolute"] if simulator else group["own_error"].get(quantity)),
     }
+
+
+def _counted(errors: dict, share: str) -> str:
+    return f"{round(errors[share] * errors['count'])} of {errors['count']}"
+
+
+def misses(found: list[dict]) -> list[dict]:
+    """Predictions that missed, as rows of a table."""
+    return [
+        {
+            "source": miss["source"],
+            "quantity": miss["quantity"],
+            "model": miss["model"],
+            "on": f"{miss['GPUs']} x {miss['GPU']}",
+            "arm": miss["arm"],
+            "complete": "yes" if miss["complete"] else "no",
+            "rows": miss["rows"],
+            "off by": " to ".join(dict.fromkeys((_signed(miss["from"]), _signed(miss["to"])))),
+            "why": miss["why"] or "not explained",
+        }
+        for miss in found
+    ]
 
 
 def unpredicted(groups: dict[str, dict]) -> list[dict]:

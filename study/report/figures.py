@@ -6,6 +6,7 @@ from textwrap import shorten
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from study.claims.ledger import counted
@@ -13,7 +14,7 @@ from study.claims.model import OWN
 from study.claims.verdict import SUPPORTED
 from study.records import stats
 from study.records.groups import by
-from study.report import style
+from study.report import style, timeline
 from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.report.style import CARD, FAINT, INK, colour, marker
 
@@ -405,3 +406,17 @@ def outside_by_source(rows: list[dict]) -> Figure:
         f"n = {len(rows)} numbers of others, in brackets how many each source has. What is further off is at the edge."
     )
     return style.finished(drawing, [], text)
+
+
+@style.figure
+def timelines(rows: list[dict]) -> Figure:
+    """A predicted step of each arm, stream by stream."""
+    arms = by(rows, "arm")
+    drawing, axes = style.panels([0.5 + 0.35 * len(by(mine, "stream")) for mine in arms.values()])
+    handles: dict[str, Patch] = {}
+    for ax, ((arm,), mine) in zip(axes, arms.items(), strict=True):
+        handles |= timeline.lanes(ax, mine)
+        style.title(ax, f"{arm}: {max(row['end s'] for row in mine):.2g} s")
+    axes[-1].set_xlabel("seconds of a step")
+    text = f"Predicted, no run was made: {rows[0]['setup']}. What waits for what is not drawn."
+    return style.finished(drawing, list(handles.values()), text)

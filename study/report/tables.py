@@ -16,6 +16,7 @@ from study.claims.words import plainly
 from study.errors import Stop
 from study.outside import rows as published_rows
 from study.outside import sources, written
+from study.outside import summary as outside_summary
 from study.outside import words as outside_words
 from study.records import stats
 from study.records.compare import compare
@@ -25,11 +26,17 @@ from study.records.runs import Run, Runs
 from study.report import published
 from study.spec import arms
 from study.spec.shapes import shape_of
+from study.text.numbers import size
 from study.theory import papers
 from study.theory.architecture import named, parameters
 from study.theory.estimate import estimate
+from study.theory.replay import as_rows
 from study.theory.setup import Setup
+from study.theory.steptime import Machine, step_time
 
+# What a model of time needs and no record of this machine has: `study peaks` has not been run beside them.
+NO_TIME_ON_CPU = "no prediction: the pace of this CPU was not measured"
+DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
 # What decides memory: two peaks are compared only where these are equal.
 SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
@@ -511,6 +518,46 @@ def outside() -> list[dict]:
 def outside_errors() -> list[dict]:
     """How far off predictions are, by source and over all, beside simpler ways to predict."""
     return outside_words.lines(written.read()["summary"])
+
+
+def here(runs: Runs) -> list[dict]:
+    """Runs of this project on a CPU as rows of the same kind, by arm: memory, and why time has no prediction."""
+    rows = []
+    chosen = [run for run in runs.done if run.components and run.ranks == 2 and run.record.observed.device == "cpu"]
+    for (arm, kind), mine in sorted(
+        by([{"run": run, "arm": run.arm, "kind": run.kind} for run in chosen], "arm", "kind").items()
+    ):
+        pairs = [(sum(run["run"].components.values()), predicted(run["run"].record)) for run in mine]
+        errors = [ours.peak_bytes / held - 1 for held, ours in pairs if ours]
+        rows.append(
+            {
+                "arm": arm,
+                "two ranks": "emulated" if kind == "virtual" else kind,
+                "runs": len(mine),
+                "with a prediction": len(errors),
+                "memory off by": outside_words.percent(stats.median(list(map(abs, errors)))) if errors else None,
+                "worst": outside_words.percent(max(errors, key=abs)) if errors else None,
+                "time": NO_TIME_ON_CPU,
+            }
+        )
+    return rows
+
+
+def outside_misses() -> list[dict]:
+    """The predictions that are off by more than 10 % (memory) or 30 % (time), and why, as far as that is known."""
+    return outside_words.misses(outside_summary.misses(written.own()))
+
+
+def timelines() -> list[dict]:
+    """What runs when in a predicted step of GPT-2 XL on eight A100, under three arms: a row for each task."""
+    machine = Machine(gpu="A100-80GB", disk_bytes_per_s=DISK_BYTES_PER_S)
+    how = {"ranks": 8, "precision": "bf16_cast", "micro_batch": 8, "sequence": 1024, "device": "cuda"}
+    setup = f"GPT-2 XL, 8 x A100 80GB, 8 rows of 1024 tokens each, a disk of {size(DISK_BYTES_PER_S)}/s"
+    return [
+        {"setup": setup, "arm": arm} | row
+        for arm in ("ddp", "zero3", "zero3_nvme")
+        for row in as_rows(step_time(Setup.of_arm(named("gpt2-xl"), arm, **how), machine).timeline)
+    ]
 
 
 def outside_sources() -> list[dict]:

@@ -1,47 +1,54 @@
 """A predicted step as a picture: one lane per stream."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, figure
-from study.theory.replay import Span
+from study.theory.replay import Span, as_rows
 
 # By the first word of a task's name. Nothing is told apart by colour alone: lanes have names, and kinds their order.
 KINDS = {
-    "forward": (BLUE, ""),
-    "backward": (ORANGE, ""),
-    "update": (GREEN, ""),
-    "all_gather": (SKY, "//"),
-    "reduce_scatter": (PURPLE, "\\\\"),
-    "all_reduce": (PURPLE, "\\\\"),
+    "forward": BLUE,
+    "backward": ORANGE,
+    "update": GREEN,
+    "all_gather": SKY,
+    "reduce_scatter": PURPLE,
+    "all_reduce": PURPLE,
 }
-OTHERS = (GREY, "..")
+OTHERS = GREY
+
+
+def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
+    """Rows of spans as lanes, in the order in which a step comes to them; and what the colours mean."""
+    streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
+    for span in spans:
+        word = span["task"].partition(" ")[0]
+        label = word if word in KINDS else "states"
+        bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
+    patches = {}
+    for (lane, label), places in bars.items():
+        colour = KINDS.get(label, OTHERS)
+        axes.broken_barh(places, (lane - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows what is very short
+        patches[label] = Patch(color=colour, label=label)
+    axes.set_yticks(range(len(streams)), streams)
+    axes.invert_yaxis()
+    return patches
 
 
 @figure
 def draw(spans: Sequence[Span], title: str) -> Figure:
-    """Lanes from top to bottom in the order in which a step comes to them."""
-    streams = list(dict.fromkeys(span.task.stream for span in spans))
-    drawing = Figure(figsize=(WIDTH, 0.7 + 0.45 * len(streams)), layout="constrained")
-    axes, kinds = drawing.add_subplot(), {}
-    for lane, stream in enumerate(streams):
-        for span in spans:
-            if span.task.stream == stream and span.end_s > span.start_s:
-                word = span.task.name.partition(" ")[0]
-                colour, hatch = KINDS.get(word, OTHERS)
-                kinds[word if word in KINDS else "states"] = (colour, hatch)
-                width_s = span.end_s - span.start_s
-                axes.barh(
-                    lane, width_s, left=span.start_s, height=0.7, color=colour, hatch=hatch, edgecolor="white", lw=0.2
-                )
-    axes.set_yticks(range(len(streams)), streams)
-    axes.invert_yaxis()
+    shown = as_rows(spans)
+    height = 0.7 + 0.45 * len({row["stream"] for row in shown})
+    drawing = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = drawing.add_subplot()
+    handles = list(lanes(axes, shown).values())
     axes.set_xlabel("seconds of a predicted step")
     axes.set_title(title, fontsize="small", color=INK, loc="left", wrap=True)
-    handles = [Patch(facecolor=colour, hatch=hatch, label=word) for word, (colour, hatch) in kinds.items()]
     drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="x-small", frameon=False)
     return drawing
 

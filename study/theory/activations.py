@@ -52,23 +52,23 @@ def activations(setup: Setup) -> Activations:
         extra -= tokens * m.hidden * setup.weight_bytes  # at the last layer's end three are freed and two allocated
     elif m.family != "bert":
         extra += tokens * m.hidden * setup.weight_bytes
-    gradient = 0 if m.family == "bert" else FP32 * tokens * m.vocabulary
+    gradient = 0 if m.family == "bert" else _logit_bytes(setup) * tokens * m.vocabulary
     return Activations(
         embeddings=embeddings,
         layer=per_layer,
         layers=m.layers,
         head=head,
         recomputed=layer if setup.checkpointing else 0,
-        loss_temporaries=2 * gradient,  # of the negative log-likelihood, then of the log-softmax, both in fp32
+        loss_temporaries=2 * gradient,  # of the negative log-likelihood, then of the log-softmax
         layer_temporaries=extra,
-        gradient_of_logits=gradient * setup.product_bytes // 4,
+        gradient_of_logits=gradient * setup.product_bytes // _logit_bytes(setup),
         logits=logits,
     )
 
 
 def profile(setup: Setup) -> Profile:
     """The activations of a microbatch, which do not depend on the arm or the ranks; cached."""
-    return _profile(replace(setup, deepspeed=None, ranks=1, accumulation=1, data_bytes=0))
+    return _profile(replace(setup, deepspeed=None, ranks=1, group=None, accumulation=1, data_bytes=0))
 
 
 @functools.cache
@@ -176,6 +176,11 @@ def _attention(setup: Setup) -> int:
     return kept
 
 
+def _logit_bytes(setup: Setup) -> int:
+    """Of an element of the loss's log-softmax: fp32 in every precision, unless a model leaves its logits in 16 bits."""
+    return setup.product_bytes if setup.logits == "as_computed" and not setup.autocast else FP32
+
+
 def _ends(setup: Setup) -> tuple[int, int, int]:
     """What the embeddings keep, what everything after the last layer keeps, and the logits' share of the latter."""
     m, tokens, s = setup.model, setup.tokens, setup.weight_bytes
@@ -189,7 +194,7 @@ def _ends(setup: Setup) -> tuple[int, int, int]:
         if setup.autocast:
             head += 2 * m.hidden**2 + 2 * pooled
         return embeddings, head, 0
-    logits = FP32 * tokens * m.vocabulary  # log-softmax in fp32, in every precision
+    logits = _logit_bytes(setup) * tokens * m.vocabulary  # of the log-softmax
     if m.family == "gemma2":
         embeddings = 2 * setup.sequence * m.head_width * s
         tanh = tokens * m.vocabulary * setup.product_bytes  # the soft cap's

@@ -27,7 +27,7 @@ class Engine:
 
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
-        self.model, self.stage, self.ranks = setup.model, zero.get("stage", 0), setup.ranks
+        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks
         self.all_tensors = tensors(setup.model)
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
@@ -38,6 +38,10 @@ class Engine:
         if self.stage == 3:
             self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
             self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
+        # The copy of the weights that hpZ gathers in the backward pass: it stays from the first forward pass on.
+        self.second_part = 0
+        if setup.second_partition:
+            self.second_part = sum(ceil(tensor.elements / setup.second_partition) for tensor in self.all_tensors)
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy

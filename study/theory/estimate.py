@@ -151,7 +151,11 @@ def standing(engine: Engine) -> dict[str, int]:
             if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
                 states["host_gradients"] += deepspeed_memory.owned_whole(engine) * w
         return states
-    states |= {"weights": mine * w + frozen, "gradients": mine * w, "buckets": engine.bucket_elements * w}
+    states |= {
+        "weights": (mine + engine.second_part) * w + frozen,
+        "gradients": mine * w,
+        "buckets": engine.bucket_elements * w,
+    }
     if engine.offloads:
         states["host_gradients"] = states.pop("gradients")
     if engine.optimizer_home == "cpu":

@@ -33,7 +33,8 @@ class Sharding:
 
     @property
     def ranks(self) -> int:
-        return self.setup.ranks
+        """That share weights; with HYBRID_SHARD there are several such groups."""
+        return self.setup.sharing_ranks
 
     @property
     def releases(self) -> bool:
@@ -186,12 +187,13 @@ def _reduced(sharding: Sharding, unit: str) -> int:
 
 def traffic(sharding: Sharding) -> dict[str, int]:
     """Bytes by collective of an optimizer step, counted as records do: the whole tensor of each."""
-    if sharding.ranks == 1:
+    if sharding.setup.ranks == 1:
         return {}
     root, layers = sharding.whole(ROOT), sum(sharding.whole(unit) for unit in sharding.units if unit != ROOT)
     steps = sharding.setup.accumulation
     reduced = sum(sharding.gradient(unit) for unit in sharding.units)
-    return {
+    between = {"all_reduce": reduced // sharding.ranks * steps} if sharding.setup.ranks > sharding.ranks else {}
+    return between | {
         "reduce_scatter": reduced * steps,
         "all_gather": (root + layers * (2 if sharding.releases else 1)) * steps,
     }

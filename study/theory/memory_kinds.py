@@ -133,7 +133,7 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
         states = dict(estimate(setup).after_step)
         moment = states.pop("moments", 0) // 2
         return [*states.values()], [moment, moment] if moment else []
-    share = setup.ranks if setup.fsdp else 1
+    share = setup.sharing_ranks if setup.fsdp else 1
     weights = [(ceil(t.elements / share), t.trains) for t in setup.model.tensors]
     sizes = [elements * (setup.stored_bytes if trains else setup.frozen_bytes) for elements, trains in weights]
     if not setup.fsdp and setup.ranks > 1:
@@ -164,7 +164,7 @@ def _update(setup: Setup) -> list[int]:
         return [max(parts, default=0)]
     if setup.optimizer == "fused":
         return []
-    share = setup.ranks if setup.fsdp else 1
+    share = setup.sharing_ranks if setup.fsdp else 1
     return [ceil(t.elements / share) * setup.state_bytes for t in setup.model.tensors if t.trains]
 
 

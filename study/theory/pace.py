@@ -2,9 +2,10 @@
 
 import functools
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from study.machine.gpus import GPUS
 from study.theory import papers
@@ -68,12 +69,19 @@ def origins() -> dict[str, dict]:
 @functools.cache
 def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
     """What a GPU was measured to reach of its peak, in products and in fused attention; with the origins."""
-    shares = _read()["ceiling"]
+    shares = {kind: _read()["ceiling"][kind] for kind in ("products", "attention")}
     return {
         kind: (entry["value"], entry["origin"])
         for kind, of_kind in shares.items()
         for entry in [of_kind.get(gpu, of_kind["others"])]
     }
+
+
+@functools.cache
+def moving_share_of(gpu: str) -> float | None:
+    """What kernels that only move bytes reach of a GPU's bandwidth, where that was published; else it is fitted."""
+    entry = _read()["ceiling"]["moving"].get(gpu)
+    return entry and entry["value"]
 
 
 @functools.cache
@@ -105,30 +113,45 @@ class Seconds:
         return (working**TURNS + self.launching**TURNS) ** (1 / TURNS)
 
 
-@functools.lru_cache(maxsize=4096)
-def at_full_pace(work: Work, gpu_name: str, whole: bool) -> tuple[float, float, float]:
-    """Seconds of products and attention at their ceilings, and of moved bytes at the memory's bandwidth.
+class FullPace(NamedTuple):
+    """Seconds of some work at a GPU's ceilings, and at all of its memory's bandwidth."""
 
-    `whole`: products of fp32, which run as TF32 where there is one.
-    """
+    products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
+    attention: float
+    moving: float
+
+
+@functools.lru_cache(maxsize=4096)
+def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
+    """`whole`: products of fp32, which run as TF32 where there is one."""
     gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
-    products = sum(product.flops / filled(product, processors) for product in work.products)
-    return (
-        products / (peak * ceilings(gpu_name)["products"][0]),
-        work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
-        work.moved_bytes / gpu.memory_bytes_per_s,
+    flops_per_s, element_bytes = peak * ceilings(gpu_name)["products"][0], 4 if whole else 2
+    return FullPace(
+        products=tuple(
+            (
+                product.flops / filled(product, processors) / flops_per_s,
+                product.elements * element_bytes / gpu.memory_bytes_per_s,
+            )
+            for product in work.products
+        ),
+        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
+        moving=work.moved_bytes / gpu.memory_bytes_per_s,
     )
 
 
 def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
-    """Seconds of a pass over a block; `fused`: norms, activation functions and rotations are single kernels."""
-    products, attention, moved = at_full_pace(work, gpu_name, whole)
-    moved *= constants.fused_traffic if fused else 1
+    """Seconds of a pass over a block; `fused`: norms, activation functions and rotations are single kernels.
+
+    A product takes as long as its operations or as its bytes: those of small matrices, as in an attention that is
+    written out, are bound by the memory.
+    """
+    full, moving_share = at_full_pace(work, gpu_name, whole), moving_share_of(gpu_name) or constants.moving_share
+    products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
     return Seconds(
-        products=products / constants.product_share,
-        attention=attention / constants.attention_share,
-        moving=moved / constants.moving_share,
+        products=sum(products),
+        attention=full.attention / constants.attention_share,
+        moving=full.moving * (constants.fused_traffic if fused else 1) / moving_share,
         launching=work.kernels * constants.kernel_s,
     )
 
@@ -155,6 +178,14 @@ class Links:
     @property
     def nodes(self) -> int:
         return ceil(self.ranks / self.gpus_per_node)
+
+    def within(self, group: int | None) -> "Links":
+        """Of a group of neighbouring ranks."""
+        return replace(self, ranks=min(self.ranks, group)) if group else self
+
+    def between(self, group: int) -> "Links":
+        """Of ranks that have the same place in their groups."""
+        return replace(self, ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
 
 
 def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:

@@ -47,6 +47,7 @@ LINKS = {
     "pcie4": Link(31.5e9, "PCI Express 4.0, 16 lanes of 16 GT/s at 128b/130b"),
     "pcie5": Link(63.0e9, "PCI Express 5.0, 16 lanes of 32 GT/s at 128b/130b"),
     "eth-25": Link(3.125e9, "25 Gb/s of Ethernet for each GPU"),
+    "eth-50": Link(6.25e9, "50 Gb/s of Ethernet for each GPU: four ports of 100 Gb/s for eight"),
     "eth-100": Link(12.5e9, "100 Gb/s of Ethernet for each GPU"),
     "ib-edr": Link(12.5e9, "InfiniBand EDR, 100 Gb/s a port; one port a GPU"),
     "ib-hdr": Link(25e9, "InfiniBand HDR, 200 Gb/s a port; one port a GPU"),

@@ -51,3 +51,12 @@ def busy_s(spans: Sequence[Span]) -> dict[str, float]:
     for span in spans:
         busy[span.task.stream] += span.task.seconds
     return busy
+
+
+def as_rows(spans: Sequence[Span]) -> list[dict]:
+    """The spans that take time, as rows of a table."""
+    return [
+        {"stream": span.task.stream, "task": span.task.name, "start s": span.start_s, "end s": span.end_s}
+        for span in spans
+        if span.end_s > span.start_s
+    ]

@@ -4,7 +4,8 @@ Read in PyTorch's FSDP and DDP and in DeepSpeed 0.19.8. Weights that are sharded
 are reduced block by block, beside the backward pass or in its way.
 """
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass, field, replace
 
 from study.theory import deepspeed_memory
 from study.theory.deepspeed_memory import Engine
@@ -32,23 +33,33 @@ class Sharing:
     reduced_bytes: int  # of an element of the gradients
     gathered_bytes: int  # of an element of the weights
     bucket_bytes: float
-    hooks: bool  # Python gathers and releases the weights of each module: DeepSpeed's stage 3
+    # DeepSpeed's stage 3: Python gathers and releases the weights of each module that has a tensor of more elements;
+    # smaller ones stay (stage3_param_persistence_threshold). None: nothing of a module is done in Python.
+    hooks_above: int | None
+    # Ranks within which weights are gathered in the forward and the backward pass; and gradients reduced, before that
+    # is done between the groups. None: all.
+    gathers_within: tuple[int | None, int | None] = (None, None)
+    reduces_within: int | None = None
 
     @classmethod
+    @functools.cache
     def of(cls, setup: Setup) -> "Sharing":
         if setup.fsdp:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes
-            return cls(3, again, True, True, "reduce_scatter", size, size, float("inf"), False)
+            way = cls(3, again, True, True, "reduce_scatter", size, size, float("inf"), None)
+            return replace(way, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
         engine, w = Engine(setup), setup.weight_bytes
         if engine.stage == 0:
-            return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, False)
+            return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, None)
         bucket = engine.bucket_elements * w
         if engine.stage < 3:
             kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
-            return cls(engine.stage, 0.0, engine.stage == 2, engine.overlap, kind, w, w, bucket, False)
+            way = cls(engine.stage, 0.0, engine.stage == 2, engine.overlap, kind, w, w, bucket, None)
+            return replace(way, gathers_within=(setup.group, None))
         again = deepspeed_memory.refetched(engine) / max(1, engine.part * engine.ranks)
-        return cls(3, min(1.0, again), True, engine.overlap, "reduce_scatter", w, w, bucket, True)
+        way = cls(3, min(1.0, again), True, engine.overlap, "reduce_scatter", w, w, bucket, engine.persistent_elements)
+        return replace(way, gathers_within=(None, setup.second_partition))
 
 
 @dataclass
@@ -82,21 +93,28 @@ class Schedule:
         """The kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
         passes = 2 if phase == "backward" and self.setup.checkpointing and block.name.startswith("layer") else 1
-        hooks_s = block.modules * self.constants.module_s * passes if self.sharing.hooks else 0.0
+        hooks_s = 0.0
+        if self.sharing.hooks_above is not None:
+            hooks_s = block.modules_above(self.sharing.hooks_above) * self.constants.module_s * passes
         launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
         slowed_s, self.slowed_s = self.slowed_s, 0.0
         return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
 
-    def collective(self, kind: str, block: Block, size_bytes: float, *after: int | None) -> int:
-        calls = max(1, size_bytes / self.sharing.bucket_bytes)
-        seconds = calls * collective_s(kind, size_bytes / calls, self.links, self.constants)
+    def collective(self, kind: str, block: Block, size_bytes: float, links: Links, *after: int | None) -> int:
+        seconds = self.called_s(kind, size_bytes, links)
         self.slowed_s += seconds * self.constants.contention
         return self.add(f"{kind} {block.name}", "communication", seconds, *after)
+
+    def called_s(self, kind: str, size_bytes: float, links: Links) -> float:
+        """Seconds of a collective, bucket by bucket."""
+        calls = max(1, size_bytes / self.sharing.bucket_bytes)
+        return calls * collective_s(kind, size_bytes / calls, links, self.constants)
 
     def gathered_pass(self, order: list[Block], phase: str, share: float, last: int | None) -> dict[str, int]:
         """A pass over blocks whose weights are gathered one block ahead; without sharing, nothing is gathered."""
         ends: dict[str, int] = {}
         waits: dict[str, int | None] = {}
+        links = self.links.within(self.sharing.gathers_within[phase == "backward"])
 
         def fetch(place: int) -> None:
             if place >= len(order) or self.sharing.stage < 3 or share == 0 or not order[place].elements:
@@ -104,7 +122,7 @@ class Schedule:
             before = ends.get(order[place - 2].name) if place >= 2 else last
             up = self.host.weights_up(self, order[place], before)
             size = order[place].elements * self.sharing.gathered_bytes * share
-            waits[order[place].name] = self.collective("all_gather", order[place], size, before, up)
+            waits[order[place].name] = self.collective("all_gather", order[place], size, links, before, up)
 
         fetch(0)
         for place, block in enumerate(order):
@@ -118,7 +136,11 @@ class Schedule:
 
     def reduce(self, block: Block, computed: int) -> int:
         size = block.trained * self.sharing.reduced_bytes
-        done = self.collective(self.sharing.reduce, block, size, computed) if self.links.ranks > 1 else computed
+        done, group = computed, self.sharing.reduces_within
+        if self.links.ranks > 1:
+            done = self.collective(self.sharing.reduce, block, size, self.links.within(group), done)
+        if group and self.links.ranks > group:
+            done = self.collective("all_reduce", block, size / group, self.links.between(group), done)
         return self.host.gradients_down(self, block, done)
 
     def microbatch(self, is_last: bool, last: int | None) -> int:
@@ -134,9 +156,8 @@ class Schedule:
         done = self.host.update(self, *last_of_stream.values())
         if self.sharing.stage in (1, 2) and self.links.ranks > 1:
             size = sum(block.trained for block in self.blocks) * self.sharing.gathered_bytes
-            calls = max(1, size / self.sharing.bucket_bytes)
-            seconds = calls * collective_s("all_gather", size / calls, self.links, self.constants)
-            self.add("all_gather weights", "communication", seconds, done)
+            links = self.links.within(self.sharing.gathers_within[0])
+            self.add("all_gather weights", "communication", self.called_s("all_gather", size, links), done)
 
 
 @dataclass(frozen=True)

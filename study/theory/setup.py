@@ -39,11 +39,17 @@ class Setup:
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
+    # Ranks that share states (and weights) among themselves; such groups hold the same: FSDP's HYBRID_SHARD, or stage 1
+    # within a node. None: all ranks.
+    group: int | None = None
     frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or under autocast in bf16
 
     def __post_init__(self):
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "leave one of them out")
+        if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
+            what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
+            raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
@@ -61,6 +67,25 @@ class Setup:
         return cls(model=model, **{name: getattr(settings, name) for name in names}, **values)
 
     @property
+    def stage(self) -> int:
+        return self._zero.get("stage", 0)
+
+    @property
+    def sharing_ranks(self) -> int:
+        """Ranks over which states are sharded, where anything is."""
+        return self.group or self.ranks
+
+    @property
+    def second_partition(self) -> int | None:
+        """Ranks that share a second copy of the weights for the backward pass (hpZ of ZeRO++), if there is one."""
+        among = self._zero.get("zero_hpz_partition_size", 1)
+        return among if self.stage == 3 and among > 1 else None
+
+    @property
+    def _zero(self) -> dict:
+        return (self.deepspeed or {}).get("zero_optimization", {})
+
+    @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
 
@@ -70,8 +95,8 @@ class Setup:
 
     @property
     def way(self) -> Pass:
-        zero, cuda = (self.deepspeed or {}).get("zero_optimization", {}), self.cuda if self.on_gpu else ()
-        own_linear = zero.get("stage") == 3 and zero.get("memory_efficient_linear", True)
+        cuda = self.cuda if self.on_gpu else ()
+        own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
         precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
         if self.fsdp and self.precision in AUTOCAST:
             precision = "bf16_gathered"

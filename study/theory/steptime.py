@@ -70,7 +70,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     constants, margin = constants or pace(), spread()
     seconds, parts, spans = _step(setup, machine, constants)
     least_s = seconds
-    if Sharing.of(setup).hooks:  # what a host needs for a module is known least
+    if Sharing.of(setup).hooks_above is not None:  # what a host needs for a module is known least
         least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
     least, most = ceiling_range(machine.gpu)
     low_s, high_s = least_s * (1 - margin.low) / most, seconds * (1 + margin.high) / least
@@ -110,7 +110,7 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     engine, gpu = Engine(setup), GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
-    owned = trained(setup.model) / (setup.ranks if shared else 1)
+    owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
     offloads = engine.optimizer_home != "none"
     update_s = UPDATE_BYTES[setup.precision] * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0

@@ -71,9 +71,9 @@ class Block:
     def elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors)
 
-    @functools.cached_property
-    def modules(self) -> int:
-        return len({tensor.name.rpartition(".")[0] for tensor in self.tensors})
+    def modules_above(self, elements: int) -> int:
+        """Modules with a tensor of more elements."""
+        return len({tensor.name.rpartition(".")[0] for tensor in self.tensors if tensor.elements > elements})
 
     @functools.cached_property
     def trained(self) -> int:
