@@ -24,7 +24,7 @@ from study.theory.architecture import Wanted, asked_for, decoder, describe, para
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate, moments, operations, profile
 from study.theory.setup import Setup
-from study.theory.transformer import CUDA_DIFFERENCES, Transformer
+from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
 SEQUENCE = 40
 
@@ -114,6 +114,72 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
     monkeypatch.undo()
     assert profile(setup) == direct
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
+
+
+def looks(monkeypatch, model: Transformer, way: Pass, rows: tuple[int, ...] = (2, 3)) -> tuple[list[dict], list[int]]:
+    """A look at some layers and one at all, and at how many layers each looked."""
+    counts, follow = [], tracing._follow
+
+    def counted(built, watch) -> None:
+        counts.append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
+        follow(built, watch)
+
+    monkeypatch.setattr(tracing, "_follow", counted)
+    seen = [tracing.lines(model, way, rows, with_all_layers) for with_all_layers in (False, True)]
+    monkeypatch.undo()
+    return seen, counts
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "precision", "checkpointing", "which"),
+    [
+        ("llama", {"num_hidden_layers": 7}, "bf16", True, {}),
+        ("gemma2", {"num_hidden_layers": 10}, "bf16_cast", False, {"lora_rank": 2}),
+        ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", True, {"train_only": "layers.[1-7]"}),
+        pytest.param("t5", {"num_layers": 8}, "bf16", False, {}, marks=pytest.mark.slow),
+        pytest.param("whisper", {"encoder_layers": 7, "decoder_layers": 6}, "bf16", True, {}, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", {"num_hidden_layers": 26}, "bf16", True, {}, marks=pytest.mark.slow),
+        pytest.param("modernbert", {"num_hidden_layers": 22}, "bf16_cast", False, {}, marks=pytest.mark.slow),
+        pytest.param("vit", {"num_hidden_layers": 8}, "bf16", False, {}, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, {"num_hidden_layers": 7}, "bf16_cast", True, {}, marks=pytest.mark.slow)
+            for name in ("qwen2", "qwen3", "mistral", "phi3", "olmo2", "mixtral", "qwen2_moe", "bert")
+        ),
+    ],
+)
+def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
+    """The same to the byte as with all layers, in the same order."""
+    model = Transformer.of(config_of(name, **changes), name, **which)
+    attention = "sdpa" if model.has_fused_attention else "eager"
+    way = Pass(SEQUENCE, precision, attention, checkpointing, "whole", False, CUDA_DIFFERENCES)
+    (some, every), counts = looks(monkeypatch, model, way)
+    assert counts[0] == counts[1] < counts[2] == counts[3]
+    assert some == every
+
+
+@pytest.mark.parametrize("planted", ["a layer of another size", "a layer that remembers", "a list by number"])
+def test_layers_that_differ_are_followed_with_all_of_them(monkeypatch, planted):
+    """One that can be seen in the layer, one that shows in the pass alone, and one that stops a shorter model."""
+    model = Transformer.of(config_of("llama", num_hidden_layers=8), "planted")
+    way = Pass(SEQUENCE, "fp32", "sdpa", False, "whole", False, CUDA_DIFFERENCES)
+    build_one = tracing._built
+
+    def built(*arguments):
+        made = build_one(*arguments)
+        layers = made.model.layers
+        if planted == "a layer of another size":
+            for place in range(8):
+                layers[place].mlp.extra = place
+        elif planted == "a layer that remembers":
+            layers[-3].register_forward_hook(lambda _, __, out: out * 2.0)
+        else:
+            layers.register_module("7", layers[7])
+            made.register_forward_pre_hook(lambda *_: [layers[place] for place in range(len(layers))] and None)
+        return made
+
+    monkeypatch.setattr(tracing, "_built", built)
+    seen = [tracing.lines(model, way, (2, 3), with_all_layers) for with_all_layers in (False, True)]
+    assert seen[0] == seen[1]
 
 
 DIMENSIONS = {"layers": 3, "hidden": 96, "ffn": 352, "heads": 6, "kv_heads": 2, "vocabulary": 1009}

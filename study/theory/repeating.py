@@ -43,7 +43,8 @@ class Tensor(NamedTuple):
 class Section:
     entries: list[tuple] = field(default_factory=list)
     made: list[tuple[int, bool]] = field(default_factory=list)
-    freed_around: list[tuple] = field(default_factory=list)  # which of its tensors are freed elsewhere, and where
+    freed: set[int] = field(default_factory=set)  # which of its tensors are freed at some time
+    freed_around: list[tuple] = field(default_factory=list)  # those that other parts of the model free, and where
 
 
 def repeat(tape: Tape, alike: Alike) -> Tape:
@@ -60,7 +61,7 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
         if not tensor.near:
             return [first[copy] + tensor.nth for copy in copies[tensor.place]]
         where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
-        if sections[models[where]].made[tensor.nth : tensor.nth + 1] != [tensor.made]:
+        if where not in models or sections[models[where]].made[tensor.nth : tensor.nth + 1] != [tensor.made]:
             raise Unlike(f"{place} frees what {where} does not make")
         return [first[where] + tensor.nth]
 
@@ -74,8 +75,10 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
 
     longer = [each for place, model in models.items() for entry in sections[model].entries for each in at(place, entry)]
     freed = [entry[1] for entry in longer if entry[0] == "freed"]
-    if len(set(freed)) < len(freed):
-        raise Unlike("a tensor would be freed twice")
+    if sorted(freed) != sorted(
+        first[place] + number for place, model in models.items() for number in sections[model].freed
+    ):
+        raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
 
 
@@ -88,6 +91,7 @@ def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
                 made_in, number = origins[what]
                 near = made_in.stack is not None and made_in.stack == place.stack
                 where = made_in._replace(layer=_steps(place, made_in.layer, alike)) if near else made_in
+                sections[made_in].freed |= {number} if kind == "freed" else set()
                 section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].made[number]))
                 if made_in.stack and not near:
                     sections[made_in].freed_around.append((place, number))

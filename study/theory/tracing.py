@@ -200,7 +200,8 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
     built = _built(model, config, dtype)
     if way.frozen == "bf16":
         _freeze_in_bf16(built)
-    stacks = [] if with_all_layers else shorten(built)
+    # Code of its own may tell layers apart in ways that nobody has looked for.
+    stacks = [] if with_all_layers or model.code_from else shorten(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
@@ -219,6 +220,8 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
         except Stop:
             raise
         except Exception as error:  # of code that is not ours, for a config that nobody has tried
+            if stacks:
+                raise Unlike("the model does not run with fewer layers") from error
             raise _refusal(model, "cannot be followed without values", error) from error
     return repeat(watch.tape, {stack.name: stack.alike() for stack in stacks})
 
