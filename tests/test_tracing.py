@@ -116,70 +116,87 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
 
 
-def looks(monkeypatch, model: Transformer, way: Pass, rows: tuple[int, ...] = (2, 3)) -> tuple[list[dict], list[int]]:
-    """A look at some layers and one at all, and at how many layers each looked."""
-    counts, follow = [], tracing._follow
+def looks(monkeypatch, model: Transformer, way: Pass) -> tuple[list[dict], list[list[int]]]:
+    """A look at some layers and one at all; and how many layers each followed."""
+    seen, counts, follow = [], [], tracing._follow
 
     def counted(built, watch) -> None:
-        counts.append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
+        counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
         follow(built, watch)
 
     monkeypatch.setattr(tracing, "_follow", counted)
-    seen = [tracing.lines(model, way, rows, with_all_layers) for with_all_layers in (False, True)]
-    monkeypatch.undo()
+    for with_all_layers in (False, True):
+        counts.append([])
+        seen.append(tracing.lines(model, way, (2,), with_all_layers))
     return seen, counts
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "precision", "checkpointing", "which"),
     [
-        ("llama", {"num_hidden_layers": 7}, "bf16", True, {}),
-        ("gemma2", {"num_hidden_layers": 10}, "bf16_cast", False, {"lora_rank": 2}),
-        ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", True, {"train_only": "layers.[1-7]"}),
-        pytest.param("t5", {"num_layers": 8}, "bf16", False, {}, marks=pytest.mark.slow),
-        pytest.param("whisper", {"encoder_layers": 7, "decoder_layers": 6}, "bf16", True, {}, marks=pytest.mark.slow),
-        pytest.param("gemma3_text", {"num_hidden_layers": 26}, "bf16", True, {}, marks=pytest.mark.slow),
-        pytest.param("modernbert", {"num_hidden_layers": 22}, "bf16_cast", False, {}, marks=pytest.mark.slow),
-        pytest.param("vit", {"num_hidden_layers": 8}, "bf16", False, {}, marks=pytest.mark.slow),
+        ("llama", {"num_hidden_layers": 6}, "bf16", True, {}),
+        ("vit", {"num_hidden_layers": 6}, "bf16", False, {"lora_rank": 2}),
+        ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", False, {"train_only": "layers.[1-7]"}),
         *(
-            pytest.param(name, {"num_hidden_layers": 7}, "bf16_cast", True, {}, marks=pytest.mark.slow)
+            pytest.param(name, layers, precision, checkpointing, {}, marks=pytest.mark.slow)
+            for precision, checkpointing in (("bf16_cast", False), ("bf16", True))
+            for name, layers in [
+                ("t5", {"num_layers": 8}),
+                ("whisper", {"encoder_layers": 7, "decoder_layers": 6}),
+                ("gemma3_text", {"num_hidden_layers": 26}),
+                ("modernbert", {"num_hidden_layers": 22}),
+                ("gemma2", {"num_hidden_layers": 10}),
+            ]
+        ),
+        *(
+            pytest.param(name, {"num_hidden_layers": 7}, "bf16", True, {}, marks=pytest.mark.slow)
             for name in ("qwen2", "qwen3", "mistral", "phi3", "olmo2", "mixtral", "qwen2_moe", "bert")
         ),
     ],
 )
 def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
-    """The same to the byte as with all layers, in the same order."""
+    """The same as with all layers, byte for byte and in the same order."""
     model = Transformer.of(config_of(name, **changes), name, **which)
     attention = "sdpa" if model.has_fused_attention else "eager"
     way = Pass(SEQUENCE, precision, attention, checkpointing, "whole", False, CUDA_DIFFERENCES)
-    (some, every), counts = looks(monkeypatch, model, way)
-    assert counts[0] == counts[1] < counts[2] == counts[3]
+    (some, every), (few, all_layers) = looks(monkeypatch, model, way)
+    assert len(few) == 1
+    assert few < all_layers
     assert some == every
 
 
-@pytest.mark.parametrize("planted", ["a layer of another size", "a layer that remembers", "a list by number"])
-def test_layers_that_differ_are_followed_with_all_of_them(monkeypatch, planted):
-    """One that can be seen in the layer, one that shows in the pass alone, and one that stops a shorter model."""
-    model = Transformer.of(config_of("llama", num_hidden_layers=8), "planted")
+def unlike_in_their_constants(model) -> None:
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.extra = place
+
+
+def unlike_in_the_pass(model) -> None:
+    model.model.layers[-3].register_forward_hook(lambda _, __, out: out * 2.0)
+
+
+def read_by_number(model) -> None:
+    layers = model.model.layers
+    model.register_forward_pre_hook(lambda *_: [layers[place] for place in range(6)] and None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "followed"), [(unlike_in_their_constants, [6]), (unlike_in_the_pass, [5, 6]), (read_by_number, [5, 6])]
+)
+def test_layers_that_do_not_stand_for_others_are_all_followed(monkeypatch, plant, followed):
+    model = Transformer.of(config_of("llama", num_hidden_layers=6), "planted")
     way = Pass(SEQUENCE, "fp32", "sdpa", False, "whole", False, CUDA_DIFFERENCES)
-    build_one = tracing._built
+    unplanted = tracing._built
 
     def built(*arguments):
-        made = build_one(*arguments)
-        layers = made.model.layers
-        if planted == "a layer of another size":
-            for place in range(8):
-                layers[place].mlp.extra = place
-        elif planted == "a layer that remembers":
-            layers[-3].register_forward_hook(lambda _, __, out: out * 2.0)
-        else:
-            layers.register_module("7", layers[7])
-            made.register_forward_pre_hook(lambda *_: [layers[place] for place in range(len(layers))] and None)
-        return made
+        planted = unplanted(*arguments)
+        plant(planted)
+        return planted
 
+    assert model.tensors
     monkeypatch.setattr(tracing, "_built", built)
-    seen = [tracing.lines(model, way, (2, 3), with_all_layers) for with_all_layers in (False, True)]
-    assert seen[0] == seen[1]
+    (some, every), counts = looks(monkeypatch, model, way)
+    assert counts == [followed, [6]]
+    assert some == every
 
 
 DIMENSIONS = {"layers": 3, "hidden": 96, "ffn": 352, "heads": 6, "kv_heads": 2, "vocabulary": 1009}
