@@ -74,10 +74,8 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
         return [entry]
 
     longer = [each for place, model in models.items() for entry in sections[model].entries for each in at(place, entry)]
-    freed = [entry[1] for entry in longer if entry[0] == "freed"]
-    if sorted(freed) != sorted(
-        first[place] + number for place, model in models.items() for number in sections[model].freed
-    ):
+    freed = sorted(entry[1] for entry in longer if entry[0] == "freed")
+    if freed != sorted(first[place] + nth for place, model in models.items() for nth in sections[model].freed):
         raise Unlike("some tensors would be freed twice, or never")
     return in_order(longer)
 
@@ -85,18 +83,28 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
 def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
     """The sections of a tape in their order, with tensors and names as a section sees them."""
     sections, origins = _cut(tape)
+    followed = {stack: _followed(groups) for stack, groups in alike.items()}
+
+    def steps(place: Place, layer: int) -> int:
+        """How many layers further on a layer is, of those that were followed."""
+        away = followed[place.stack].index(layer) - followed[place.stack].index(place.layer)
+        if abs(away) > 1:
+            raise Unlike(f"{place} needs layer {layer}")
+        return away
+
     for place, section in sections.items():
+        named = re.compile(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)") if place.stack else None
         for at, (kind, what, *rest) in enumerate(section.entries):
             if kind in ("freed", "gradient"):
                 made_in, number = origins[what]
                 near = made_in.stack is not None and made_in.stack == place.stack
-                where = made_in._replace(layer=_steps(place, made_in.layer, alike)) if near else made_in
+                where = made_in._replace(layer=steps(place, made_in.layer)) if near else made_in
                 sections[made_in].freed |= {number} if kind == "freed" else set()
                 section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].made[number]))
                 if made_in.stack and not near:
                     sections[made_in].freed_around.append((place, number))
-            elif kind == "event" and (name := re.fullmatch(rf"(\w+ {place.stack}\.)(\d+)(\..*)", what)):
-                section.entries[at] = (kind, (name[1], _steps(place, int(name[2]), alike), name[3]), *rest)
+            elif kind == "event" and named and (name := named.fullmatch(what)):
+                section.entries[at] = (kind, (name[1], steps(place, int(name[2])), name[3]), *rest)
     return sections
 
 
@@ -123,15 +131,6 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
 
 def _followed(groups: list[list[int]]) -> list[int]:
     return sorted({layer for group in groups for layer in group})
-
-
-def _steps(place: Place, layer: int, alike: Alike) -> int:
-    """How many layers further on a layer is, of those that were followed."""
-    followed = _followed(alike[place.stack])
-    steps = followed.index(layer) - followed.index(place.layer)
-    if abs(steps) > 1:
-        raise Unlike(f"{place} needs layer {layer}")
-    return steps
 
 
 def _compare(sections: dict[Place, Section], alike: Alike) -> None:
