@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 NUMBERS = ("layer_idx", "layer_id", "layer_index")  # attributes that may differ: a layer's place in its stack
-CONSTANTS = (int, float, str, bool, tuple, torch.dtype, type(None))
+CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
 Surroundings = tuple[int | None, int, int | None, bool]
 
 
@@ -53,11 +53,14 @@ def shorten(model: nn.Module) -> list[Stack]:
 def _shorten_config(parent: nn.Module, stack: Stack) -> None:
     """Lists with a value for each layer, such as layer_types, are read by its place among those that are left."""
     config = getattr(parent, "config", None)
-    lists = {key: value for key, value in vars(config or object).items() if isinstance(value, list)}
-    for key, value in lists.items():
-        if len(value) == len(stack.kinds):
-            parent.config = copy.copy(parent.config)
-            object.__setattr__(parent.config, key, [value[place] for place in stack.kept])
+    lists = {
+        key: [value[place] for place in stack.kept]
+        for key, value in (vars(config) if config is not None else {}).items()
+        if isinstance(value, list) and len(value) == len(stack.kinds)
+    }
+    if lists:
+        parent.config = copy.copy(config)
+        vars(parent.config).update(lists)
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
@@ -97,7 +100,7 @@ def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
     needed = {key: min(2, count) for key, count in Counter(_surroundings(kinds)).items()}
     kept = tuple(range(len(kinds)))
     length = len(kinds) - 1
-    while length:  # the longest run of layers that can be left out, then the next
+    while length > 0:  # the longest run of layers that can be left out, then the next
         for start in range(1, len(kept) - length):
             fewer = kept[:start] + kept[start + length :]
             counts = Counter(_surroundings(tuple(kinds[place] for place in fewer)))
