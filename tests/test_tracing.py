@@ -24,7 +24,7 @@ from study.theory.architecture import Wanted, asked_for, decoder, describe, para
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate, moments, operations, profile
 from study.theory.setup import Setup
-from study.theory.transformer import CUDA_DIFFERENCES, Transformer
+from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
 SEQUENCE = 40
 
@@ -114,6 +114,89 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
     monkeypatch.undo()
     assert profile(setup) == direct
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
+
+
+def looks(monkeypatch, model: Transformer, way: Pass) -> tuple[list[dict], list[list[int]]]:
+    """A look at some layers and one at all; and how many layers each followed."""
+    seen, counts, follow = [], [], tracing._follow
+
+    def counted(built, watch) -> None:
+        counts[-1].append(sum(len(each) for each in built.modules() if isinstance(each, torch.nn.ModuleList)))
+        follow(built, watch)
+
+    monkeypatch.setattr(tracing, "_follow", counted)
+    for with_all_layers in (False, True):
+        counts.append([])
+        seen.append(tracing.lines(model, way, (2,), with_all_layers))
+    return seen, counts
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "precision", "checkpointing", "which"),
+    [
+        ("llama", {"num_hidden_layers": 6}, "bf16", True, {}),
+        ("vit", {"num_hidden_layers": 6}, "bf16", False, {"lora_rank": 2}),
+        ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", False, {"train_only": "layers.[1-7]"}),
+        *(
+            pytest.param(name, layers, precision, checkpointing, {}, marks=pytest.mark.slow)
+            for precision, checkpointing in (("bf16_cast", False), ("bf16", True))
+            for name, layers in [
+                ("t5", {"num_layers": 8}),
+                ("whisper", {"encoder_layers": 7, "decoder_layers": 6}),
+                ("gemma3_text", {"num_hidden_layers": 26}),
+                ("modernbert", {"num_hidden_layers": 22}),
+                ("gemma2", {"num_hidden_layers": 10}),
+            ]
+        ),
+        *(
+            pytest.param(name, {"num_hidden_layers": 7}, "bf16", True, {}, marks=pytest.mark.slow)
+            for name in ("qwen2", "qwen3", "mistral", "phi3", "olmo2", "mixtral", "qwen2_moe", "bert")
+        ),
+    ],
+)
+def test_some_layers_stand_for_all(monkeypatch, name, changes, precision, checkpointing, which):
+    """The same as with all layers, byte for byte and in the same order."""
+    model = Transformer.of(config_of(name, **changes), name, **which)
+    attention = "sdpa" if model.has_fused_attention else "eager"
+    way = Pass(SEQUENCE, precision, attention, checkpointing, "whole", False, CUDA_DIFFERENCES)
+    (some, every), (few, all_layers) = looks(monkeypatch, model, way)
+    assert len(few) == 1
+    assert few < all_layers
+    assert some == every
+
+
+def unlike_in_their_constants(model) -> None:
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.extra = place
+
+
+def unlike_in_the_pass(model) -> None:
+    model.model.layers[-3].register_forward_hook(lambda _, __, out: out * 2.0)
+
+
+def read_by_number(model) -> None:
+    layers = model.model.layers
+    model.register_forward_pre_hook(lambda *_: [layers[place] for place in range(6)] and None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "followed"), [(unlike_in_their_constants, [6]), (unlike_in_the_pass, [5, 6]), (read_by_number, [5, 6])]
+)
+def test_layers_that_do_not_stand_for_others_are_all_followed(monkeypatch, plant, followed):
+    model = Transformer.of(config_of("llama", num_hidden_layers=6), "planted")
+    way = Pass(SEQUENCE, "fp32", "sdpa", False, "whole", False, CUDA_DIFFERENCES)
+    unplanted = tracing._built
+
+    def built(*arguments):
+        planted = unplanted(*arguments)
+        plant(planted)
+        return planted
+
+    assert model.tensors
+    monkeypatch.setattr(tracing, "_built", built)
+    (some, every), counts = looks(monkeypatch, model, way)
+    assert counts == [followed, [6]]
+    assert some == every
 
 
 DIMENSIONS = {"layers": 3, "hidden": 96, "ffn": 352, "heads": 6, "kv_heads": 2, "vocabulary": 1009}

@@ -160,7 +160,7 @@ def assumptions(question: Question) -> list[str]:
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
-        f"80 % of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
+        f"80% of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
         "above the number; more where a GPU's ceiling is not certain",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",

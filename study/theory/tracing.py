@@ -11,9 +11,7 @@ import logging
 import re
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,84 +26,66 @@ from study.models.build import build
 from study.models.losses import InPlace, without_logits
 from study.models.on_cuda import AsOnCuda
 from study.models.shapes import WithoutValues
+from study.models.stacks import shorten
 from study.models.step import Batch, inputs, logits_and_losses
 from study.models.zero3_linear import zero3_linear
 from study.spec.settings import AUTOCAST
+from study.theory import tape
+from study.theory.repeating import Unlike, repeat
+from study.theory.tape import Tape
 from study.theory.transformer import Look, Pass, Transformer
 
 aten = torch.ops.aten
 
 
-@dataclass
-class _Event:
-    """A moment of the pass: what is held then, and all that was held since the event before it."""
-
-    name: str
-    kept: int
-    in_use: int
-    gradient: int  # bytes of the gradient that is complete
-    since: list[tuple[int, int]] = field(default_factory=list)
-    work: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # the kernels since the event before it
-
-
 class _Watch(TorchDispatchMode):
-    """Counts the bytes of live tensors, apart by the pass that made them; and the operations of matrix products."""
+    """Writes a tape: every tensor that lives in between, every kernel, and the operations of matrix products."""
 
     def __init__(self, known: list[torch.Tensor]):
         super().__init__()
-        self.kept = self.in_use = self.flops = 0
-        self.since: list[tuple[int, int]] = []
-        self.events: list[_Event] = []
-        self.work: list[tuple[str, tuple[int, ...]]] = []
-        self.log: list[tuple[int, ...]] = []  # what is made (0, bytes), freed (1, which) or a gradient (2, which)
+        self.tape: Tape = []
         self._numbers: dict[int, int] = {}
         self._made = 0
         self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
-    def event(self, name: str, gradient: int = 0) -> None:
-        self.events.append(_Event(name, self.kept, self.in_use, gradient, self.since, self.work))
-        self.since, self.work = [], []
+    def event(self, name: str, gradient: torch.Tensor | None = None) -> None:
+        """A moment; or that a gradient is complete."""
+        if gradient is None:
+            self.tape.append(("event", name, 0))
+        else:
+            storage = gradient.untyped_storage()
+            self.tape += [("event", name, storage.nbytes()), ("gradient", self._numbers[id(storage)])]
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for leaf in out if isinstance(out, list | tuple) else (out,):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
-        self.since.append((self.kept, self.in_use))
-        flops = 0
-        if count := PRODUCTS.get(function._overloadpacket):
+        flops, packet = 0, function._overloadpacket
+        if count := PRODUCTS.get(packet):
             flops = count(*args, **(kwargs or {}), out_val=out)
-            self.flops += flops
-        if not (function.is_view or function.namespace == "prim" or function._overloadpacket in NO_KERNEL):
-            self.work.append(_kernel(function._overloadpacket, args, out, flops))
+        runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
+        self.tape.append(("kernel", _kernel(packet, args, out, flops) if runs else None, flops))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = id(storage), storage.nbytes()
+        key = id(storage)
         if key in self._live:
             return
-        backward = torch._C._current_graph_task_id() != -1
-        self._change(size, backward)
         number = self._numbers[key] = self._made
         self._made += 1
-        self.log.append((0, size))
+        self.tape.append(("made", storage.nbytes(), _in_backward()))
 
         def gone(_) -> None:
             del self._live[key]
-            self._change(-size, backward)
-            self.log.append((1, number))
+            self.tape.append(("freed", number))
 
         self._live[key] = weakref.ref(storage, gone)
 
-    def is_gradient(self, tensor: torch.Tensor) -> None:
-        self.log.append((2, self._numbers[id(tensor.untyped_storage())]))
 
-    def _change(self, size: int, backward: bool) -> None:
-        if backward:
-            self.in_use += size
-        else:
-            self.kept += size
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _attention_flops(query, key, value, *_, **__) -> int:
@@ -213,13 +193,15 @@ def _freeze_in_bf16(model: torch.nn.Module) -> None:
             tensor.data = tensor.data.to(torch.bfloat16)
 
 
-def trace(model: Transformer, way: Pass, rows: int) -> tuple[_Watch, dict[str, int]]:
-    """A pass over so many rows as it was watched, and its operations and the bytes of its inputs."""
+def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
+    """The tape of a pass over so many rows."""
     config = _config(model, way.attention)
     dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
     if way.frozen == "bf16":
         _freeze_in_bf16(built)
+    # Code of its own may tell layers apart in ways that nobody has looked for.
+    stacks = [] if with_all_layers or model.code_from else shorten(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
@@ -228,16 +210,20 @@ def trace(model: Transformer, way: Pass, rows: int) -> tuple[_Watch, dict[str, i
         _give_device(built)
         batch = inputs(config, rows, way.sequence)
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
+        watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         _follow(built, watch)
+        for stack in stacks:
+            _mark(built.get_submodule(stack.name), stack.name, watch)
         try:
             with place(), zero3_linear(way.zero3_linear), watch:
                 _pass(config, way, built, batch, watch)
         except Stop:
             raise
         except Exception as error:  # of code that is not ours, for a config that nobody has tried
+            if stacks:
+                raise Unlike("the model does not run with fewer layers") from error
             raise _refusal(model, "cannot be followed without values", error) from error
-        inputs_bytes = sum(tensor.untyped_storage().nbytes() for tensor in batch.values())
-    return watch, {"flops": watch.flops, "inputs": inputs_bytes}
+    return repeat(watch.tape, {stack.name: stack.alike() for stack in stacks})
 
 
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
@@ -277,13 +263,12 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
 
     def comes_to(module: torch.nn.Module, _) -> None:
         for tensor in module.parameters(recurse=False):
-            if id(tensor) not in used and torch._C._current_graph_task_id() == -1:
+            if id(tensor) not in used and not _in_backward():
                 used.add(id(tensor))
                 watch.event("use " + names[id(tensor)])
 
     def complete(tensor: torch.Tensor) -> None:
-        watch.event("gradient " + names[id(tensor)], tensor.grad.untyped_storage().nbytes())
-        watch.is_gradient(tensor.grad)
+        watch.event("gradient " + names[id(tensor)], tensor.grad)
         tensor.grad = None
 
     for module in model.modules():
@@ -292,6 +277,27 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
     for tensor in model.parameters():
         if tensor.requires_grad:
             tensor.register_post_accumulate_grad_hook(complete)
+
+
+def _mark(layers: torch.nn.ModuleList, stack: str, watch: _Watch) -> None:
+    """Marks on the tape where each layer of a stack begins in each phase, and where they are done."""
+
+    def forward(stack: str | None, place: int) -> None:
+        if not _in_backward():
+            watch.tape.append(("layer", "forward", stack, place))
+
+    def backward(values, stack: str | None, place: int) -> None:
+        """From when the gradient of these values is there."""
+        tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.requires_grad)
+        if not _in_backward() and (tensor := next(tensors, None)) is not None:
+            tensor.register_hook(lambda _: watch.tape.append(("layer", "backward", stack, place)))
+
+    for place, layer in layers.named_children():
+        layer.register_forward_pre_hook(lambda *_, place=int(place): forward(stack, place))
+        layer.register_forward_hook(lambda *values, place=int(place): backward(values[-1], stack, place))
+    *_, last = layers
+    last.register_forward_hook(lambda *_: forward(None, 0))
+    next(iter(layers)).register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)
 
 
 @contextlib.contextmanager
@@ -308,88 +314,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def lines(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict:
-    """The pass as lines over the number of rows: of one row count, or of two, and exact beyond them.
+def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
+    """The pass as lines over the number of rows, from one row count or from two: see `tape.py`.
 
-    Every tensor's size is a number plus a number for each row, so what is held at a moment is, too. What is held at
-    most between two moments is the largest of several such lines.
+    Without `with_all_layers` only some of the layers are followed, where they repeat each other.
     """
-    passes = [trace(model, way, count) for count in rows]
-    if len(rows) == 1:  # no slope is known, and none is needed
-        passes, rows = passes * 2, (0, 1)
-    events, logs = [watch.events for watch, _ in passes], [watch.log for watch, _ in passes]
-    alike = [[(event.name, event.gradient, len(event.since)) for event in each] for each in events]
-    if alike[0] != alike[1]:
-        raise AssertionError(f"{model.name} does other operations for {rows[0]} rows than for {rows[1]}")
-
-    def line(first: tuple[int, ...], second: tuple[int, ...]) -> list[int]:
-        """A number at no row and for each row, for each of some numbers."""
-        slopes = [(b - a) // (rows[1] - rows[0]) for a, b in zip(first, second, strict=True)]
-        return [n for a, slope in zip(first, slopes, strict=True) for n in (a - slope * rows[0], slope)]
-
-    def highest(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[list[int]]:
-        return _envelope([line(*pair) for pair in zip(first, second, strict=True)], rows[0])
-
-    seen = {"at_use": {}, "gradients": [], "log": [], "made": [], "work": _work(model, events, line)}
-    sizes = ([value for kind, value in log if kind == 0] for log in logs)
-    seen["made"] = [n for first, second in zip(*sizes, strict=True) for n in line((first,), (second,))]
-    # Of one pass: in which order autocast drops its copies of weights differs from run to run.
-    for kind, value in logs[1]:
-        seen["log"].append({0: 0, 1: value + 1, 2: -value - 1}[kind])
-    before: tuple[list, list] = ([], [])
-    for one, two in zip(*events, strict=True):
-        kind, _, name = one.name.partition(" ")
-        now = line((one.kept, one.in_use), (two.kept, two.in_use))
-        if not seen["gradients"]:
-            before[0].extend(one.since)
-            before[1].extend(two.since)
-        if kind == "use":
-            seen["at_use"][name] = now[:2]
-        elif kind == "gradient":
-            seen["gradients"].append([name, one.gradient, highest(one.since, two.since), now])
-        elif one.name == "end of forward":
-            seen["kept"] = now[:2]
-    seen["most"] = highest(*before)
-    return seen | {key: line((passes[0][1][key],), (passes[1][1][key],)) for key in passes[0][1]}
-
-
-def _work(model: Transformer, events: list[list[_Event]], line) -> list[list]:
-    """Kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
-    blocks = {tensor.name: tensor.block for tensor in model.tensors}
-    counts, moved, phase, block = Counter(), {}, "forward", model.tensors[0].block
-    for first, second in zip(*events, strict=True):
-        kind, _, name = first.name.partition(" ")
-        if kind == "gradient":
-            phase, block = "backward", blocks[name]
-        for (what, sizes), (_, more) in zip(first.work, second.work, strict=True):
-            numbers = line(sizes, more)
-            if what == "product":
-                counts[phase, block, what, *numbers] += 1
-            else:
-                entry = moved.setdefault((phase, block, what), [0, 0, 0])
-                entry[:] = [a + b for a, b in zip(entry, (1, *numbers), strict=True)]
-        if kind == "use":
-            block = blocks[name]
-    products = [[*key[:3], count, *key[3:]] for key, count in counts.items()]
-    return products + [[*key, *entry] for key, entry in moved.items()]
-
-
-def _envelope(points: list[list[int]], least: int) -> list[list[int]]:
-    """Those of some lines that are the highest somewhere from `least` rows on."""
-    best: list[list[int]] = []
-    for point in sorted(points, key=lambda p: (p[1] + p[3], p[0] + p[2])):
-        at, slope = point[0] + point[2], point[1] + point[3]
-        while best:
-            last_at, last_slope = best[-1][0] + best[-1][2], best[-1][1] + best[-1][3]
-            if at + slope * least >= last_at + last_slope * least:
-                best.pop()  # never the higher one from here on
-                continue
-            if len(best) > 1:
-                before_at, before_slope = best[-2][0] + best[-2][2], best[-2][1] + best[-2][3]
-                # The last one counts only where it passes the one before it earlier than this one does.
-                if (before_at - at) * (last_slope - before_slope) <= (before_at - last_at) * (slope - before_slope):
-                    best.pop()
-                    continue
-            break
-        best.append(point)
-    return best
+    try:
+        tapes = [_followed(model, way, count, with_all_layers) for count in rows]
+    except Unlike:
+        tapes = [_followed(model, way, count, with_all_layers=True) for count in rows]
+    return tape.lines(tapes, rows, {tensor.name: tensor.block for tensor in model.tensors})

@@ -1,0 +1,112 @@
+"""Layers of a model that are alike, and the model with fewer of them.
+
+A layer's kind is everything that it is made with. Its surroundings are its own kind, those of its two neighbours, and
+whether it is at an end: the first of its kind, where the backward pass ends for what all of a kind share, or one of the
+last two, where it begins. Layers with the same surroundings do the same in a pass, and a few of them stand for all.
+"""
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+NUMBERS = ("layer_idx", "layer_id", "layer_index")  # attributes that may differ: a layer's place in its stack
+CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
+Surroundings = tuple[int | None, int, int | None, bool]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A list of layers, by its name in the model."""
+
+    name: str
+    kinds: tuple[int, ...]  # of each layer; like ones have the same number
+    kept: tuple[int, ...]  # the layers that stand for all, in their order
+
+    def alike(self) -> list[list[int]]:
+        """For each layer the kept ones that have, among those that are kept, the same surroundings."""
+        of_kept = _surroundings(tuple(self.kinds[place] for place in self.kept))
+        same: dict[Surroundings, list[int]] = {}
+        for place, key in zip(self.kept, of_kept, strict=True):
+            same.setdefault(key, []).append(place)
+        return [same[key] for key in _surroundings(self.kinds)]
+
+
+def shorten(model: nn.Module) -> list[Stack]:
+    """Take the layers out of a model that others stand for; the rest keep their names. Returns the shortened stacks."""
+    stacks, parts = [], dict(model.named_modules())
+    for name, layers in parts.items():
+        if not isinstance(layers, nn.ModuleList) or any(name.startswith(f"{stack.name}.") for stack in stacks):
+            continue
+        kinds = _kinds(layers)
+        stack = Stack(name, kinds, _enough(kinds))
+        if len(stack.kept) < len(kinds):
+            stacks.append(stack)
+            for place in set(range(len(kinds))) - set(stack.kept):
+                del layers._modules[str(place)]
+            _shorten_config(parts[name.rpartition(".")[0]], stack)
+    return stacks
+
+
+def _shorten_config(parent: nn.Module, stack: Stack) -> None:
+    """Lists with a value for each layer, such as layer_types, are read by its place among those that are left."""
+    config = getattr(parent, "config", None)
+    lists = {
+        key: [value[place] for place in stack.kept]
+        for key, value in (vars(config) if config is not None else {}).items()
+        if isinstance(value, list) and len(value) == len(stack.kinds)
+    }
+    if lists:
+        parent.config = copy.copy(config)
+        vars(parent.config).update(lists)
+
+
+def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
+    numbers: dict[tuple, int] = {}
+    shared = Counter(id(tensor) for layer in layers for tensor in layer.parameters())
+    return tuple(
+        # A layer whose tensors others have, too, is like no other.
+        numbers.setdefault(_kind(layer) if all(shared[id(t)] == 1 for t in layer.parameters()) else layer, len(numbers))
+        for layer in layers
+    )
+
+
+def _kind(layer: nn.Module) -> tuple:
+    """Types, tensors and constants of a layer and of all that it is made of."""
+    parts = []
+    for name, module in layer.named_modules():
+        tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in module.named_parameters(recurse=False)]
+        tensors += [(key, t.shape, t.dtype) for key, t in module.named_buffers(recurse=False)]
+        constants = [
+            (key, value) for key, value in vars(module).items() if isinstance(value, CONSTANTS) and key not in NUMBERS
+        ]
+        parts.append((name, type(module), tuple(tensors), repr(constants)))
+    return tuple(parts)
+
+
+def _surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
+    ends = range(max(0, len(kinds) - 2), len(kinds))
+    at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
+    return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
+
+
+def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
+    """Places of the layers to keep: all surroundings that there are, two of each that there are several of, no others.
+
+    Two, because the pass over the one is compared with the pass over the other.
+    """
+    needed = {key: min(2, count) for key, count in Counter(_surroundings(kinds)).items()}
+    kept = tuple(range(len(kinds)))
+    length = len(kinds) - 1
+    while length > 0:  # the longest run of layers that can be left out, then the next
+        for start in range(1, len(kept) - length):
+            fewer = kept[:start] + kept[start + length :]
+            counts = Counter(_surroundings(tuple(kinds[place] for place in fewer)))
+            if counts.keys() == needed.keys() and all(counts[key] >= least for key, least in needed.items()):
+                kept = fewer
+                break
+        else:
+            length -= 1
+    return kept
