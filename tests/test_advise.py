@@ -209,6 +209,7 @@ def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: floa
         ([fitting("zero1_cpu", 1.0), fitting("zero3", 3.0)], 1),  # states leave the GPU only if they must
         ([fitting("zero1", 1.0, headroom=5), fitting("zero3", 2.0)], 1),  # predictions miss
         ([fitting("zero3", 1.0, headroom=5), fitting("zero1_cpu", 1.0)], 0),
+        ([fitting("zero3", 1.5, headroom=5), fitting("zero1_cpu", 1.0)], 1),  # two drawbacks, one each
     ],
 )
 def test_the_choice(offered, taken):

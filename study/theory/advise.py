@@ -62,6 +62,10 @@ class Row:
     def offloads(self) -> bool:
         return arm_named(self.arm).offload_optimizer != "none"
 
+    @property
+    def drawbacks(self) -> int:
+        return self.offloads + self.is_tight
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -87,13 +91,13 @@ def advise(question: Question) -> Advice:
 def best_of(rows: list[Row]) -> Row | None:
     """The simplest of those that a prediction cannot tell from the fastest.
 
-    What fits only just is taken where nothing fits well. States leave the GPU where nothing else fits: how fast a host
-    is, nobody says here.
+    Fitting only just is a drawback, and so is offloading, because nobody says here how fast the host is. Rows with fewer
+    drawbacks come first.
     """
     if not rows:
         return None
-    least = min((row.offloads, row.is_tight) for row in rows)
-    rows = [row for row in rows if (row.offloads, row.is_tight) == least]
+    fewest = min(row.drawbacks for row in rows)
+    rows = [row for row in rows if row.drawbacks == fewest]
     longest_s = (1 + SEPARABLE) * min(row.step_s for row in rows) + SEPARABLE_S
     return min((row for row in rows if row.step_s <= longest_s), key=lambda row: row.simplicity)
 
