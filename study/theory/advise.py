@@ -91,8 +91,8 @@ def advise(question: Question) -> Advice:
 def best_of(rows: list[Row]) -> Row | None:
     """The simplest of those that a prediction cannot tell from the fastest.
 
-    Fitting only just is a drawback, and so is offloading, because nobody says here how fast the host is. Rows with fewer
-    drawbacks come first.
+    Fitting only just is a drawback, and so is offloading, because nobody says here how fast the host is. Rows with
+    fewer drawbacks come first.
     """
     if not rows:
         return None
