@@ -157,6 +157,7 @@ class Observed(Section):
     bucket_bytes: int | None = None
     overlap: bool | None = None
     deepspeed: dict | None = None  # the config that the engine resolved
+    fsdp: dict | None = None  # units, mesh, policies; None without FSDP2
     attention: str | None = None
     checkpointing: bool | None = None
     compiled: bool | None = None
