@@ -53,7 +53,7 @@ class Engine:
         reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
         self.reuse_elements = min(map(int, reuse))
         self.live_elements = int(zero.get("stage3_max_live_parameters", 1e9))
-        self.reads_out = _reads_out_by_embeddings(setup.model, self.all_tensors)
+        self.reads_out = reads_out_by_embeddings(setup.model, self.all_tensors)
         homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
         if self.stage < 3:  # stages 1 and 2 take nvme for cpu
             homes = ["cpu" if home == "nvme" else home for home in homes]
@@ -69,7 +69,7 @@ class Engine:
         return fetches(self)
 
 
-def _reads_out_by_embeddings(model: Architecture | Transformer, all_tensors: tuple[Tensor, ...]) -> bool:
+def reads_out_by_embeddings(model: Architecture | Transformer, all_tensors: tuple[Tensor, ...]) -> bool:
     """Whether the forward pass ends with the tensor that it begins with: logits from tied embeddings."""
     if isinstance(model, Architecture):
         return model.tied and model.family != "bert"
