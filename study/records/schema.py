@@ -66,6 +66,7 @@ class Promised(Section):
     source: str | None = None  # where this was read: "Accelerate's environment", a file's name, "TrainingArguments"
     ranks: int | None = None  # WORLD_SIZE
     deepspeed: bool | None = None
+    fsdp: bool | None = None
     stage: int | None = None
     offload_optimizer: str | None = None
     offload_param: str | None = None

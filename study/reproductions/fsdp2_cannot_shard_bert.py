@@ -1,9 +1,9 @@
-"""Claimed: a policy for layers, TRANSFORMER_BASED_WRAP, by default takes the classes in `model._no_split_modules`
-(Accelerate, the help of `--fsdp_transformer_layer_cls_to_wrap`; its examples of FSDP train BERT).
+"""Claimed: "It will try to use `model._no_split_modules` when possible" (Accelerate's usage guide of FSDP, whose
+example trains BERT, on the policy TRANSFORMER_BASED_WRAP).
 
-What happens (accelerate 1.15.0 with torch 2.13.0, transformers 5.23.0): BERT's classes are its layers and its embeddings.
-`fsdp2_prepare_model` shards them, and then the input embeddings once more, which are in those embeddings: TypeError. It is
-the same with ViT and ModernBERT. A way out: name the layers alone, as in `fsdp_transformer_layer_cls_to_wrap: BertLayer`.
+What happens (accelerate 1.15.0 with torch 2.13.0, transformers 5.23.0): of BERT these are layers and embeddings.
+`fsdp2_prepare_model` shards them, and then the input embeddings once more, which are inside: TypeError. So it is with
+ViT and ModernBERT. A way out is to name the layers alone, as with `fsdp_transformer_layer_cls_to_wrap: BertLayer`.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Claimed: "We have integrated the latest PyTorch's Fully Sharded Data Parallel (FSDP) training feature. All you need to do
-is enable it through the config" (Accelerate's usage guide of FSDP).
+"""Claimed: "We have integrated the latest PyTorch's Fully Sharded Data Parallel (FSDP) training feature. All you need
+to do is enable it through the config" (Accelerate's usage guide of FSDP).
 
 What happens (accelerate 1.15.0): without a GPU the config changes nothing. `Accelerator()` takes FSDP only where it has
 found several GPUs or their like (state.py): each of two processes is alone (distributed_type NO), shards nothing, and

@@ -5,8 +5,8 @@ itself a layer each, and the rest in the root, which stays whole from its forwar
 FSDP1 gathers into the weights directly, and keeps as many bytes: instead of a buffer and the weights made from it there
 are the weights of two units. Each pass reduces its gradients.
 
-Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units, and reduces the gradients of the last pass
-of a step alone: before it they are kept whole (`no_sync`).
+Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units, and reduces gradients in the last pass of
+a step alone: before it they are kept whole (`no_sync`).
 """
 
 import functools
@@ -104,7 +104,7 @@ class Sharding:
         return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
 
     def last_gradient(self, unit: str) -> int:
-        """Bytes of the last tensor's gradient, to which a loop's variable holds on while it is reduced (foreach_reduce)."""
+        """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
         trained = [tensor for tensor in self.units[unit] if tensor.trains]
         return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
 

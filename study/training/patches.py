@@ -38,8 +38,8 @@ def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
 def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
     """Let Accelerate shard on a CPU too. To be called between its construction and `prepare`.
 
-    Accelerate 1.15 takes FSDP for GPUs alone (`state.py`, the branch of MULTI_GPU and its like). Asked for it on a CPU, it
-    trains two unrelated models, or DDP with `cpu=True`, and says nothing (`reproductions/fsdp_on_a_cpu_is_none.py`,
+    Accelerate 1.15 takes FSDP for GPUs alone (`state.py`, the branch of MULTI_GPU and its like). Asked for it on a CPU,
+    it trains two unrelated models, or DDP with `cpu=True`, and says nothing (`reproductions/fsdp_on_a_cpu_is_none.py`,
     `fsdp_on_a_cpu_is_ddp.py`). These are the lines of that branch.
     """
     applied.add("fsdp_without_a_gpu")
