@@ -234,7 +234,8 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
                 yield state.moment(held, 0, sharding.buffer(next_unit))
         unit, size = next_unit, gradient.tensor.elements * sharding.setup.weight_bytes
         ahead = state.ahead(unit)
-        yield state.moment(gradient.most, size, ahead)
+        begins = gradient is profile.gradients[0]  # what is held most until then is the loss's: nothing is gathered yet
+        yield state.moment(gradient.most, size, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
             state.gradients[unit] += size
         held = gradient.complete
