@@ -39,7 +39,7 @@ class Sharing:
         if setup.fsdp:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes
-            return cls(3, again, True, True, "reduce_scatter", size, size, float("inf"), False)
+            return cls(3, again, setup.fsdp_by == "torch", True, "reduce_scatter", size, size, float("inf"), False)
         engine, w = Engine(setup), setup.weight_bytes
         if engine.stage == 0:
             return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, False)
