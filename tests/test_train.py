@@ -240,3 +240,27 @@ def test_an_arm_that_is_not_wrapped_is_a_mismatch(trained):
     assert readback.mismatches(arm, settings, seen, 2) == []
     bare = seen.model_copy(update={"wrapper": "BertModel", "bucket_bytes": None})
     assert readback.mismatches(arm, settings, bare, 2) == ["wrapper: promised DDP, observed BertModel"]
+
+
+def test_fsdp_that_is_not_fsdp_is_not_called_so(trained):
+    """Without the patch Accelerate trains DDP on a CPU, or a model on each rank; and a policy may be another."""
+    arm, settings = read(all_paths()["fsdp2"]), Settings(steps=60)
+    seen = Observed.model_validate(trained("fsdp2", *TRAINED).record["observed"])
+    assert seen.patches == ["fsdp_without_a_gpu"]
+    assert readback.mismatches(arm, settings, seen, 2) == []
+    ddp = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "fsdp": None}
+    assert readback.mismatches(arm, settings, seen.model_copy(update=ddp), 2) == [
+        "distributed_type: promised FSDP, observed MULTI_CPU",
+        "wrapper: promised FSDP2, observed DistributedDataParallel, not sharded",
+    ]
+    alone = ddp | {"wrapper": "BertModel", "distributed_type": "NO", "ranks_counted": 1}
+    assert "ranks_counted: promised 2, observed 1" in readback.mismatches(
+        arm, settings, seen.model_copy(update=alone), 2
+    )
+    other = seen.model_copy(
+        update={"fsdp": seen.fsdp | {"units_resharded_after_forward": 0, "reduce_dtype": "bfloat16"}}
+    )
+    assert readback.mismatches(arm, settings, other, 2) == [
+        "reshards after forward: promised True, observed False",
+        "reduce_dtype: promised None, observed 'bfloat16'",
+    ]
