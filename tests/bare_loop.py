@@ -1,4 +1,4 @@
-"""Somebody's loop without Accelerate: plain, or in DDP, FSDP or DeepSpeed; it may end as loops end that go wrong."""
+"""Somebody's loop, mostly without Accelerate: plain, in DDP, FSDP or DeepSpeed; it may end as loops that go wrong."""
 
 import argparse
 import contextlib
@@ -11,8 +11,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from study import watch
 
+KINDS = ("plain", "ddp", "fsdp1", "fsdp2", "fsdp2_by_accelerate", "zero2", "zero3")
 parser = argparse.ArgumentParser()
-parser.add_argument("--kind", default="plain", choices=("plain", "ddp", "fsdp1", "fsdp2", "zero2", "zero3"))
+parser.add_argument("--kind", default="plain", choices=KINDS)
 parser.add_argument("--run_dir")  # without: the same loop without a watch
 parser.add_argument("--steps", type=int, default=14)
 parser.add_argument("--accumulation", type=int, default=1)
@@ -37,7 +38,19 @@ elif args.kind == "fsdp2":
         fully_shard(layer)
     fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-engine = None
+engine = accelerator = None
+if args.kind == "fsdp2_by_accelerate":
+    from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    from study.training.patches import fsdp_without_a_gpu
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=4000, cpu_ram_efficient_loading=False
+    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    fsdp_without_a_gpu(plugin, "no")
+    model, optimizer = accelerator.prepare(model, optimizer)
 if args.kind.startswith("zero"):
     import deepspeed
 
@@ -57,7 +70,7 @@ def end() -> None:
     os.kill(os.getpid(), getattr(signal, args.end))
 
 
-objects = {"model": engine} if engine else {"model": model, "optimizer": optimizer}
+objects = {"model": engine} if engine else {"accelerator": accelerator, "model": model, "optimizer": optimizer}
 with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.nullcontext():
     for step in range(args.steps):
         if args.end and step + 1 == args.end_in and rank == args.rank_that_ends:
@@ -73,7 +86,7 @@ with watch(**objects, run_dir=args.run_dir) if args.run_dir else contextlib.null
                 engine.backward(loss)
                 engine.step()
             else:
-                (loss / args.accumulation).backward()
+                (accelerator.backward if accelerator else torch.Tensor.backward)(loss / args.accumulation)
             losses.append(loss.item())
         if not engine:
             optimizer.step()

@@ -85,14 +85,14 @@ def launch(request: dict) -> int:
         fields = list(defaults.deepspeed_config.keys()) if defaults else []  # as launch_command does
         args.deepspeed_fields_from_accelerate_config = ",".join(fields)
         env = prepare_deepspeed_cmd_env(args)[1]
-    elif args.multi_gpu:
+    elif args.multi_gpu or args.use_fsdp:
         env = prepare_multi_gpu_env(args)
     else:
         env = prepare_simple_launcher_cmd_env(args)[1]
     os.environ |= {name: value for name, value in env.items() if value is not None}
     explicit = dict(zip(request["launcher"][::2], request["launcher"][1::2], strict=True)).get("--num_processes")
     origin = Launch(os.getpid(), time.time(), request["config"], explicit and int(explicit))
-    if not (args.use_deepspeed or args.multi_gpu):
+    if not (args.use_deepspeed or args.multi_gpu or args.use_fsdp):
         return _wait([_fork(request, origin, {})])
     ranks = CORES if str(args.num_processes) == "auto" else int(args.num_processes)
     common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}

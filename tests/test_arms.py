@@ -37,6 +37,9 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("zero2", "zero2_reduce", {"use_multi_rank_bucket_allreduce"}),
     ("zero3", "zero3_textbook", RELEASE | {PREFETCH}),
     ("zero3", "zero3_init_off", {"zero3_init_flag"}),
+    ("ddp", "fsdp2", {"distributed_type", *(f"fsdp_config.{key}" for key in (*arms.FSDP_FIXED, *arms.FSDP_CHOICES))}),
+    ("fsdp2", "fsdp2_grad_op", {"fsdp_config.fsdp_reshard_after_forward"}),
+    ("fsdp2", "fsdp2_cpu", {"fsdp_config.fsdp_offload_params"}),
 ]
 
 
@@ -71,7 +74,7 @@ def merged(name: str) -> dict:
 
 
 def test_these_are_the_arms():
-    """The nine in their order, then the variants; and no file in the folders is left out."""
+    """The arms in their order, then the variants; and no file in the folders is left out."""
     assert list(PATHS) == [*arms.NAMES, *VARIANTS]
     assert set(PATHS.values()) == set(arms.FOLDER.rglob("*.yaml"))
     named = {arms.ROOT / yaml_of(name)["deepspeed_config"]["deepspeed_config_file"] for name in ON_DEEPSPEED}
@@ -124,6 +127,7 @@ OFFLOADS = {  # optimizer states, weights; the others keep both on the device
     "zero2_cpu": ("cpu", "none"),
     "zero3_cpu": ("cpu", "cpu"),
     "zero3_nvme": ("nvme", "cpu"),
+    "fsdp2_cpu": ("cpu", "cpu"),
 }
 
 
@@ -137,6 +141,8 @@ def test_an_arm_is_what_its_files_promise(name):
     assert arm.clipping == 0.0, "left out, it would be 1.0"
     assert arm.num_processes == (1 if name == "single" else "auto")
     assert arm.deepspeed == (json_of(name) if name in ON_DEEPSPEED else None)
+    assert arm.fsdp == yaml_of(name).get("fsdp_config")
+    assert (arm.fsdp is not None) == name.startswith("fsdp2")
 
 
 def written(tmp_path, text: str):
@@ -204,6 +210,10 @@ def test_a_json_is_found_from_any_folder(tmp_path, monkeypatch):
 
 ZEROS = "distributed_type: DEEPSPEED\ndeepspeed_config: "
 SINGLE = "distributed_type: 'NO'\n"
+FSDP = """distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: true,
+  fsdp_cpu_ram_efficient_loading: false, fsdp_offload_params: false}
+"""
 LAUGHS = "a: &a [lol, lol, lol]\n" + "\n".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -233,7 +243,7 @@ def refused(path, what: str, remedy: str) -> None:
         ("", "is not an Accelerate config", CONFIG),
         ("distributed_type: MARTIAN", "has distributed_type 'MARTIAN', which the study cannot read back", "'NO' in"),
         ("distributed_type: NO", "has distributed_type False", "write 'NO' in quotes"),
-        ("distributed_type: [NO]", "has distributed_type [False]", "choose one of NO, MULTI_GPU, DEEPSPEED"),
+        ("distributed_type: [NO]", "has distributed_type [False]", "choose one of NO, MULTI_GPU, DEEPSPEED, FSDP"),
         ("distributed_type: [", "mine.yaml' cannot be read (while parsing a flow", FIX),
         (SINGLE + f"x: {'[' * 500}{']' * 500}", "cannot be read (maximum recursion depth", FIX),
         (f"{LAUGHS}\n{ZEROS}*i", "cannot be read (it uses 73 yaml aliases, at most 10 are read)", FIX),
@@ -241,6 +251,13 @@ def refused(path, what: str, remedy: str) -> None:
         ("x: !!python/object/apply:os.system [true]", "cannot be read (could not determine a constructor", FIX),
         (b"\xff\xfe\x00", "cannot be read ('utf-8' codec can't decode", FIX),
         (SINGLE + f"# {'x' * 70_000}", "has more than 65536 bytes", "choose one of single, ddp"),
+        ("distributed_type: FSDP", "fsdp_config must be a mapping (got None)", FIX),
+        (FSDP.replace("2", "1"), "fsdp_version must be 2: the first version is not read back (got 1)", FIX),
+        (FSDP.replace("TRANSFORMER", "SIZE"), "the whole model is one unit, and nothing is saved", FIX),
+        (FSDP.replace("loading: false", "loading: true"), "only the first rank would load weights", FIX),
+        (FSDP.replace("forward: true", "forward: FULL_SHARD"), "after_forward must be true or false (got 'FULL", FIX),
+        (FSDP.replace("fsdp_off", "fsdp_act"), "fsdp_offload_params must be true or false (got None)", FIX),
+        (FSDP.replace("}", ", fsdp_x: 1}"), "sets fsdp_x in fsdp_config, which the study does not read", "remove it"),
         (SINGLE + "num_processes: 0", "num_processes must be at least 1, or auto (got 0)", FIX),
         (SINGLE + "num_processes: -3", "num_processes must be at least 1, or auto (got -3)", FIX),
         (SINGLE + "num_processes: many", "num_processes must be at least 1, or auto (got 'many')", FIX),

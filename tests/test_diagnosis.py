@@ -68,6 +68,8 @@ PLANTED = [  # record, the change that is the mistake, what is said, what shows 
      "DeepSpeed is not on: mine.yaml asks for it with ZeRO stage 2, and what trains is a DistributedDataParallel",
      "deepspeed_set_later"),
     ("zero2", {"promised": SCRIPT | {"stage": 3}}, "ZeRO's stage is 2 although mine.yaml says 3", "L-39"),
+    ("ddp", {"promised": {"source": "mine.yaml", "fsdp": True}},
+     "FSDP is not on: mine.yaml asks for it, and what trains is a DistributedDataParallel", "fsdp_on_a_cpu_is_ddp"),
     ("single", {"promised": {"ranks": 2}}, "2 processes were started, and each trains alone",
      "two_trainings_without_gpu"),
     ("ddp", {"traffic__per_rank": [moved("all_reduce", 8)] * 2},

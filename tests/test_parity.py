@@ -1,14 +1,14 @@
 """Equal losses: once the arms are made equal, how training is distributed changes nothing a loss curve could show.
 
 The quick selection runs everywhere. The whole table (both tasks, accumulation 1 and 4, three precisions, seven ZeRO
-arms) is marked slow: `make parity`.
+arms and three of FSDP2) is marked slow: `make parity`.
 """
 
 import sys
 
 import pytest
 from conftest import STEPS, TRAINED
-from test_train import ZERO, assert_arms_differ, bytes_per_parameter
+from test_train import FSDP, ZERO, assert_arms_differ, assert_fsdp_arms_differ, bytes_per_parameter
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
@@ -36,8 +36,14 @@ def largest_difference(trained, arm: str, flags: tuple, advised: bool = False) -
 
 @pytest.mark.parametrize("arm", ZERO)
 def test_losses_equal_ddp_in_fp32(arm, trained):
-    """The nine arms as `test_train` ran them: imdb, no accumulation."""
+    """The arms as `test_train` ran them: imdb, no accumulation."""
     assert_arms_differ(trained, *TRAINED)
+    assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("arm", FSDP)
+def test_losses_of_fsdp2_equal_ddp_in_fp32(arm, trained):
+    assert_fsdp_arms_differ(trained, *TRAINED)
     assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
 
 
@@ -87,7 +93,8 @@ def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
 def test_the_whole_table(task, precision, accumulation, trained, capsys):
     flags = flags_for(task, precision, accumulation, sequence=64, steps=60)
     assert_arms_differ(trained, *flags)
-    differences = {arm: largest_difference(trained, arm, flags) for arm in ZERO}
+    assert_fsdp_arms_differ(trained, *flags)
+    differences = {arm: largest_difference(trained, arm, flags) for arm in (*ZERO, *FSDP)}
     table = "  ".join(f"{arm} {value:.1e}" for arm, value in differences.items())
     with capsys.disabled():
         sys.stdout.write(f"\n{task} {precision} accumulation {accumulation}: {table}\n")

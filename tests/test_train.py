@@ -1,4 +1,4 @@
-"""The nine arms, trained for real: does each do what its file says, and do the meters agree with each other?"""
+"""The arms, trained for real: does each do what its file says, and do the meters agree with each other?"""
 
 import pytest
 from conftest import SEQUENCE, STEPS, TRAINED, left_running
@@ -22,8 +22,12 @@ TRUTH = {
     "zero2_cpu": ("DEEPSPEED", 2, "cpu", "none", CPU_ADAM),
     "zero3_cpu": ("DEEPSPEED", 3, "cpu", "cpu", CPU_ADAM),
     "zero3_nvme": ("DEEPSPEED", 3, "nvme", "cpu", CPU_ADAM),
+    "fsdp2": ("FSDP", None, "none", "none", "AdamW"),
+    "fsdp2_grad_op": ("FSDP", None, "none", "none", "AdamW"),
+    "fsdp2_cpu": ("FSDP", None, "cpu", "cpu", "AdamW"),
 }
 ZERO = [name for name in NAMES if name.startswith("zero")]
+FSDP = [name for name in NAMES if name.startswith("fsdp2")]
 
 
 @pytest.mark.parametrize("arm", NAMES)
@@ -91,6 +95,25 @@ def assert_arms_differ(trained, *flags) -> None:
     assert {"reduce_scatter", "all_gather"} <= kinds["zero3"]
 
 
+def assert_fsdp_arms_differ(trained, *flags) -> None:
+    """Each is sharded by PyTorch, and no two of them are the same."""
+    records = {arm: trained(arm, *flags).record for arm in FSDP}
+    for record in records.values():
+        seen, after = record["observed"], record["memory"]["components"]["per_rank"][0]["after_step"]
+        assert sum(seen["held_parameters_per_rank"]) == pytest.approx(seen["parameters"], rel=0.001)
+        assert max(seen["held_parameters_per_rank"]) < 0.51 * seen["parameters"]
+        assert after["moments"] / seen["parameters"] == pytest.approx(4, rel=0.01), "half of them on each of two ranks"
+        assert "master" not in after, "there is no second copy of fp32 weights, as stages 1 to 3 keep one"
+        assert seen["fsdp"]["mesh"] == [[2]]
+        assert set(record["traffic"]["per_rank"][0]) == {"reduce_scatter", "all_gather"}
+    kinds = {(seen["fsdp"]["units_resharded_after_forward"] > 0, seen["fsdp"]["offloads"]) for seen in
+             (record["observed"] for record in records.values())}  # fmt: skip
+    assert kinds == {(True, False), (False, False), (True, True)}
+    gathered = {arm: record["traffic"]["per_rank"][0]["all_gather"]["bytes"] for arm, record in records.items()}
+    assert gathered["fsdp2"] == gathered["fsdp2_cpu"] > 1.9 * gathered["fsdp2_grad_op"]
+    assert gathered["fsdp2_grad_op"] == pytest.approx(4 * seen["parameters"], rel=0.001)
+
+
 @pytest.mark.parametrize("init", ["random", "in_place"])
 def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     """Every parameter is cut in parts as it is made or loaded."""
@@ -101,7 +124,7 @@ def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     assert not trained("zero2", *TRAINED).record["observed"]["built_in_parts"]
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", *FSDP])
 def test_counted_bytes_agree_with_the_kernel(arm, trained):
     """Two independent counts of a step: collectives seen by the dispatcher, and bytes the process wrote to sockets."""
     traffic = trained(arm, *TRAINED).record["traffic"]
@@ -134,6 +157,16 @@ def test_on_so_small_a_model_zero_saves_no_memory(trained):
     assert peak_mb["zero1"] == peak_mb["zero2"] == pytest.approx(115, abs=1)
     assert peak_mb["zero3"] == pytest.approx(106, abs=1), "without the copy that gloo makes"
     assert components["zero1"]["at_peak"]["buckets"] == 2 * 25 * 2**20
+
+
+def test_fsdp2_holds_and_moves_less_and_more(trained):
+    """README says so: neither buckets nor second copies, and weights that are gathered twice."""
+    for arm in FSDP:
+        record = trained(arm, *TRAINED).record
+        peak_bytes = record["memory"]["components"]["per_rank"][0]["tracked_peak_bytes"]
+        assert peak_bytes / 1e6 == pytest.approx(67, abs=1)
+        gathered = record["traffic"]["per_rank"][0]["all_gather"]["bytes"] / 4 / record["observed"]["parameters"]
+        assert gathered == pytest.approx(1 if arm == "fsdp2_grad_op" else 2, rel=0.02)
 
 
 @pytest.mark.parametrize("arm", NAMES)
@@ -207,3 +240,27 @@ def test_an_arm_that_is_not_wrapped_is_a_mismatch(trained):
     assert readback.mismatches(arm, settings, seen, 2) == []
     bare = seen.model_copy(update={"wrapper": "BertModel", "bucket_bytes": None})
     assert readback.mismatches(arm, settings, bare, 2) == ["wrapper: promised DDP, observed BertModel"]
+
+
+def test_fsdp_that_is_not_fsdp_is_not_called_so(trained):
+    """Without the patch Accelerate trains DDP on a CPU, or a model on each rank; and a policy may be another."""
+    arm, settings = read(all_paths()["fsdp2"]), Settings(steps=60)
+    seen = Observed.model_validate(trained("fsdp2", *TRAINED).record["observed"])
+    assert seen.patches == ["fsdp_without_a_gpu"]
+    assert readback.mismatches(arm, settings, seen, 2) == []
+    ddp = {"wrapper": "DistributedDataParallel", "distributed_type": "MULTI_CPU", "fsdp": None}
+    assert readback.mismatches(arm, settings, seen.model_copy(update=ddp), 2) == [
+        "distributed_type: promised FSDP, observed MULTI_CPU",
+        "wrapper: promised FSDP2, observed DistributedDataParallel, not sharded",
+    ]
+    alone = ddp | {"wrapper": "BertModel", "distributed_type": "NO", "ranks_counted": 1}
+    assert "ranks_counted: promised 2, observed 1" in readback.mismatches(
+        arm, settings, seen.model_copy(update=alone), 2
+    )
+    other = seen.model_copy(
+        update={"fsdp": seen.fsdp | {"units_resharded_after_forward": 0, "reduce_dtype": "bfloat16"}}
+    )
+    assert readback.mismatches(arm, settings, other, 2) == [
+        "reshards after forward: promised True, observed False",
+        "reduce_dtype: promised None, observed 'bfloat16'",
+    ]

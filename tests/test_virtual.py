@@ -39,6 +39,7 @@ def assert_equal(virtual: dict, real: dict) -> str:
     assert virtual["observed"]["ranks"] == real["observed"]["ranks"] >= 2
     assert (virtual["observed"]["backend"], real["observed"]["backend"]) == ("fake", "gloo"), "nothing was really sent"
     assert virtual["observed"]["deepspeed"] == real["observed"]["deepspeed"]
+    assert virtual["observed"]["fsdp"] == real["observed"]["fsdp"]
     (held, sent), (real_held, real_sent) = of_rank_0(virtual), of_rank_0(real)
     assert sum(kind["bytes"] for kind in real_sent.values()) > 1e6
     assert sent == real_sent, "every collective, its calls and its bytes"
@@ -53,7 +54,7 @@ def assert_equal(virtual: dict, real: dict) -> str:
     return f"{peaks_mb[0]:12.2f} {peaks_mb[1]:9.2f} {peaks_mb[0] / peaks_mb[1]:7.4f} {moved_mb:15.2f}  equal"
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("ddp", 2, marks=pytest.mark.slow), ("zero3", 2)])
+@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("ddp", 2, marks=pytest.mark.slow), ("zero3", 2), ("fsdp2", 2)])
 def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
     virtual, real = pair(arm, ranks, tmp_path, cache)
     assert_equal(virtual.record, real.record)
@@ -226,7 +227,7 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
             tell(f"{arm:11} N={ranks} {line}")
             compared += 1
     assert not unequal, "\n".join(unequal)
-    assert compared == 16 - (task == "wikitext")
+    assert compared == 2 * len(SHARED_ARMS) - (task == "wikitext")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +236,7 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
         pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
         ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
+        ("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama"),
     ],
 )
 def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):

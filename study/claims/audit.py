@@ -120,6 +120,8 @@ def _promises(record: Record) -> Iterator[str]:
         expected |= {name: getattr(arm, name) for name in ("stage", "offload_optimizer", "offload_param")}
         if arm.distributed_type == "DEEPSPEED":
             expected["wrapper"] = "DeepSpeedEngine"
+        if arm.fsdp and observed.fsdp is None:
+            yield "the arm is sharded by FSDP2, and nothing of it was observed"
     for name, value in expected.items():
         if (real := getattr(observed, name)) != value:
             yield f"{name}: requested {value!r}, observed {real!r}"
@@ -294,9 +296,11 @@ def _ranks(record: Record) -> Iterator[str]:
 
 def _counts(record: Record) -> Iterator[str]:
     """Bytes are those of a single step, in which gradients are reduced and weights gathered only so often."""
-    passes, stage, count = record.requested.accumulation, record.observed.stage or 0, record.observed.parameters
-    # Stage 3 gathers for each forward and each backward pass, and once after the update.
+    passes, stage, count = record.requested.accumulation, record.observed.stage or 0, _whole(record)
+    # Stage 3 gathers for each forward and each backward pass, and once after the update. FSDP2 does so without that
+    # once; through Accelerate it reduces in the last pass of a step alone.
     reduced, gathered = passes if stage > 1 else 1, 2 * passes + 1 if stage == 3 else 1
+    gathered = 2 * passes if record.observed.fsdp else gathered
     for number, collectives in enumerate(record.traffic.per_rank):
         elements = {}
         for kind, moved in collectives.items():
@@ -314,6 +318,13 @@ def _counts(record: Record) -> Iterator[str]:
     steps, timed = record.energy.steps, len(record.time.step_s)
     if steps is not None and timed and steps != timed:
         yield f"energy is of {steps} steps, but {timed} were timed"
+
+
+def _whole(record: Record) -> int:
+    """Elements of all parameters as collectives move them: FSDP2 pads the first dimension of each to a multiple of the
+    ranks, and the first rank holds a whole part."""
+    held, observed = record.observed.held_parameters_per_rank, record.observed
+    return held[0] * observed.ranks if observed.fsdp and held else observed.parameters
 
 
 def _kernel(record: Record) -> Iterator[str]:
@@ -391,12 +402,20 @@ def _engine(record: Record) -> Iterator[str]:
 def _states(record: Record) -> Iterator[str]:
     """Each rank holds its share of the parameters, and Adam's two moments of its share of the states."""
     observed, count = record.observed, record.observed.parameters
+    ranks_held = observed.held_parameters_per_rank
+    if observed.fsdp:  # by rows, of which the last ranks may have fewer
+        if len(ranks_held) == observed.ranks and not _about(sum(ranks_held), count):
+            yield f"the ranks hold {sum(ranks_held)} parameters together, but there are {count}"
+        if ranks_held and not count / observed.ranks <= max(ranks_held) + EXACT_ELEMENTS:
+            yield f"no rank holds its share of {count / observed.ranks:.0f} parameters"
     share = count / observed.ranks if observed.stage == 3 else count
-    for number, held in enumerate(observed.held_parameters_per_rank):
-        if not _about(held, share):
+    for number, held in enumerate(ranks_held):
+        if not observed.fsdp and not _about(held, share):
             yield f"rank {number}: {held} parameters are held, but its share is {share:.0f}"
-    share = count / observed.ranks if observed.stage else count
     for number, part in enumerate(record.memory.components.per_rank):
+        share = (
+            ranks_held[number] if observed.fsdp and ranks_held else count / (observed.ranks if observed.stage else 1)
+        )
         for name, times in (("moments", 2), ("master", 1)):
             size_bytes = (part.at_peak or {}).get(name)  # None: on the disk, or the weights are their own master
             if not size_bytes or observed.dtypes.get(name) != "float32" or "Adam" not in (observed.optimizer or ""):
@@ -418,8 +437,8 @@ def _collectives(record: Record) -> Iterator[str]:
             yield f"rank {number}: DDP gathers no weights, but {elements:.0f} elements were gathered"
         if stage in (1, 2) and observed.ranks > 1 and not _about(elements, count):
             yield f"rank {number}: stage {stage} gathers {count} elements after a step, not {elements:.0f}"
-        if stage == 3 and "reduce_scatter" not in seen:
-            yield f"rank {number}: stage 3 scatters gradients, but no reduce_scatter was seen"
+        if (stage == 3 or observed.fsdp) and "reduce_scatter" not in seen:
+            yield f"rank {number}: stage 3 and FSDP scatter gradients, but no reduce_scatter was seen"
         if stage in (1, 2) and moved and max(moved)[1] != observed.dtypes.get("weights"):
             yield f"rank {number}: the weights are {observed.dtypes.get('weights')}, but {max(moved)[1]} was gathered"
 

@@ -13,6 +13,7 @@ Check = Callable[[Facts], list[Finding] | None]
 # What each looks at, as a user reads it. Mistakes first, then what costs memory or bytes.
 CHECKS: dict[str, Check] = {
     "whether DeepSpeed is on": settings.deepspeed_is_on,
+    "whether FSDP is on": settings.fsdp_is_on,
     "whether the ranks train together": settings.ranks_train_together,
     "clipping": settings.clipping,
     "accumulation": settings.accumulation,

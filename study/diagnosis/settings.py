@@ -29,6 +29,21 @@ def deepspeed_is_on(facts: Facts) -> list[Finding] | None:
     return []
 
 
+def fsdp_is_on(facts: Facts) -> list[Finding] | None:
+    promised, seen = facts.promised, facts.observed
+    if promised.fsdp is None or seen.wrapper is None:
+        return None
+    if not promised.fsdp or (facts.sharded and seen.wrapper != "DistributedDataParallel"):
+        return []
+    what = f"FSDP is not on: {facts.source} asks for it, and what trains is a {seen.wrapper}, whole on every rank"
+    if seen.device != "cpu":
+        return [Finding(what, "pass model and optimizer through `accelerator.prepare`, in one call")]
+    remedy = (
+        "Accelerate shards on GPUs alone, and says nothing elsewhere; on a CPU `study/training/patches.py` engages it"
+    )
+    return [Finding(what, remedy, "fsdp_on_a_cpu_is_ddp")]
+
+
 def _script(facts: Facts) -> list[Finding]:
     off = [each for each in facts.observed.runs if each.arguments_say_deepspeed and not each.deepspeed_initialize_calls]
     if not off:

@@ -99,7 +99,26 @@ class MemoryWatch(TorchDispatchMode):
         for tensor in [item for item in gc.get_objects() if type(item) in kinds]:
             self._add(tensor, "before")
         self.peak = self.total
+        self._resize = torch.UntypedStorage.resize_
+        torch.UntypedStorage.resize_ = self._resized(self._resize)
         return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.UntypedStorage.resize_ = self._resize
+        return super().__exit__(*error)
+
+    def _resized(self, resize: Callable) -> Callable:
+        """FSDP frees and allocates by resizing storages, which is no operation that the dispatcher sees."""
+
+        def resize_(storage: torch.UntypedStorage, size: int):
+            result = resize(storage, size)
+            if (live := self._live.get(id(storage))) is not None and live.phase != "gloo":
+                self.total += size - live.size
+                live.size = size
+                self._rise()
+            return result
+
+        return resize_
 
     def look_again(self) -> None:
         """Between the two steps: from now on, sort at each new maximum that is close to the last peak."""

@@ -7,15 +7,13 @@ import contextlib
 import hashlib
 import math
 import os
-import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from study.measure import memory
+from study.measure import fsdp, memory
 from study.measure.hardware import CUDA
 from study.records.schema import Observed, RankComponents
 from study.spec.arms import Arm
@@ -44,6 +42,7 @@ PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it
     "NO": {"NO"},
     "MULTI_GPU": {"MULTI_GPU", "MULTI_CPU"},
     "DEEPSPEED": {"DEEPSPEED"},
+    "FSDP": {"FSDP"},
 }
 
 
@@ -106,8 +105,8 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
         for name in names.split():
             add(role, getattr(zero, name, None))
     add("gradients", [tensor.grad for tensor in tensors["master"]])
-    in_parts = fsdp_version(model) is not None  # the model's parameters are then whole ones while they are in use
-    for role, value in _fsdp_tensors(model) if in_parts else ():
+    in_parts = fsdp.version(model) is not None  # the model's parameters are then whole ones while they are in use
+    for role, value in fsdp.tensors(model) if in_parts else ():
         add(role, value)
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
@@ -116,33 +115,6 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
         add("gradients", parameter.grad)
     add("constants", list(model.buffers()))
     return tensors
-
-
-def _fsdp_tensors(model) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """What PyTorch's FSDP, the first or the second, holds of a model. Its own attributes, of torch 2.13."""
-    for module in model.modules():
-        if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
-            yield (
-                "weights",
-                getattr(handle.flat_param, "_local_shard", handle.flat_param.data),
-            )  # from the first pass on
-            yield "gathered_weights", getattr(handle.flat_param, "_full_param_padded", None)
-            yield "gradients", getattr(handle.flat_param, "_saved_grad_shard", None)
-        for group in module._get_fsdp_state()._fsdp_param_groups if hasattr(module, "_get_fsdp_state") else ():
-            for parameter in group.fsdp_params:
-                yield "weights", parameter._sharded_param_data
-                yield "gathered_weights", parameter.all_gather_outputs
-                yield "gradients", parameter.sharded_param.grad
-
-
-def fsdp_version(model) -> int | None:
-    """1 or 2; None without FSDP."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return None
-    modules = list(model.modules())
-    if any(hasattr(module, "_get_fsdp_state") for module in modules):
-        return 2
-    return 1 if any(hasattr(getattr(module, "_handle", None), "flat_param") for module in modules) else None
 
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
@@ -198,6 +170,9 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
     )
     if hasattr(model, "zero_optimization_stage"):
         return seen.model_copy(update=_engine(model, zero_optimizer(optimizer)))
+    if fsdp.version(model) == 2:
+        seen.fsdp = fsdp.describe(model)
+        seen.offload_optimizer = seen.offload_param = "cpu" if seen.fsdp["offloads"] else "none"
     if hasattr(model, "bucket_bytes_cap"):
         seen.bucket_bytes, seen.overlap = model.bucket_bytes_cap, True  # DDP cannot do otherwise
     return seen
@@ -219,10 +194,8 @@ def _sizes(model) -> dict[str, int]:
             whole, held = whole + parameter.ds_numel, held + parameter.ds_tensor.numel()
         else:
             whole, held = whole + parameter.numel(), held + getattr(parameter, "_local_tensor", parameter).numel()
-    if fsdp_version(model) == 1:  # its parameters are views of what this rank holds
-        flat = [h.flat_param for m in model.modules() if hasattr(h := getattr(m, "_handle", None), "flat_param")]
-        whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
-        held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
+    if fsdp.version(model) == 1:
+        return fsdp.sizes(model)
     return {"parameters": whole, "held_parameters": held}
 
 
@@ -290,7 +263,25 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
         differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
+    if arm.fsdp:
+        differences += _sharded_otherwise(arm, settings, seen)
     return differences
+
+
+def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str]:
+    """Where FSDP2 is not what the arm promises. Accelerate may train without it, and say nothing."""
+    if seen.fsdp is None:
+        return [f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded"]
+    half = AUTOCAST.get(settings.precision)
+    expected = {
+        "mesh": [[seen.ranks]],
+        "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
+        "gather_dtype": half,
+        "reduce_dtype": half,
+    }
+    observed = seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
+    pairs = {name: (value, observed[name]) for name, value in expected.items()}
+    return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
 
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
@@ -312,20 +303,25 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
     """A digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
-        with _whole(parameter):
+        with _whole(parameter, accelerator.device) as values:
             if accelerator.is_main_process:
                 digest.update(name.encode())
-                digest.update(parameter.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
+                digest.update(values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16] if accelerator.is_main_process else None
 
 
-def _whole(parameter):
-    """Within it a parameter has all its values."""
-    if not hasattr(parameter, "ds_tensor"):
-        return contextlib.nullcontext()
-    import deepspeed
+@contextlib.contextmanager
+def _whole(parameter, device: torch.device):
+    """Within it: a parameter with all its values."""
+    if hasattr(parameter, "full_tensor"):  # FSDP2's; what is offloaded is gathered on the device
+        yield parameter.detach().to(device).full_tensor()
+    elif not hasattr(parameter, "ds_tensor"):
+        yield parameter
+    else:
+        import deepspeed
 
-    return deepspeed.zero.GatheredParameters([parameter])
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from study.records.schema import Record, Requested
+from study.records.schema import Observed, Record, Requested
 from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
 from study.theory.architecture import FAMILIES, Architecture, describe, parameters
 from study.theory.estimate import Estimate, estimate, inputs_bytes
@@ -24,9 +24,11 @@ def predicted(
     model, rows = architecture(record, look), data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None
+    sharded = _fsdp(observed) if observed.fsdp and deepspeed is None else {}
     setup = Setup.of_settings(
         model,
         requested,
+        **sharded,
         deepspeed=deepspeed or (observed.deepspeed if observed.stage is not None else None),
         ranks=ranks or observed.ranks,
         device=observed.device,
@@ -34,6 +36,12 @@ def predicted(
     # The rows are in the same memory as everything else, and so are those of the window that was read last.
     read = requested.micro_batch * (requested.accumulation * _last_window(record) - 1)
     return estimate(replace(setup, data_bytes=data_bytes(setup, requested.task, (rows or 0) + read)))
+
+
+def _fsdp(observed: Observed) -> dict:
+    """FSDP2 as Accelerate prepared it: the trainer has no other."""
+    kind = "full_shard" if observed.fsdp["units_resharded_after_forward"] else "shard_grad_op"
+    return {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": observed.fsdp["offloads"]}
 
 
 def _last_window(record: Record) -> int:

@@ -66,6 +66,7 @@ class Promised(Section):
     source: str | None = None  # where this was read: "Accelerate's environment", a file's name, "TrainingArguments"
     ranks: int | None = None  # WORLD_SIZE
     deepspeed: bool | None = None
+    fsdp: bool | None = None
     stage: int | None = None
     offload_optimizer: str | None = None
     offload_param: str | None = None
@@ -157,6 +158,7 @@ class Observed(Section):
     bucket_bytes: int | None = None
     overlap: bool | None = None
     deepspeed: dict | None = None  # the config that the engine resolved
+    fsdp: dict | None = None  # units, mesh, policies; None without FSDP2
     attention: str | None = None
     checkpointing: bool | None = None
     compiled: bool | None = None

@@ -28,6 +28,8 @@ INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
+# Three more for the arms of FSDP2, from the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
+WINE, INDIGO, OLIVE = "#882255", "#332288", "#999933"
 ARMS = {
     "single": (BLACK, "s"),
     "ddp": (GREY, "o"),
@@ -38,6 +40,9 @@ ARMS = {
     "zero3": (VERMILION, "P"),
     "zero3_cpu": (ORANGE, "X"),
     "zero3_nvme": (YELLOW, "*"),
+    "fsdp2": (WINE, "h"),
+    "fsdp2_grad_op": (INDIGO, "8"),
+    "fsdp2_cpu": (OLIVE, "p"),
 }
 # A variant has the colour of the arm that it varies, and its own marker among that arm's variants.
 VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H")
@@ -81,7 +86,7 @@ def _look(arm: str) -> tuple[str, str]:
 
 
 def ordered(arms: Iterable[str]) -> list[str]:
-    """Arms in their order, variants after the nine."""
+    """Arms in their order, variants after them."""
     names = set(arms)
     return [arm for arm in ARMS if arm in names] + sorted(names - ARMS.keys())
 

@@ -25,24 +25,35 @@ FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES, MAX_ALIASES = 64 * 1024, 10
 STAGES, DEVICES = (0, 1, 2, 3), ("none", "cpu", "nvme")
 OFFLOADS = ("offload_optimizer", "offload_param")
-DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED")
+DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 # What Accelerate 1.15 refuses beside a json file, with a traceback.
 NOT_BESIDE_JSON = (
     *("zero_stage", "gradient_clipping", "gradient_accumulation_steps", "zero3_save_16bit_model"),
     *(f"{part}_{what}" for part in ("offload_optimizer", "offload_param") for what in ("device", "nvme_path")),
 )
-NAMES = ("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme")
+NAMES = (
+    *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
+    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
+)
+# What an FSDP arm must say, because Accelerate's default is another, or because only this is read back.
+FSDP_FIXED = {
+    "fsdp_version": (2, "the first version is not read back"),
+    "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "without it the whole model is one unit, and nothing is saved"),
+    "fsdp_cpu_ram_efficient_loading": (False, "only the first rank would load weights, unlike in the other arms"),
+}
+FSDP_CHOICES = ("fsdp_reshard_after_forward", "fsdp_offload_params")
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What the files of an arm promise. `deepspeed` is the DeepSpeed config as written; None without DeepSpeed."""
+    """What the files of an arm promise. `deepspeed` and `fsdp` are the configs as written; None without them."""
 
     name: str
     path: Path
     distributed_type: str
     num_processes: int | str
     deepspeed: dict | None = None
+    fsdp: dict | None = None
     stage: int | None = None
     offload_optimizer: str = "none"
     offload_param: str = "none"
@@ -60,7 +71,6 @@ def read(path: Path) -> Arm:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
     kind, processes = config["distributed_type"], config.get("num_processes", 1)
     if kind not in DISTRIBUTED_TYPES:
-        # FSDP without a GPU, for one, is DDP or an error, depending on how the script opens its Accelerator.
         raise Stop(
             f"{path.name} has distributed_type {reprlib.repr(kind)}, which the study cannot read back",
             f"choose one of {', '.join(DISTRIBUTED_TYPES)}; write 'NO' in quotes, or yaml reads it as false",
@@ -72,13 +82,18 @@ def read(path: Path) -> Arm:
         )
     fits = processes == "auto" or (type(processes) is int and processes > 0)
     _require(fits, path, "num_processes must be at least 1, or auto", processes)
+    if kind == "FSDP":
+        fsdp = _fsdp(path, config.get("fsdp_config"))
+        home = "cpu" if fsdp["fsdp_offload_params"] else "none"
+        return Arm(path.stem, path, kind, processes, fsdp=fsdp, offload_optimizer=home, offload_param=home)
     if kind != "DEEPSPEED":
         return Arm(path.stem, path, kind, processes)
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
     zero, clipping = deepspeed.get("zero_optimization", {}), deepspeed.get("gradient_clipping", "auto")
     clipping = 1.0 if clipping == "auto" else clipping  # as DeepSpeed since 0.19, and Accelerate for "auto"
     homes = [zero.get(part, {}).get("device", "none") for part in OFFLOADS]
-    return Arm(path.stem, path, kind, processes, deepspeed, zero.get("stage", 0), *homes, clipping)
+    stage = zero.get("stage", 0)
+    return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping)
 
 
 def _content(path: Path, parse: Callable[[str], Any], if_missing: str) -> Any:
@@ -106,6 +121,19 @@ def _yaml(text: str) -> Any:
 def _require(fits: bool, path: Path, what: str, value) -> None:
     if not fits:
         raise Stop(f"{path}: {what} (got {reprlib.repr(value)})", f"fix {path.name}")
+
+
+def _fsdp(path: Path, section) -> dict:
+    """The FSDP config of an arm, as written. What this study does not read back is refused."""
+    _require(isinstance(section, dict), path, "fsdp_config must be a mapping", section)
+    for key, (value, why) in FSDP_FIXED.items():
+        _require(section.get(key) == value, path, f"{key} must be {value}: {why}", section.get(key))
+    for key in FSDP_CHOICES:
+        _require(isinstance(section.get(key), bool), path, f"{key} must be true or false", section.get(key))
+    if unknown := section.keys() - {*FSDP_FIXED, *FSDP_CHOICES}:
+        what = f"{path.name} sets {', '.join(sorted(unknown))} in fsdp_config, which the study does not read back"
+        raise Stop(what, "remove it; recomputation is --checkpointing")
+    return section
 
 
 def _deepspeed(path: Path, section) -> dict:
@@ -157,7 +185,7 @@ def find(file: str | Path) -> Path:
 
 
 def all_paths() -> dict[str, Path]:
-    """The nine arms in their order, then the variants."""
+    """The arms in their order, then the variants."""
     variants = sorted((FOLDER / "variants").glob("*.yaml"))
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
 
@@ -170,5 +198,5 @@ def launcher(config: Path) -> list[str]:
 def digest(name: str) -> str:
     """A short digest of an arm's files without their comments: it changes whenever the arm does."""
     arm = read(all_paths()[name])
-    content = [arm.distributed_type, arm.num_processes, arm.deepspeed]
+    content = [arm.distributed_type, arm.num_processes, arm.deepspeed, *([arm.fsdp] if arm.fsdp else [])]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ from study.theory.estimate import Estimate, estimate
 from study.theory.memory_kinds import reserve_bytes
 from study.theory.question import Question, check
 from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.setup import Setup, arm_named
+from study.theory.setup import Setup, arm_named, distribution
 from study.theory.steptime import Machine, StepTime, step_time
 
 SEPARABLE, SEPARABLE_S = 0.1, 0.005  # predictions do not tell steps apart that differ by less than both together
@@ -121,7 +121,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
 
 
 def usual_precision(arm: Arm) -> str:
-    """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate has autocast over fp32 weights."""
+    """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
     return "bf16_cast" if arm.deepspeed else "bf16"
 
 
@@ -129,7 +129,7 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     """Model states that an arm keeps on a GPU: if they do not fit, nothing else needs to be known of it."""
     if arm.offload_optimizer != "none":
         return 0
-    stage, recipe, trains = arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
+    stage, recipe, trains = 3 if arm.fsdp else arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
     states = sum(papers.states_bytes(trains, stage, question.gpus, recipe).values())
     frozen = (parameters(question.model) - trains) / (question.gpus if stage == 3 else 1)
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
@@ -209,7 +209,7 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
 def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
     return Setup(
         model=question.model,
-        deepspeed=arm.deepspeed,
+        **distribution(arm),
         ranks=question.gpus,
         precision=question.precision,
         micro_batch=micro_batch,

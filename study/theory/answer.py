@@ -146,7 +146,7 @@ def assumptions(question: Question) -> list[str]:
         lines.append(f"precision: {precision_in_words(question.precision, question)}")
     else:
         with_deepspeed, without = (precision_in_words(name, question) for name in ("bf16_cast", "bf16"))
-        lines.append(f"precision: {with_deepspeed} (ddp and single: {without})")
+        lines.append(f"precision: {with_deepspeed} (ddp, single and fsdp2: {without})")
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
     if architecture.trained(question.model) < architecture.parameters(question.model):

@@ -73,7 +73,7 @@ class Engine:
         return fetches(self.model, *limits)
 
 
-def _reads_out_by_embeddings(model: Architecture | Transformer) -> bool:
+def reads_out_by_embeddings(model: Architecture | Transformer) -> bool:
     """Whether the forward pass ends with the tensor that it begins with: logits from tied embeddings."""
     if isinstance(model, Architecture):
         return model.tied and model.family != "bert"
@@ -320,7 +320,7 @@ def _modules(model: Architecture | Transformer) -> list[list[str]]:
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
-    return [*modules.values(), *([[tensors(model)[0].name]] if _reads_out_by_embeddings(model) else [])]
+    return [*modules.values(), *([[tensors(model)[0].name]] if reads_out_by_embeddings(model) else [])]
 
 
 def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:

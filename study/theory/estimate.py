@@ -70,11 +70,16 @@ def estimate(setup: Setup) -> Estimate:
 
 
 def _sharded(setup: Setup) -> Estimate:
-    """The prediction under FSDP, which offloads nothing here."""
+    """The prediction under FSDP."""
     sharding, count = Sharding(setup), parameters(setup.model)
     states = {"constants": constants(setup.model)} | fsdp_memory.standing(sharding)
+    on_host = setup.fsdp_offload and setup.on_gpu
+    host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES)) if on_host else 0
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
-    peak_when, at_peak = _peak(states, fsdp_memory.moments(sharding, profile(setup)))
+    times = list(fsdp_memory.moments(sharding, profile(setup)))
+    if on_host:  # the update is the host's
+        times = [(when, now) for when, now in times if when != "update"]
+    peak_when, at_peak = _peak(states, times)
     stage = 3 if sharding.releases else 2
     return Estimate(
         parameters=count,
@@ -82,7 +87,7 @@ def _sharded(setup: Setup) -> Estimate:
         after_step=_summed(states, fsdp_memory.after_step(sharding)),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
-        host_bytes=0,
+        host_bytes=host_bytes and host_bytes + fsdp_memory.gradients(sharding),
         nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), 0),
         traffic=fsdp_memory.traffic(sharding),
         published_traffic_bytes=papers.published_traffic_bytes(count, stage, setup.ranks, setup.weight_bytes),

@@ -1,21 +1,30 @@
-"""What a rank holds at each moment of a step under PyTorch's FSDP, a unit being a layer of the model.
+"""What a rank holds at each moment of a step under PyTorch's FSDP.
 
-Followed is FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`): what is not in a layer is the root unit, which
-stays whole from its forward pass to the end of its backward pass. FSDP1 gathers into the weights directly, and keeps as
-many bytes: instead of a buffer and the weights made from it there are the weights of two units.
+Followed is FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). Its units are gathered and reduced together: by
+itself a layer each, and the rest in the root, which stays whole from its forward pass to the end of its backward pass.
+FSDP1 gathers into the weights directly, and keeps as many bytes: instead of a buffer and the weights made from it there
+are the weights of two units. Each pass reduces its gradients.
 
-Each pass reduces its gradients. Accelerate's default for accumulation (`no_sync`) would keep whole gradients instead.
+Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units, and reduces gradients in the last pass of
+a step alone: before it they are kept whole (`no_sync`).
 """
 
+import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
 from study.theory.architecture import tensors
+from study.theory.deepspeed_memory import reads_out_by_embeddings
 from study.theory.profile import Held, Profile, Tensor
 from study.theory.setup import Setup
 
-ROOT = "root"
+ROOT, EMBEDDINGS, TAIL = "root", "embeddings", "tail"
+# Accelerate's own units besides the layers, by the names that transformers gives to their tensors.
+TOKENS = re.compile(r"(word_embeddings|wte|embed_in|embed_tokens|tok_embeddings|shared|patch_embeddings\.projection)\.")
+READS_OUT = re.compile(r"^(lm_head|embed_out|proj_out)\.")
+FINAL_NORM = re.compile(r"^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\.")
 
 
 @dataclass(frozen=True)
@@ -24,12 +33,40 @@ class Sharding:
 
     setup: Setup
     units: dict[str, list[Tensor]] = field(init=False)  # in the order of the forward pass; the root is first
+    stay: frozenset[str] = field(init=False)  # whole from the forward pass on
+    late: frozenset[str] = field(init=False)  # reduced at the end: no gradient goes into what they take
 
     def __post_init__(self):
+        everything = tensors(self.setup.model)
+        tied = self.by_accelerate and reads_out_by_embeddings(self.setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
-        for tensor in tensors(self.setup.model):
-            units.setdefault(unit_of(tensor), []).append(tensor)
+        if self.by_accelerate:
+            units[TAIL if tied else EMBEDDINGS] = []
+        for tensor in everything:
+            units.setdefault(self._unit(tensor, tied), []).append(tensor)
+        units = {unit: held for unit, held in units.items() if held or unit == ROOT}
+        stay = {ROOT, TAIL} if self.releases else set(units)
         object.__setattr__(self, "units", units)
+        object.__setattr__(self, "stay", frozenset(stay & units.keys()))
+        object.__setattr__(self, "late", frozenset({ROOT, TAIL if tied else EMBEDDINGS} & units.keys()))
+
+    def _unit(self, tensor: Tensor, tied: bool) -> str:
+        if tensor.block.startswith("layer"):
+            return tensor.block
+        if self.by_accelerate and (READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name)):
+            return TAIL
+        if self.by_accelerate and TOKENS.search(tensor.name):
+            return TAIL if tied else EMBEDDINGS
+        return ROOT
+
+    @functools.cached_property
+    def unit_of(self) -> dict[str, str]:
+        """The unit of each tensor, by name."""
+        return {tensor.name: unit for unit, held in self.units.items() for tensor in held}
+
+    @property
+    def by_accelerate(self) -> bool:
+        return self.setup.fsdp_by == "accelerate"
 
     @property
     def ranks(self) -> int:
@@ -41,9 +78,23 @@ class Sharding:
         """Whether a layer's weights are given back after the forward pass."""
         return self.setup.fsdp == "full_shard"
 
+    @property
+    def keeps_whole_gradients(self) -> bool:
+        """Whether a pass begins with the whole gradients of those before it."""
+        return self.by_accelerate and self.setup.accumulation > 1
+
+    def rows(self, tensor: Tensor) -> int:
+        """Elements of a rank's part: of FSDP2 so many rows, the last ones padded; FSDP1 cuts anywhere."""
+        if not self.by_accelerate:
+            return ceil(tensor.elements / self.ranks)
+        return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
+
+    def padded(self, tensor: Tensor) -> int:
+        return self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements
+
     def whole(self, unit: str) -> int:
         """Bytes of a unit's gathered weights."""
-        return sum(tensor.elements for tensor in self.units[unit]) * self.setup.weight_bytes
+        return sum(map(self.padded, self.units[unit])) * self.setup.weight_bytes
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into before its tensors are copied out of it."""
@@ -51,21 +102,21 @@ class Sharding:
 
     def gradient(self, unit: str) -> int:
         """Bytes of a unit's whole gradient, and of the buffer from which it is reduced."""
-        return sum(tensor.elements for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
+        return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
+
+    def last_gradient(self, unit: str) -> int:
+        """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
+        trained = [tensor for tensor in self.units[unit] if tensor.trains]
+        return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
 
     def part(self, trains: bool | None = None) -> int:
         """Elements that a rank keeps: of each tensor a part, rounded up."""
         chosen = [t for unit in self.units.values() for t in unit if trains is None or t.trains == trains]
-        return sum(ceil(tensor.elements / self.ranks) for tensor in chosen)
+        return sum(map(self.rows, chosen))
 
     def gradient_part(self, unit: str) -> int:
         """Bytes of the part of a unit's gradient that a rank keeps."""
-        elements = sum(ceil(tensor.elements / self.ranks) for tensor in self.units[unit] if tensor.trains)
-        return elements * self.setup.stored_bytes
-
-
-def unit_of(tensor: Tensor) -> str:
-    return tensor.block if tensor.block.startswith("layer") else ROOT
+        return sum(self.rows(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.stored_bytes
 
 
 def standing(sharding: Sharding) -> dict[str, int]:
@@ -79,9 +130,14 @@ def standing(sharding: Sharding) -> dict[str, int]:
     }
 
 
+def gradients(sharding: Sharding) -> int:
+    """Bytes of the parts of the gradients, as the optimizer takes them."""
+    return sharding.part(trains=True) * sharding.setup.stored_bytes
+
+
 def after_step(sharding: Sharding) -> dict[str, int]:
     """FSDP1, which Accelerate takes by default, keeps the gradients until the next forward pass begins."""
-    return {"gradients": sharding.part(trains=True) * sharding.setup.stored_bytes}
+    return {} if sharding.by_accelerate else {"gradients": gradients(sharding)}
 
 
 def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
@@ -95,12 +151,14 @@ def _update(sharding: Sharding) -> dict[str, int]:
     setup, trains = sharding.setup, sharding.part(trains=True)
     copies = setup.state_bytes * trains * (setup.optimizer == "foreach")
     master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
-    return after_step(sharding) | {"temporaries": copies + master}
+    return {"gradients": gradients(sharding), "temporaries": copies + master}
 
 
 def _earlier(sharding: Sharding) -> int:
     """Bytes of the gradients of earlier passes of the step."""
-    return after_step(sharding)["gradients"] if sharding.setup.accumulation > 1 else 0
+    if sharding.keeps_whole_gradients:
+        return sum(map(sharding.gradient, sharding.units))
+    return gradients(sharding) if sharding.setup.accumulation > 1 else 0
 
 
 def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
@@ -109,75 +167,87 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     That buffer stays until the next unit is copied, or the root's forward pass ends. The loss is computed after it.
     """
     whole, states = sharding.whole(ROOT), {"gradients": _earlier(sharding)}
-    before, layers = ROOT, [unit for unit in sharding.units if unit != ROOT]
-    for unit in layers:
-        names = [tensor.name for tensor in sharding.units[unit] if tensor.name in profile.at_use]
-        kept = max((profile.at_use[name] for name in names), default=0)
+    before, units = ROOT, [unit for unit in sharding.units if unit != ROOT]
+    for unit in units:
+        at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
+        kept = (min if unit in sharding.late else max)(at_use, default=0)
         gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
         running = whole + sharding.buffer(unit) + sharding.whole(unit)
         yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
-        whole, before = whole + (0 if sharding.releases else sharding.whole(unit)), unit
+        whole, before = whole + (sharding.whole(unit) if unit in sharding.stay else 0), unit
     last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
     yield states | {"activations": last, "gathered_weights": whole + sharding.buffer(before)}
     kept, in_use = profile.most
     yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole}
 
 
+class Backward:
+    """A backward pass as it goes on: the units that are whole, and the bytes of gradients."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding, self.alive = sharding, set(sharding.stay)
+        whole = sharding.keeps_whole_gradients
+        self.gradients = {unit: sharding.gradient(unit) if whole else 0 for unit in sharding.units}
+        self.parts = 0 if whole else _earlier(sharding)
+        self.reducing = 0  # what was reduced last stays until the next unit's gradients are complete
+
+    def moment(self, held: Held, extra: int, ahead: int) -> dict:
+        sharding = self.sharding
+        weights = sum(map(sharding.whole, self.alive)) + ahead
+        on_device = self.parts if not (sharding.setup.fsdp_offload and sharding.setup.on_gpu) else 0
+        states = {"activations": held.kept, "gathered_weights": weights, "buckets": self.reducing}
+        return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": held.in_use + extra}
+
+    def ahead(self, unit: str) -> int:
+        """Bytes of the unit that is gathered while this one's backward pass runs: the one before it."""
+        order = [each for each in self.sharding.units if each != ROOT]
+        before = order[order.index(unit) - 1] if unit not in self.sharding.late and order.index(unit) else None
+        return self.sharding.buffer(before) if before and before not in self.sharding.stay else 0
+
+    def reduced(self, unit: str, held: Held, ahead: int) -> Iterator[dict]:
+        """A unit is done: its gradients move into a buffer, from which they are reduced."""
+        sharding = self.sharding
+        self.alive.discard(unit)
+        self.reducing = 0
+        yield self.moment(held, sharding.gradient(unit), ahead)
+        self.reducing, self.gradients[unit] = sharding.gradient(unit), 0
+        yield self.moment(held, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
+        accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
+        self.parts += 0 if accumulates else sharding.gradient_part(unit)
+
+
 def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
-    """Follow the gradients. A unit's are reduced when the last of them is complete, and the root's at the end.
+    """Follow the gradients. A unit's are reduced when the last of them is complete, those of late units at the end.
 
     What they are reduced from stays until the next unit's are reduced (FSDPParamGroup.post_backward).
     """
-    layers = [unit for unit in sharding.units if unit != ROOT]
-    waiting = 0 if sharding.releases else sum(map(sharding.whole, layers))  # whole since the forward pass
-    parts, root, reducing = _earlier(sharding), 0, 0
-    accumulates = sharding.setup.accumulation > 1
-    unit, ready = ROOT, 0
-    followed = [*profile.gradients, None]
-
-    def moment(held: Held, extra: int, prefetched: int) -> dict:
-        weights = sharding.whole(ROOT) + prefetched
-        weights += waiting if not sharding.releases else sharding.whole(unit) if unit != ROOT else 0
-        states = {"activations": held.kept, "gathered_weights": weights, "gradients": parts + root + ready}
-        return states | {"buckets": reducing, "temporaries": held.in_use + extra}
-
-    held = profile.most
-    for gradient in followed:
-        next_unit = unit_of(gradient.tensor) if gradient else None
-        if unit != ROOT and next_unit != unit:  # the unit is done: its gradients move into a buffer
-            waiting -= 0 if sharding.releases else sharding.whole(unit)
-            ahead = _ahead(sharding, layers, unit)
-            done, reducing = unit, 0
+    state, unit, held = Backward(sharding), ROOT, profile.most
+    for gradient in [*profile.gradients, None]:
+        next_unit = sharding.unit_of[gradient.tensor.name] if gradient else None
+        if unit not in sharding.late and next_unit != unit:
+            yield from state.reduced(unit, held, state.ahead(unit))
             unit = ROOT
-            yield moment(held, sharding.gradient(done), ahead)
-            reducing, ready = sharding.gradient(done), 0
-            yield moment(held, _reduced(sharding, done), ahead)
-            parts += 0 if accumulates else sharding.gradient_part(done)
         if gradient is None:
             break
-        size = gradient.tensor.elements * sharding.setup.weight_bytes
-        unit = next_unit
-        ahead = _ahead(sharding, layers, unit) if unit != ROOT else 0
-        yield moment(gradient.most, size, ahead)
-        if unit == ROOT:
-            root += size
-        else:
-            ready += size
+        if next_unit not in state.alive:
+            state.alive.add(next_unit)
+            if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
+                yield state.moment(held, 0, sharding.buffer(next_unit))
+        unit, size = next_unit, gradient.tensor.elements * sharding.setup.weight_bytes
+        ahead = state.ahead(unit)
+        begins = gradient is profile.gradients[0]  # what is held most until then is the loss's: nothing is gathered yet
+        yield state.moment(gradient.most, size, 0 if begins and unit == TAIL else ahead)
+        if not sharding.keeps_whole_gradients:
+            state.gradients[unit] += size
         held = gradient.complete
-        yield moment(held, 0, ahead)
-    reducing = 0
-    yield moment(held, sharding.gradient(ROOT), 0) | {"gathered_weights": 0}
-    root, reducing = 0, sharding.gradient(ROOT)
-    yield moment(held, _reduced(sharding, ROOT), 0) | {"gathered_weights": 0}
+        yield state.moment(held, size if sharding.keeps_whole_gradients else 0, ahead)
+    if not sharding.by_accelerate:
+        state.alive.clear()
+    for late in [ROOT, *(sharding.late - {ROOT})]:
+        yield from state.reduced(late, held, 0)
 
 
-def _ahead(sharding: Sharding, layers: list[str], unit: str) -> int:
-    """Bytes of the unit that is gathered while this one's backward pass runs: the one before it."""
-    place = layers.index(unit)
-    return sharding.buffer(layers[place - 1]) if place and sharding.releases else 0
-
-
-def _reduced(sharding: Sharding, unit: str) -> int:
+def _arriving(sharding: Sharding, unit: str) -> int:
     """Bytes of a unit's part as it comes from the collective, and as it is kept if that is another type."""
     part = sharding.gradient_part(unit)
     setup = sharding.setup
@@ -189,11 +259,8 @@ def traffic(sharding: Sharding) -> dict[str, int]:
     """Bytes by collective of an optimizer step, counted as records do: the whole tensor of each."""
     if sharding.setup.ranks == 1:
         return {}
-    root, layers = sharding.whole(ROOT), sum(sharding.whole(unit) for unit in sharding.units if unit != ROOT)
-    steps = sharding.setup.accumulation
-    reduced = sum(sharding.gradient(unit) for unit in sharding.units)
-    between = {"all_reduce": reduced // sharding.ranks * steps} if sharding.setup.ranks > sharding.ranks else {}
-    return between | {
-        "reduce_scatter": reduced * steps,
-        "all_gather": (root + layers * (2 if sharding.releases else 1)) * steps,
-    }
+    passes = sharding.setup.accumulation
+    gathered = sum(sharding.whole(unit) * (1 if unit in sharding.stay else 2) for unit in sharding.units)
+    reduced = sum(map(sharding.gradient, sharding.units)) * (1 if sharding.by_accelerate else passes)
+    between = {"all_reduce": reduced // sharding.ranks} if sharding.setup.ranks > sharding.ranks else {}
+    return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

@@ -16,7 +16,7 @@ from study.theory import estimate as estimates
 from study.theory.allocator import Allocator, Block, rounded, segment_bytes
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate
-from study.theory.fsdp_memory import ROOT, Sharding
+from study.theory.fsdp_memory import Sharding
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
@@ -133,6 +133,8 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
         states = dict(estimate(setup).after_step)
         moment = states.pop("moments", 0) // 2
         return [*states.values()], [moment, moment] if moment else []
+    if setup.fsdp_offload:
+        return [], []
     share = setup.sharing_ranks if setup.fsdp else 1
     weights = [(ceil(t.elements / share), t.trains) for t in setup.model.tensors]
     sizes = [elements * (setup.stored_bytes if trains else setup.frozen_bytes) for elements, trains in weights]
@@ -147,8 +149,8 @@ def _beside(setup: Setup) -> list[int]:
     """Sizes of what an engine holds in a pass beside its states, each as one block, as at the backward's peak."""
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)
-        layers = max(sharding.gradient(unit) for unit in sharding.units if unit != ROOT)
-        return [sharding.gradient(ROOT), layers, layers]
+        layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
+        return [*map(sharding.gradient, sharding.late), layers, layers]
     if not setup.deepspeed:
         return []
     moments = estimates.moments(Engine(setup), estimates.profile(setup))
@@ -162,7 +164,7 @@ def _update(setup: Setup) -> list[int]:
         moments = estimates.moments(Engine(setup), estimates.profile(setup))
         parts = [int(size) for when, now in moments if when == "update" for size in now.values()]
         return [max(parts, default=0)]
-    if setup.optimizer == "fused":
+    if setup.optimizer == "fused" or setup.fsdp_offload:
         return []
     share = setup.sharing_ranks if setup.fsdp else 1
     return [ceil(t.elements / share) * setup.state_bytes for t in setup.model.tensors if t.trains]
@@ -177,7 +179,8 @@ def _other_streams(setup: Setup) -> list[int]:
     if not setup.fsdp:
         return []
     sharding = Sharding(setup)
-    layers = [unit for unit in sharding.units if unit != ROOT]
-    whole = max(map(sharding.whole, layers))
-    gathered = [whole] * 3 if sharding.releases else list(map(sharding.whole, layers))
-    return [sharding.whole(ROOT), *gathered, *map(sharding.gradient_part, sharding.units)]
+    layers = [unit for unit in sharding.units if unit not in sharding.stay | sharding.late]
+    gathered = [max(map(sharding.whole, layers))] * 3 if sharding.releases else []
+    gathered += [sharding.whole(unit) for unit in sharding.late - sharding.stay for _ in range(2)]
+    parts = [] if setup.fsdp_offload else map(sharding.gradient_part, sharding.units)
+    return [*map(sharding.whole, sharding.stay), *gathered, *parts]

@@ -9,7 +9,7 @@ from study.spec.shapes import SHAPES
 from study.text.numbers import size
 from study.theory.architecture import named
 from study.theory.estimate import estimate
-from study.theory.setup import Setup
+from study.theory.setup import Setup, distribution
 
 # A virtual rank's Python, PyTorch, DeepSpeed and what malloc keeps after a free: 0.7 to 1.5 GB beyond the prediction
 # were seen, and 2.4 in an arm that releases every parameter after use.
@@ -38,7 +38,7 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     """
     if settings.init == "none":
         return 0
-    values = {"deepspeed": arm.deepspeed, "ranks": settings.virtual_ranks, "device": "cuda" if gpu else "cpu"}
+    values = distribution(arm) | {"ranks": settings.virtual_ranks, "device": "cuda" if gpu else "cpu"}
     try:
         prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     except Stop:

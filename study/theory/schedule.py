@@ -47,7 +47,8 @@ class Sharing:
         if setup.fsdp:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes
-            way = cls(3, again, True, True, "reduce_scatter", size, size, float("inf"), None)
+            each_pass = setup.fsdp_by == "torch"
+            way = cls(3, again, each_pass, True, "reduce_scatter", size, size, float("inf"), None)
             return replace(way, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
         engine, w = Engine(setup), setup.weight_bytes
         if engine.stage == 0:

@@ -14,6 +14,7 @@ from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 Loss = Literal["whole", "in_place", "chunked"]
 Optimizer = Literal["fused", "foreach"]
 Fsdp = Literal["full_shard", "shard_grad_op"]
+FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
 HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 
@@ -42,6 +43,8 @@ class Setup:
     # Ranks that share states (and weights) among themselves; such groups hold the same: FSDP's HYBRID_SHARD, or stage 1
     # within a node. None: all ranks.
     group: int | None = None
+    fsdp_by: FsdpBy = "torch"  # whose units: a layer each and the root, or more of them, as the arms have it
+    fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or under autocast in bf16
 
     def __post_init__(self):
@@ -58,7 +61,7 @@ class Setup:
     def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
         """The setup of an arm of `accelerate_configs/`. An arm without a group runs on one rank."""
         arm = arm_named(arm_name)
-        return cls(model=model, deepspeed=arm.deepspeed, ranks=1 if arm.distributed_type == "NO" else ranks, **values)
+        return cls(model=model, ranks=1 if arm.distributed_type == "NO" else ranks, **distribution(arm), **values)
 
     @classmethod
     def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
@@ -139,6 +142,14 @@ class Setup:
     def product_bytes(self) -> int:
         """Bytes of an element of what matrices are multiplied with."""
         return 4 if self.precision == "fp32" else 2
+
+
+def distribution(arm: arms.Arm) -> dict:
+    """What a setup says of how training is distributed, as the files of an arm have it."""
+    if arm.fsdp is None:
+        return {"deepspeed": arm.deepspeed}
+    kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
+    return {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
 
 
 @functools.cache

@@ -111,7 +111,7 @@ def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     engine, gpu = Engine(setup), GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
     owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
-    offloads = engine.optimizer_home != "none"
+    offloads = engine.optimizer_home != "none" or setup.fsdp_offload
     update_s = UPDATE_BYTES[setup.precision] * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
     if offloads:  # the published speed is that of a whole host, which updates what all its ranks own
@@ -121,7 +121,7 @@ def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
         disk_s = local * (moved["read_per_step"] + moved["written_per_step"]) / machine.disk_bytes_per_s
     return Host(
         on_host=offloads,
-        weights_on_host=engine.weights_home != "none",
+        weights_on_host=engine.weights_home != "none" or setup.fsdp_offload,
         owned=owned,
         update_s=update_s,
         element_bytes=setup.weight_bytes,

@@ -21,7 +21,7 @@ from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
-from study.training import ending, finish, limits, models, patches, setup, virtual
+from study.training import ending, finish, limits, models, patches, setup, sharding, virtual
 from study.training.data import load_data
 from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
 from study.training.log import quiet
@@ -115,11 +115,14 @@ def prepare(run: Run) -> None:
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
-    optimizer = (models.MasterAdamW if with_master else torch.optim.AdamW)(
-        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-    )
+    options = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
+    kind = models.MasterAdamW if with_master and run.arm.fsdp is None else torch.optim.AdamW
+    if run.arm.fsdp:
+        sharding.name_layers(accelerator, model)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
-        run.model, run.optimizer = accelerator.prepare(model, optimizer)
+        run.model, run.optimizer = accelerator.prepare(model, kind(model.parameters(), **options))
+    if with_master and run.arm.fsdp:
+        sharding.with_master(run.optimizer, run.model, options)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
     if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():

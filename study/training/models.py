@@ -141,7 +141,9 @@ class MasterAdamW(torch.optim.AdamW):
         for master, held in zip(self.master, self.held, strict=True):
             master.grad = None if held.grad is None else held.grad.float()
         super().step(closure)
-        torch._foreach_copy_(self.held, self.master)
+        # FSDP2's are parts of tensors, and it has no such copy of them as such.
+        here = ([getattr(each, "_local_tensor", each) for each in all_of] for all_of in (self.held, self.master))
+        torch._foreach_copy_(*here)
         for master in self.master:
             master.grad = None
 

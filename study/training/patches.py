@@ -4,7 +4,10 @@ import contextlib
 import inspect
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from study.measure.hardware import CUDA
 from study.records.schema import MemoryCap
@@ -30,6 +33,24 @@ def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
     if CUDA and arm.distributed_type == "MULTI_GPU":
         return patched(Accelerator, "multi_device", True, "ddp_on_one_gpu")
     return contextlib.nullcontext()
+
+
+def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
+    """Let Accelerate shard on a CPU too. To be called between its construction and `prepare`.
+
+    Accelerate 1.15 takes FSDP for GPUs alone (`state.py`, the branch of MULTI_GPU and its like). Asked for it on a CPU,
+    it trains two unrelated models, or DDP with `cpu=True`, and says nothing (`reproductions/fsdp_on_a_cpu_is_none.py`,
+    `fsdp_on_a_cpu_is_ddp.py`). These are the lines of that branch.
+    """
+    applied.add("fsdp_without_a_gpu")
+    if mixed_precision != "no":
+        plugin.set_mixed_precision(mixed_precision)
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        plugin.cpu_offload.pin_memory = False  # memory is pinned for a device
+    AcceleratorState._shared_state["fsdp_plugin"] = plugin
+    for state in (AcceleratorState, PartialState):
+        state._shared_state["distributed_type"] = DistributedType.FSDP
+        state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another device to FSDP2 and to fake tensors
 
 
 def deepspeed_sees_free_memory(cap: MemoryCap | None) -> None:

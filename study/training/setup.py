@@ -9,7 +9,12 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import (
+    DeepSpeedPlugin,
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+)
 
 from study.errors import Stop
 from study.machine import disk as nvme
@@ -20,7 +25,7 @@ from study.records.schema import Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, Settings, as_dict
-from study.training import loading, models, virtual
+from study.training import loading, models, patches, virtual
 from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
 
@@ -136,8 +141,12 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     if arm.deepspeed is None:
         if settings.precision == "fp16" and not CUDA:
             raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
+        plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher made of the yaml
         # Without a GPU, cpu=False would give two independent trainings.
-        return Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", **common)
+        accelerator = Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", fsdp_plugin=plugin, **common)
+        if plugin and not CUDA:
+            patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
+        return accelerator
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
     plugin = DeepSpeedPlugin()

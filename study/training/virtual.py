@@ -36,9 +36,10 @@ def without_values():
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
+    from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp2
     from torch.nn.parallel import distributed
 
-    begin = DeepSpeedCPUAdam.__init__
+    begin, mesh = DeepSpeedCPUAdam.__init__, fsdp2._init_default_mesh()
 
     def nothing(*_, **__) -> None:
         pass
@@ -57,6 +58,9 @@ def without_values():
         patched(torch.nn.Module, "to", lambda model, *_, **__: model, "models_are_not_moved"),
         patched(DeepSpeedCPUAdam, "__init__", without_its_operator, "cpu_adam_without_its_operator"),
         patched(get_accelerator(), "pin_memory", lambda tensor, *_, **__: tensor, "memory_is_not_pinned"),
+        patched(fsdp2, "_init_default_mesh", lambda: mesh, "mesh_of_ranks_has_values"),
+        # By it Accelerate finds an optimizer's parameters again, once FSDP2 has taken parts of them.
+        patched(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, "addresses_of_no_memory"),
         # PyTorch would create a real tensor for it.
         patched(torch.Tensor, "record_stream", nothing, "streams_are_not_recorded"),
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -96,6 +96,9 @@ def arm_of(seen, fsdp: int | None) -> str | None:
             f"{part}_{home}" for part, home in zip(("optimizer", "param"), homes[1:], strict=True) if home != "none"
         ]
         return "_".join([f"zero{seen.stage}", *parts])
+    if seen.fsdp is not None:
+        kept = "" if seen.fsdp["units_resharded_after_forward"] else "_grad_op"
+        return "fsdp2" + kept + ("_cpu" if seen.fsdp["offloads"] else "")
     if fsdp is not None:
         return f"fsdp{fsdp}"
     if seen.bucket_bytes is not None:

@@ -37,7 +37,8 @@ def _launched() -> dict:
     if "ACCELERATE_MIXED_PRECISION" not in seen:
         return {}
     file = launcher.config_file()
-    wanted = {"source": file.name if file else ENVIRONMENT, "deepspeed": seen.get("ACCELERATE_USE_DEEPSPEED") == "true"}
+    wanted = {"source": file.name if file else ENVIRONMENT}
+    wanted |= {name: seen.get(f"ACCELERATE_USE_{name.upper()}") == "true" for name in ("deepspeed", "fsdp")}
     if (precision := seen["ACCELERATE_MIXED_PRECISION"]) in PRECISIONS:
         wanted["precision"] = precision
     if not wanted["deepspeed"]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from study.errors import Stop
-from study.measure import hardware, readback
+from study.measure import fsdp, hardware, readback
 from study.measure.clock import Marks
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import peaks
@@ -115,11 +115,11 @@ class Watch:
         config = getattr(self.model, "config", None) if is_engine and self.accelerator is None else None
         record.promised = promises.promised(config if isinstance(config, dict) else None, self.arguments)
         whose = "accelerate" if self.accelerator is not None else "deepspeed" if is_engine else "torch"
-        plain, fsdp = readback.plain_model(self.model), readback.fsdp_version(self.model)
-        name = type(plain).__name__.removeprefix("FSDP" if fsdp == 2 else "")  # fully_shard makes a class of its own
+        plain, version = readback.plain_model(self.model), fsdp.version(self.model)
+        name = type(plain).__name__.removeprefix("FSDP" if version == 2 else "")  # fully_shard makes a class of its own
         record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.whose or whose, model=name)
         seen = record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
-        seen.arm = parts.arm_of(seen, fsdp)
+        seen.arm = parts.arm_of(seen, version)
         if self.ranks.first:
             record.hardware, record.software = hardware.describe(self.folder), hardware.versions()
         return record
