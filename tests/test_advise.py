@@ -151,7 +151,7 @@ def test_host_memory_is_of_all_ranks_of_a_node():
 
 
 def test_the_disk_is_for_those_who_have_one():
-    assert advised(BERT)["zero3_nvme"].limit == "no disk given"
+    assert advised(BERT)["zero3_nvme"].limit == "no disk"
     fast, slow = (advised(BERT, disk_bytes_per_s=speed)["zero3_nvme"] for speed in (1e12, 1e7))
     assert fast.fits
     assert slow.limit == "disk"

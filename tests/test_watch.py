@@ -332,16 +332,16 @@ LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "tru
     ("environment", "config", "expected"),
     [
         ({}, None, {}),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "precision": "bf16"}),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, None, {"deepspeed": False, "fsdp": False, "precision": "bf16"}),
         (
             LAUNCHED | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3", "ACCELERATE_GRADIENT_CLIPPING": "1.0"},
             None,  # the launcher's default, which the yaml does not have
-            {"deepspeed": True, "precision": "no", "stage": 3, "ranks": 2},
+            {"deepspeed": True, "fsdp": False, "precision": "no", "stage": 3, "ranks": 2},
         ),
         (
             LAUNCHED | {"ACCELERATE_CONFIG_DS_FIELDS": "gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING": "0.0"},
             None,
-            {"deepspeed": True, "precision": "no", "clipping": 0.0, "ranks": 2},
+            {"deepspeed": True, "fsdp": False, "precision": "no", "clipping": 0.0, "ranks": 2},
         ),
         (
             LAUNCHED,

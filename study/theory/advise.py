@@ -107,7 +107,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     if arm.distributed_type == "NO" and question.gpus > 1:
         return Row(arm.name, False, "one GPU only")
     if arm.uses_nvme and question.disk_bytes_per_s is None:
-        return Row(arm.name, False, "no disk given")
+        return Row(arm.name, False, "no disk")
     precision = question.precision or usual_precision(arm)
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)

@@ -91,7 +91,11 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
     cap = limits.cap_memory(settings.memory_cap_gib)
     if CUDA and arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)
-    with virtual.without_values() if settings.init == "none" else contextlib.nullcontext():
+    with (
+        virtual.without_values(sharded_by_fsdp=arm.fsdp is not None)
+        if settings.init == "none"
+        else contextlib.nullcontext()
+    ):
         prepare(run)
         record.observed.memory_cap = cap
         record.time = Time(setup_s=time.perf_counter() - started)

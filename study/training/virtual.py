@@ -27,7 +27,7 @@ def become_one_of(ranks: int) -> None:
 
 
 @contextlib.contextmanager
-def without_values():
+def without_values(sharded_by_fsdp: bool):
     """Within it tensors have shapes but no memory, so a laptop can show what a model of any size would do.
 
     The patches are for functions that read values or addresses: they compare values between ranks, or read, write and
@@ -36,10 +36,9 @@ def without_values():
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
-    from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp2
     from torch.nn.parallel import distributed
 
-    begin, mesh = DeepSpeedCPUAdam.__init__, fsdp2._init_default_mesh()
+    begin = DeepSpeedCPUAdam.__init__
 
     def nothing(*_, **__) -> None:
         pass
@@ -58,13 +57,24 @@ def without_values():
         patched(torch.nn.Module, "to", lambda model, *_, **__: model, "models_are_not_moved"),
         patched(DeepSpeedCPUAdam, "__init__", without_its_operator, "cpu_adam_without_its_operator"),
         patched(get_accelerator(), "pin_memory", lambda tensor, *_, **__: tensor, "memory_is_not_pinned"),
-        patched(fsdp2, "_init_default_mesh", lambda: mesh, "mesh_of_ranks_has_values"),
-        # By it Accelerate finds an optimizer's parameters again, once FSDP2 has taken parts of them.
-        patched(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, "addresses_of_no_memory"),
         # PyTorch would create a real tensor for it.
         patched(torch.Tensor, "record_stream", nothing, "streams_are_not_recorded"),
+        _fsdp_without_values() if sharded_by_fsdp else contextlib.nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
         WithoutValues(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _fsdp_without_values():
+    from torch.distributed.fsdp._fully_shard import _fully_shard as fully_shard
+
+    mesh = fully_shard._init_default_mesh()
+    with (
+        patched(fully_shard, "_init_default_mesh", lambda: mesh, "mesh_of_ranks_has_values"),
+        # By it Accelerate finds an optimizer's parameters again, once FSDP2 has taken parts of them.
+        patched(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, "addresses_of_no_memory"),
     ):
         yield
 
