@@ -40,7 +40,7 @@ def _counted(errors: dict, share: str) -> str:
     return f"{round(errors[share] * errors['count'])} of {errors['count']}"
 
 
-def misses(found: list[dict]) -> list[dict]:
+def misses(missed: list[dict]) -> list[dict]:
     """Predictions that missed, as rows of a table."""
     return [
         {
@@ -54,7 +54,7 @@ def misses(found: list[dict]) -> list[dict]:
             "off by": " to ".join(dict.fromkeys((_signed(miss["from"]), _signed(miss["to"])))),
             "why": miss["why"] or "not explained",
         }
-        for miss in found
+        for miss in missed
     ]
 
 

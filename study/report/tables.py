@@ -532,7 +532,7 @@ def here(runs: Runs) -> list[dict]:
         rows.append(
             {
                 "arm": arm,
-                "two ranks": "emulated" if kind == "virtual" else kind,
+                "two ranks": kind,
                 "runs": len(mine),
                 "with a prediction": len(errors),
                 "memory off by": outside_words.percent(stats.median(list(map(abs, errors)))) if errors else None,

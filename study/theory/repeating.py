@@ -52,9 +52,9 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
     sections = _sections(tape, alike)
     _compare(sections, alike)
     models = _models(sections, alike)
-    first, made, copies = {}, 0, defaultdict(list)
+    first, count, copies = {}, 0, defaultdict(list)
     for place, model in models.items():
-        first[place], made = made, made + len(sections[model].made)
+        first[place], count = count, count + len(sections[model].made)
         copies[model].append(place)
 
     def numbers(place: Place, tensor: Tensor) -> list[int]:

@@ -47,14 +47,14 @@ def in_order(tape: Tape) -> Tape:
 
 
 def _events(tape: Tape) -> list[Event]:
-    events, since, work, made = [], [], [], []
+    events, since, work, tensors = [], [], [], []
     held = [0, 0]  # from the forward pass, and made by the backward pass
     for kind, *values in tape:
         if kind == "made":
-            made.append(values)
+            tensors.append(values)
             held[values[1]] += values[0]
         elif kind == "freed":
-            size, backward = made[values[0]]
+            size, backward = tensors[values[0]]
             held[backward] -= size
         elif kind == "kernel":
             since.append(tuple(held))
