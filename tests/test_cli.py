@@ -307,7 +307,9 @@ def test_every_command_is_there(name, monkeypatch, capsys):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
         return
     assert in_this_process(monkeypatch, f"{name} --help") == 0
-    assert f"usage: study {name}" in capsys.readouterr().out
+    help_text = capsys.readouterr().out
+    assert f"usage: study {name}" in help_text
+    assert "None" not in help_text, "Python's word for an option that is not given"
 
 
 def test_a_program_gets_its_words(tmp_path):
@@ -318,6 +320,11 @@ def test_a_program_gets_its_words(tmp_path):
     assert done.returncode == 2, done.stderr
     assert "--out" in done.stderr
     assert "study pack" in done.stderr
+
+
+def test_a_number_is_asked_for_in_plain_words(monkeypatch, capsys):
+    assert in_this_process(monkeypatch, "advise --model gpt2 --gpus-per-node many") == 2
+    assert "expected a whole number (got 'many')" in capsys.readouterr().err
 
 
 def test_the_examples_of_the_help_work():

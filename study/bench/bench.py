@@ -29,6 +29,7 @@ from study.machine import gpus
 from study.records import store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
+from study.spec.options import OPTIONS
 from study.spec.settings import Settings, check, options
 from study.text.tables import say, show
 
@@ -59,7 +60,7 @@ class Bench:
 
 
 def main() -> None:
-    bench = tyro.cli(Bench, prog="study bench", description=__doc__.partition("\n")[0])
+    bench = tyro.cli(Bench, prog="study bench", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
         run(bench)
 

@@ -22,6 +22,7 @@ from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.records.store import now_utc
+from study.spec.options import OPTIONS
 from study.text.tables import say
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -43,7 +44,7 @@ class Peaks:
 
 
 def main() -> None:
-    options = tyro.cli(Peaks, prog="study peaks", description=__doc__.partition("\n")[0])
+    options = tyro.cli(Peaks, prog="study peaks", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
         result = measure(options)
     if options.json:

@@ -79,9 +79,12 @@ def start(words: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
     import tyro
 
+    from study.spec.options import OPTIONS
+
     alone = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
     with alone:
-        answer = tyro.cli(getattr(importlib.import_module(module), function), prog=f"study {name}", args=rest)
+        command = getattr(importlib.import_module(module), function)
+        answer = tyro.cli(command, prog=f"study {name}", args=rest, registry=OPTIONS)
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))
 

@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from study.errors import Stop, exit_on_stop
 from study.machine import output, software
 from study.records.store import now_utc
+from study.spec.options import OPTIONS
 from study.text.tables import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +70,7 @@ class Pack:
 
 
 def main() -> None:
-    options = tyro.cli(Pack, prog="study pack", description=__doc__.partition("\n")[0])
+    options = tyro.cli(Pack, prog="study pack", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
         pack(options)
 
