@@ -1,6 +1,7 @@
 """What `accelerate launch` runs: read the request, prepare, train, measure, and leave a run folder.
 
 accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py
+
 accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py --help
 """
 
