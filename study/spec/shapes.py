@@ -105,6 +105,9 @@ SHAPES = {
     "qwen3-8b": _decoder("qwen3", "Qwen/Qwen3-8B", 151936, 4096, 12288, 36, max_position_embeddings=40960)
     | _heads(32, 8, 128)
     | UNTIED,
+    "qwen3-32b": _decoder("qwen3", "Qwen/Qwen3-32B", 151936, 5120, 25600, 64, max_position_embeddings=40960)
+    | _heads(64, 8, 128)
+    | UNTIED,
     "mistral-7b": _decoder("mistral", "mistralai/Mistral-7B-v0.3", 32768, 4096, 14336, 32)
     | {"max_position_embeddings": 32768, "sliding_window": None}
     | _heads(32, 8)
