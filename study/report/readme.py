@@ -1,9 +1,10 @@
-"""The part of a README that is made from records: the verdicts, between two markers that name the runs.
+"""The parts of a README that are made from records, between two markers that name the runs.
 
-    <!-- verdicts:start reports/cpu-2core/runs -->
-    <!-- verdicts:end -->
+    <!-- answers:start reports/cpu-2core/runs -->       a picture, five findings, how many claims got which verdict
+    <!-- answers:end -->
 
-`study report --readme README.md` renews it, and a test fails where the text and the records disagree.
+`verdicts` in place of `answers` gives the tables of verdicts. `study report --readme README.md` renews them, and a test
+fails where the text and the records disagree.
 """
 
 import re
@@ -17,9 +18,10 @@ from study.errors import Stop
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
-from study.report import captions, figures, style, tables
+from study.report import captions, figures, headline, style, tables
 
-MARKED = re.compile(r"(<!-- verdicts:start (\S+) -->\n)(.*?)(<!-- verdicts:end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+PICTURE, CAPTION = "headline.svg", "The arms lose the same, hold less, and send more than DDP"
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 
 
@@ -44,7 +46,7 @@ class Judged:
 
 def judge(text: str) -> dict[str, Judged]:
     """The runs and verdicts of the folders that the marked parts of a text name."""
-    folders = dict.fromkeys(marked[2] for marked in MARKED.finditer(text))
+    folders = dict.fromkeys(marked[3] for marked in MARKED.finditer(text))
     loaded = {folder: records.load(folder) for folder in folders}
     return {folder: Judged(runs, tables.verdicts(runs)) for folder, runs in loaded.items()}
 
@@ -56,11 +58,14 @@ def renew(readme: Path) -> None:
     store.replace(readme, renewed(text, by_folder))
     for folder, judged in by_folder.items():
         (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
+        if answer := headline.of(judged.runs):
+            (Path(folder).parent / PICTURE).write_text(style.svg(headline.picture(answer), CAPTION))
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
     """The text with every marked part as the records have it now."""
-    return MARKED.sub(lambda marked: f"{marked[1]}{part(marked[2], by_folder[marked[2]])}{marked[4]}", text)
+    parts = {"verdicts": verdicts, "answers": answers}
+    return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
 def drawn(judged: Judged) -> str:
@@ -68,7 +73,17 @@ def drawn(judged: Judged) -> str:
     return style.svg(figures.verdicts(judged.verdicts), "Verdicts by document")
 
 
-def part(folder: str, judged: Judged) -> str:
+def answers(folder: str, judged: Judged) -> str:
+    """The picture and the findings, as Markdown. Where records lack what the picture shows, the verdicts alone."""
+    lines = [captions.verdicts(judged.verdicts)]
+    if answer := headline.of(judged.runs):
+        findings = enumerate(headline.findings(answer, judged.verdicts), 1)
+        picture = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
+        lines = [picture, "", *(f"{number}. {text}" for number, text in findings), "", *lines]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(folder: str, judged: Judged) -> str:
     """The verdicts by document, how many runs they rest on, and the machines, as Markdown."""
     runs, rows = judged.runs, judged.verdicts
     documents = [{name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(rows)]

@@ -1,0 +1,163 @@
+"""The answer for a README's first screen: one picture of three panels, and five findings, all made from records.
+
+Losses are of real ranks, on a model so small that two CPU cores can train it. Memory and traffic are of virtual ranks
+at the size of Llama-3-8B, because on a tiny model ZeRO costs memory.
+"""
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from study.claims.verdict import REFUTED
+from study.records.groups import by
+from study.records.runs import Runs
+from study.report import style, tables
+from study.text.numbers import size
+
+BASELINE = "ddp"
+AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
+AT_SCALE |= {"sequence": 2048, "micro_batch": 1, "accumulation": 1}
+TINY = {"task": "imdb", "model": "bert-tiny", "ranks": 2, "virtual": False, "precision": "fp32", "steps": 24}
+SHOWN = ("weights", "gradients", "optimizer")  # the other parts are one: what is no model state
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What the three panels show, as rows."""
+
+    losses: list[dict]  # of one group: the one with most arms
+    memory: list[dict]
+    traffic: list[dict]
+    tiny: list[dict]  # memory of the model whose losses these are
+
+
+def of(runs: Runs) -> Headline | None:
+    """None where the runs lack what one of the panels shows."""
+    losses = by([row for row in tables.losses(runs.select(**TINY)) if row["rows per step"]], "group")
+    trained = max(losses.values(), key=lambda rows: len({row["arm"] for row in rows}), default=[])
+    at_scale = runs.select(**AT_SCALE)
+    memory = _measured(at_scale)
+    traffic, tiny = tables.traffic(at_scale), _measured(runs.select(**TINY))
+    complete = all(any(row["arm"] == BASELINE for row in rows) for rows in (trained, memory, traffic, tiny))
+    return Headline(trained, memory, traffic, tiny) if complete else None
+
+
+def _measured(runs: Runs) -> list[dict]:
+    return [row for row in tables.memory(runs) if row["source"] == "measured"]
+
+
+def held_bytes(headline: Headline) -> dict[str, float]:
+    """What a rank holds at its peak, by arm, in the order of the arms."""
+    return _sums(headline.memory, "bytes")
+
+
+def sent(headline: Headline, source: str = "counted") -> dict[str, float]:
+    """Bytes that a rank sends in a step over those of DDP's all-reduce, by arm."""
+    return _sums([row for row in headline.traffic if row["source"] == source], "times")
+
+
+def largest_difference(headline: Headline) -> float:
+    """Between the losses of any arm and DDP's, at any step, in nats."""
+    return max(row["difference"] for row in headline.losses if row["difference"] is not None)
+
+
+def findings(headline: Headline, verdicts: list[dict]) -> list[str]:
+    """Each a sentence or two with its numbers, and the claims that it is about."""
+    steps = max(row["step"] for row in headline.losses)
+    arms = {row["arm"] for row in headline.losses}
+    held, tiny, moved = held_bytes(headline), _sums(headline.tiny, "bytes"), sent(headline)
+    lines = [
+        f"**ZeRO does not change the losses.** In fp32, {len(arms)} arms on two real ranks stay within"
+        f" {_nats(headline)} of DDP at each of {steps} steps (`study claims S002-35`).",
+        f"**It saves memory where states are large.** Of Llama-3-8B on eight GPUs a rank holds {_named(held)} and"
+        f" {size(held[BASELINE])} under DDP (virtual ranks, activations recomputed).",
+        f"**On a tiny model it costs memory.** Of a BERT with 4.4 million parameters a rank holds {_named(tiny)}"
+        f" and {size(tiny[BASELINE])} under DDP: buckets weigh more than what is partitioned.",
+        f"**Stages 1 and 2 send more than DDP, not the same:** {moved['zero1']:.2g} and {moved['zero2']:.2g} times as much"
+        " (`study claims L-32`). They all-reduce gradients, as DDP does, and then gather the weights.",
+    ]
+    by_id = {row["claim"]: row["verdict"] for row in verdicts}
+    if by_id.get("S002-25") == by_id.get("S002-27") == REFUTED:
+        lines.append(
+            "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that starts"
+            " from the weights of the first (`study claims S002-25`, `S002-27`)."
+        )
+    return lines
+
+
+def _named(held: dict[str, float]) -> str:
+    """The stages that keep everything on the GPU, in their order: "60 GB under stage 1, ..."."""
+    stages = {arm: held[arm] for arm in ("zero1", "zero2", "zero3") if arm in held}
+    return ", ".join(f"{size(held_bytes)} under stage {arm[-1]}" for arm, held_bytes in stages.items())
+
+
+def _nats(headline: Headline) -> str:
+    return f"{largest_difference(headline):.0e} nats".replace("e-0", "e-")
+
+
+def _sums(rows: list[dict], value: str) -> dict[str, float]:
+    arms = style.ordered(row["arm"] for row in rows)
+    return {arm: sum(row[value] for row in rows if row["arm"] == arm) for arm in arms}
+
+
+@style.figure
+def picture(headline: Headline) -> Figure:
+    """Three panels side by side: the losses lie on each other; memory by part; bytes sent, beside what the paper says."""
+    drawing = Figure(figsize=(2 * style.WIDTH, 3.6), layout="constrained")
+    losses, memory, traffic = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
+    _draw_losses(losses, headline)
+    _draw_memory(memory, headline)
+    _draw_traffic(traffic, headline)
+    return drawing
+
+
+def _draw_losses(axes, headline: Headline) -> None:
+    arms = by(headline.losses, "arm")
+    for number, arm in enumerate(style.ordered(arm for (arm,) in arms)):
+        mine = arms[arm,]
+        first = [row for row in mine if row["run"] == mine[0]["run"]]
+        steps, values = [row["step"] for row in first], [row["loss"] for row in first]
+        axes.plot(steps, values, color=style.colour(arm), linestyle=(4 * number, (4, 4 * (len(arms) - 1))))
+    axes.set_title(f"Same losses\n{len(arms)} arms, two real ranks, a tiny BERT, fp32")
+    axes.set(xlabel="optimizer step", ylabel="training loss (nats)")
+    text = f"every arm within\n{_nats(headline)} of DDP"
+    axes.text(0.97, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=9)
+
+
+def _draw_memory(axes, headline: Headline) -> None:
+    held = held_bytes(headline)
+    for place, arm in enumerate(held):
+        left = 0.0
+        sizes = {row["part"]: row["bytes"] for row in headline.memory if row["arm"] == arm}
+        states = {part: sizes.get(part, 0.0) for part in SHOWN}
+        for part, part_bytes in (states | {"other": held[arm] - sum(states.values())}).items():
+            axes.barh(
+                place, part_bytes / 1e9, 0.75, left, color=style.PARTS[part], edgecolor=style.FAINT, linewidth=0.5
+            )
+            left += part_bytes / 1e9
+        axes.annotate(f"{left:.0f}", (left, place), (3, 0), textcoords="offset points", va="center", fontsize=9)
+    style.name_bars(axes, held)
+    axes.margins(x=0.14)
+    axes.set_title("Less memory\nLlama-3-8B on 8 GPUs, virtual ranks")
+    axes.set_xlabel("GB per rank, at its peak")
+    colours = {part: style.PARTS[part] for part in (*SHOWN, "other")}
+    axes.legend(handles=style.patches(colours), loc="lower right", fontsize=8)
+
+
+def _draw_traffic(axes, headline: Headline) -> None:
+    counted, paper = sent(headline), sent(headline, "ZeRO paper")
+    for place, arm in enumerate(counted):
+        axes.barh(place, counted[arm], 0.75, color=style.colour(arm), edgecolor=style.FAINT, linewidth=0.5)
+        axes.plot([paper[arm]] * 2, [place - 0.42, place + 0.42], color=style.INK, linewidth=2.5)
+        axes.annotate(
+            f"{counted[arm]:.2g}",
+            (max(counted[arm], paper[arm]), place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    style.name_bars(axes, counted)
+    axes.margins(x=0.14)
+    axes.set_title("More traffic\nthe same job; black line: the ZeRO paper")
+    axes.set_xlabel("bytes sent in a step, over DDP's")
