@@ -73,14 +73,14 @@ def findings(headline: Headline, verdicts: list[dict]) -> list[str]:
         f" {size(held[BASELINE])} under DDP (virtual ranks, activations recomputed).",
         f"**On a tiny model it costs memory.** Of a BERT with 4.4 million parameters a rank holds {_named(tiny)}"
         f" and {size(tiny[BASELINE])} under DDP: buckets weigh more than what is partitioned.",
-        f"**Stages 1 and 2 send more than DDP, not the same:** {moved['zero1']:.2g} and {moved['zero2']:.2g} times as much"
-        " (`study claims L-32`). They all-reduce gradients, as DDP does, and then gather the weights.",
+        f"**Stages 1 and 2 send more than DDP, not the same:** {moved['zero1']:.2g} and {moved['zero2']:.2g} times as"
+        " much (`study claims L-32`). They all-reduce gradients, as DDP does, and then gather the weights.",
     ]
     by_id = {row["claim"]: row["verdict"] for row in verdicts}
     if by_id.get("S002-25") == by_id.get("S002-27") == REFUTED:
         lines.append(
-            "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that starts"
-            " from the weights of the first (`study claims S002-25`, `S002-27`)."
+            "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that"
+            " starts from the weights of the first (`study claims S002-25`, `S002-27`)."
         )
     return lines
 
@@ -102,7 +102,7 @@ def _sums(rows: list[dict], value: str) -> dict[str, float]:
 
 @style.figure
 def picture(headline: Headline) -> Figure:
-    """Three panels side by side: the losses lie on each other; memory by part; bytes sent, beside what the paper says."""
+    """Three panels side by side: the losses lie on each other; memory by part; bytes sent, and the paper's figure."""
     drawing = Figure(figsize=(2 * style.WIDTH, 3.6), layout="constrained")
     losses, memory, traffic = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
     _draw_losses(losses, headline)
