@@ -96,7 +96,7 @@ def training_of(row: Row) -> Training:
         device="cuda",
         **way,
     )
-    if fused := fused_kernels(row, model):
+    if fused := says.kernels == "fused" or fused_kernels(row, model):
         assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []

@@ -5,6 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from study.outside import sources
 from study.outside.compare import Compared, Quantity, simulated
@@ -98,11 +99,11 @@ def misses(compared: list[Compared]) -> list[dict]:
 
 
 def summary(compared: list[Compared]) -> dict[str, Group]:
-    """By source; of the rows that the model of time was fitted on and tested on; and over all."""
+    """By source; of the rows that decide constants, decide the interval, and decide nothing; and over all."""
     groups = defaultdict(list)
     for each in compared:
         groups[each.row.source].append(each)
-    for role in ("fit", "test"):
+    for role in get_args(sources.Role):
         if of_role := [each for each in compared if each.role == role]:
             groups[f"all of role {role}"] = of_role
     return {name: _group(members) for name, members in (groups | {"all": compared}).items()}
