@@ -7,7 +7,7 @@ from study.theory import papers
 from study.theory.architecture import trained
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import disk_bytes
-from study.theory.pace import Links, Pace, ceiling_range, pace, spread, work_s
+from study.theory.pace import Links, Pace, interval_factor, pace, work_s
 from study.theory.question import Question
 from study.theory.replay import Span, busy_s, length_s, replay
 from study.theory.schedule import UPDATE_BYTES, Host, Schedule, Sharing
@@ -52,10 +52,18 @@ class StepTime:
     """A predicted step: seconds, an interval meant to hold 80 % of measurements, and how it came about."""
 
     seconds: float
-    low_s: float
-    high_s: float
+    least_s: float  # with a host that needs least for a module
+    factor: float  # by which the interval goes beyond both
     parts: dict[str, float]  # busy seconds by resource; they overlap
     timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
+
+    @property
+    def low_s(self) -> float:
+        return self.least_s / self.factor
+
+    @property
+    def high_s(self) -> float:
+        return self.seconds * self.factor
 
     @property
     def limit(self) -> str:
@@ -67,14 +75,13 @@ class StepTime:
 
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
     """The prediction for a setup on a machine."""
-    constants, margin = constants or pace(), spread()
+    constants = constants or pace()
     seconds, parts, spans = _step(setup, machine, constants)
     least_s = seconds
     if Sharing.of(setup).hooks_above is not None:  # what a host needs for a module is known least
         least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
-    least, most = ceiling_range(machine.gpu)
-    low_s, high_s = least_s * (1 - margin.low) / most, seconds * (1 + margin.high) / least
-    return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
+    parts = {name: part_s for name, part_s in parts.items() if part_s}
+    return StepTime(seconds, least_s, interval_factor(machine.gpu), parts, tuple(spans))
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
