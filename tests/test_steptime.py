@@ -104,6 +104,7 @@ def test_never_above_the_peak():
         peak = kind.single_flops_per_s if each.precision == "fp32" else kind.half_flops_per_s
         step = step_time(each, Machine(gpu=gpu))
         assert operations(each) / step.seconds < peak, (gpu, each)
+        assert operations(each) / step.low_s <= peak * (1 + 1e-9)
         assert step.low_s < step.seconds < step.high_s
 
 

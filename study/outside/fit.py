@@ -65,21 +65,26 @@ def main() -> None:
     def fit_to(some: Sequence[Timed]) -> Pace:
         return fit(some, identified(some, names, constants), constants)
 
-    widths = interval.as_toml(
-        interval.gpus_of(fitted), interval.widths(fitted, timed("interval"), constants, fit_to)
-    )
+    sizes = interval.off_by_size(fitted, timed("interval"), constants, fit_to)
+    factors = {size: interval.factor(off.values()) for size, off in sizes.items()}
     miss = abs(numpy.exp(misses(fitted, constants)) - 1)
     for name in names:
         say(f"{name} = {getattr(constants, name):.4g}")
-    say(widths, f"{len(fitted)} rows: median {numpy.median(miss):.1%}, 90 % within {numpy.quantile(miss, 0.9):.1%}")
+    say(f"{len(fitted)} rows: median {numpy.median(miss):.1%}, 90 % within {numpy.quantile(miss, 0.9):.1%}")
+    for size, off in sizes.items():
+        say(f"{size} models: the interval is the prediction divided and multiplied by {factors[size]:.3f}")
+        for source, inside in interval.left_out(off).items():
+            say(f"- {source}: {inside:.0%} of {len(off[source])} rows in an interval of the other sources")
     if "--write" in sys.argv:
-        write({name: getattr(constants, name) for name in names}, widths)
+        write({name: getattr(constants, name) for name in names}, factors)
 
 
-def write(values: dict[str, float], widths: str) -> None:
-    text = re.sub(r"(?m)^\[interval\]\n(?:.+\n)+", widths, pace.FILE.read_text())
+def write(values: dict[str, float], factors: dict[str, float]) -> None:
+    text = pace.FILE.read_text()
     for name, value in values.items():
         text = re.sub(rf"(\[constant\.{name}\]\nvalue = )\S+", rf"\g<1>{value:.4g}", text)
+    for size, factor in factors.items():
+        text = re.sub(rf"(\[interval\]\n(?:.+\n)*?{size} = )\S+", rf"\g<1>{factor:.3f}", text)
     pace.FILE.write_text(text)
 
 

@@ -152,7 +152,7 @@ def assumptions(question: Question) -> list[str]:
     if architecture.trained(question.model) < architecture.parameters(question.model):
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
         lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
-    constants, factor = pace(), interval_factor(question.gpu)
+    constants, factor = pace(), interval_factor(architecture.parameters(question.model))
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "

@@ -13,6 +13,7 @@ from study.theory.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+LARGE = 1e9  # parameters of a model whose time is as certain as that of large ones
 TURNS = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a bit of the smaller
 
 
@@ -48,10 +49,9 @@ def pace() -> Pace:
     return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
 
 
-def interval_factor(gpu: str) -> float:
-    """By which a predicted time is divided and multiplied, for an interval meant to hold 80 % of measurements."""
-    intervals = _read()["interval"]
-    return intervals["fitted" if gpu in intervals["gpus"] else "others"]["factor"]
+def interval_factor(trained: int) -> float:
+    """By which the time of a model is divided and multiplied, for an interval meant to hold 80 % of measurements."""
+    return _read()["interval"]["large" if trained >= LARGE else "small"]
 
 
 def origins() -> dict[str, dict]:
