@@ -77,6 +77,7 @@ class Group:
     time: Errors | None
     memory_complete: Errors | None  # of the complete rows alone
     time_complete: Errors | None
+    inside_of_sources: float | None  # the share of step times inside the interval, the mean of the sources
     order: Order | None
     simulator: dict[str, Errors]  # the source's own predictions of its rows, where it has some
     own_error: dict[str, float]  # what a simulator says of itself, where it does not predict row by row
@@ -120,6 +121,7 @@ def _group(members: list[Compared]) -> Group:
         complete=sum(bool(each.quantities) for each in complete),
         **{name: _errors(members, name) for name in ("memory", "time")},
         **{f"{name}_complete": _errors(complete, name) for name in ("memory", "time")},
+        inside_of_sources=_inside_of_sources(members),
         order=_order(members),
         simulator={
             name: Errors.of(of_name)
@@ -133,6 +135,14 @@ def _group(members: list[Compared]) -> Group:
 def _errors(members: list[Compared], name: str) -> Errors | None:
     quantities = [quantity for each in members for quantity in each.quantities if quantity.quantity == name]
     return Errors.of(quantities) if quantities else None
+
+
+def _inside_of_sources(members: list[Compared]) -> float | None:
+    inside = defaultdict(list)
+    for each in members:
+        inside[each.row.source] += [q.inside for q in each.quantities if q.quantity == "time" and q.inside is not None]
+    shares = [_share(flags) for flags in inside.values() if flags]
+    return statistics.mean(shares) if shares else None
 
 
 def _order(members: list[Compared]) -> Order | None:
