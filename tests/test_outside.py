@@ -298,7 +298,8 @@ def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_
     assert [miss for miss in missed if not miss["why"]] == []
     given = {each.why for source in sources.own().values() for each in source.miss}
     assert given == {miss["why"] for miss in missed}
-    assert words.misses(missed)[0]["off by"] == "-13% to -12%"
+    (together,) = words.misses(summary.misses(judged([0.5, 0.6], [1, 1])))
+    assert (together["off by"], together["rows"]) == ("-50% to -40%", 2)
 
 
 def test_complete_rows_are_counted():
