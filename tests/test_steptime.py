@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from study.bench.kernels import config
-from study.cli.steps import lanes, timeline
+from study.cli.steps import explained, lanes, timeline
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.outside import fit, interval, rows, sources
@@ -331,6 +331,13 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
     deciding, held = ({each.row.source for each in timed(role)} for role in ("interval", "test"))
     assert len(deciding) >= 8
     assert not deciding & held
+
+
+def test_what_went_into_a_time_is_told_with_the_factor_of_its_interval():
+    step = step_time(setup(), A100)
+    by_name = {row["constant"]: row for row in explained(step, "A100-80GB")}
+    assert set(pace.origins()) < set(by_name)
+    assert float(by_name["interval"]["value"]) == pytest.approx(step.factor, rel=0.01)
 
 
 @pytest.mark.slow
