@@ -80,9 +80,10 @@ def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
         "worst": "+30%",
         "within 10 %": "90%",
         "within 30 %": "99%",
+        "in interval": None,
     }
     names = (("a lab", "memory"), ("all of role fit", "time"), ("all of role test", "time"), ("all", "memory"))
     text = captions.outside([{"source": name, "quantity": quantity} | errors for name, quantity in names])
     first, second = text.splitlines()
-    assert first.startswith("- **Time**, over rows on which no time was fitted: 4.0% off in the median of 12 published")
+    assert first.startswith("- **Time**, over rows that decided nothing of it: 4.0% off in the median of 12 published")
     assert second.startswith("- **Memory**, over all sources: 4.0% off")

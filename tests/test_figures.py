@@ -67,7 +67,7 @@ def rows_of(name: str, loaded) -> list[dict]:
             return [{"arm": arm, "predictor": name, "error": error * n} for (name, error), arm, n in errors]
         case "outside" | "outside_by_source":
             errors = itertools.product(
-                ("memory", "time"), ("lab/one", "two"), (("fit", 1.0), ("test", 1.4), (None, 0.5))
+                ("memory", "time"), ("lab/one", "two"), (("fit", 1.0), ("test", 1.4), ("interval", 0.8), (None, 0.5))
             )
             return [
                 {"quantity": quantity, "source": source, "role": role, "measured": size, "predicted": factor * size}

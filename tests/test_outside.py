@@ -16,6 +16,7 @@ from study.outside.compare import Compared, Quantity, compared, key_of
 from study.outside.rows import Row
 from study.outside.setups import NoSetup, training_of
 from study.theory.architecture import parameters
+from study.theory.estimate import estimate
 
 GPT = {
     "source": "a lab",
@@ -242,6 +243,21 @@ def test_kernels_are_fused_where_the_source_fuses_them(family, notes, fused):
     assert setups.fused_kernels(row(notes=notes), SimpleNamespace(family=family)) == fused
 
 
+def test_a_source_says_that_its_kernels_are_fused():
+    assert training_of(row(source="jzhang38/TinyLlama")).machine.fused_kernels
+    assert not training_of(row()).machine.fused_kernels
+
+
+@pytest.mark.slow
+def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
+    """24 layers keep what query, key and value are parts of: 2,304 numbers of 2 bytes a token. So it was measured."""
+    for each in (each for each in rows.own() if each.micro_batch == 8 and "santacoder" in each.model):
+        training = training_of(each)
+        held, spared = (estimate(replace(training.setup, keeps_cache=cache)).peak_bytes for cache in (True, False))
+        assert held - spared == 24 * (2048 + 2 * 128) * 2 * 8 * 2048
+        assert held == pytest.approx(each.memory_bytes, rel=0.002)
+
+
 def test_a_source_says_what_joins_its_nodes():
     assert training_of(row(source="InternLM/InternEvo", n_gpus="64")).machine.network == "eth-50"
     assert training_of(row(n_gpus="64")).machine.network is None
@@ -282,7 +298,8 @@ def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_
     assert [miss for miss in missed if not miss["why"]] == []
     given = {each.why for source in sources.own().values() for each in source.miss}
     assert given == {miss["why"] for miss in missed}
-    assert words.misses(missed)[0]["off by"] == "-13% to -12%"
+    (together,) = words.misses(summary.misses(judged([0.5, 0.6], [1, 1])))
+    assert (together["off by"], together["rows"]) == ("-50% to -40%", 2)
 
 
 def test_complete_rows_are_counted():
@@ -388,6 +405,13 @@ def test_sources_are_listed_and_errors_are_a_table(tmp_path, capsys):
     assert "another: 1 rows" in text
     with pytest.raises(Stop, match="there is no such row"):
         outside(source="nobody")
+
+
+def test_the_interval_holds_a_share_of_rows_and_of_sources():
+    members = [*judged([1.0] * 4, [1, 1, 9, 9]), *judged([1.0], [1], source="another")]
+    everything = summary.summary(members)["all"]
+    assert everything.time.inside == pytest.approx(3 / 5)
+    assert everything.inside_of_sources == pytest.approx((2 / 4 + 1) / 2)
 
 
 def test_words_are_in_per_cent():

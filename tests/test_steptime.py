@@ -3,13 +3,15 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from study.bench.kernels import config
-from study.cli.steps import lanes, timeline
+from study.cli.steps import explained, lanes, timeline
 from study.errors import Stop
 from study.machine.gpus import GPUS
-from study.outside import fit, rows, sources
+from study.outside import fit, interval, rows, sources
+from study.outside.trainings import timed
 from study.spec.shapes import SHAPES
 from study.theory import pace, work
 from study.theory.architecture import Wanted, describe, parameters
@@ -104,6 +106,7 @@ def test_never_above_the_peak():
         peak = kind.single_flops_per_s if each.precision == "fp32" else kind.half_flops_per_s
         step = step_time(each, Machine(gpu=gpu))
         assert operations(each) / step.seconds < peak, (gpu, each)
+        assert operations(each) / step.low_s <= peak * (1 + 1e-9)
         assert step.low_s < step.seconds < step.high_s
 
 
@@ -274,7 +277,7 @@ def test_every_constant_has_an_origin():
 def test_the_fit_finds_constants_from_rows():
     """Rows that were made with a slower host and products, from which the fit starts elsewhere."""
     true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
-    trainings = [each for each in fit.timed("fit") if "vTrain" in each.row.source][::12]
+    trainings = [each for each in timed("fit") if "vTrain" in each.row.source][::12]
     times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in trainings]
     rows = [replace(each, row=each.row.model_copy(update=time)) for each, time in zip(trainings, times, strict=True)]
     constants = fit.fit(rows, ["product_share", "kernel_s"], pace.pace())
@@ -284,11 +287,84 @@ def test_the_fit_finds_constants_from_rows():
 
 def test_rows_of_the_test_are_not_fitted():
     """Whole groups of width and layers, whole machines, whole sources: what is held out is held out in all its rows."""
-    fitted, held = ({(each.row.source, each.row.model, each.row.gpu) for each in fit.timed(r)} for r in ("fit", "test"))
+    fitted, held = ({(each.row.source, each.row.model, each.row.gpu) for each in timed(r)} for r in ("fit", "test"))
     assert fitted
     assert not fitted & held
     assert {source for source, *_ in fitted} <= set(sources.own())
     assert all(sources.own()[row.source].role_of(row) for row in rows.own() if row.step_s)
+
+
+# --- how wide the interval is --------------------------------------------------------------------------------------
+
+
+def test_each_source_weighs_the_same_in_the_interval():
+    """Five sources, one of which has most rows: four are within 10 %, and those are 80 %."""
+    off = {name: np.log([1.05, 1.1]) for name in "abcd"} | {"e": np.log(np.full(1000, 1.5))}
+    assert interval.factor(off.values()) == pytest.approx(1.1)
+    assert interval.factor([*list(off.values())[1:], np.log([1.5])]) == pytest.approx(1.5), "two of five"
+    assert interval.left_out(off) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0}
+
+
+def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
+    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each.row.source]
+    without = []
+
+    def never_again(rest):
+        without.append({each.row.source for each in rest})
+        return pace.pace()
+
+    off = interval.off_by_size(fitted, others, pace.pace(), never_again)
+    large = {"VIA-Research/vTrain", "mosaicml/llm-foundry"}
+    assert (set(off["large"]), set(off["small"])) == (large, large | {"karpathy/nanoGPT"})
+    assert {name for each in without for name in large if name not in each} == large
+    (first, _) = off["small"]["karpathy/nanoGPT"]
+    step = step_time(others[0].setup, others[0].machine)
+    assert first == pytest.approx(np.log(others[0].row.step_s / step.seconds))
+
+
+def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
+    small, large = (step_time(setup("ddp", describe(name), micro_batch=1), A100) for name in ("gpt2", "gpt2-xl"))
+    for step, size in ((small, "small"), (large, "large")):
+        factor = pace._read()["interval"][size]
+        assert step.high_s == pytest.approx(step.seconds * factor)
+        assert step.low_s == pytest.approx(max(step.peak_s, step.least_s / factor))
+    deciding, held = ({each.row.source for each in timed(role)} for role in ("interval", "test"))
+    assert len(deciding) >= 8
+    assert not deciding & held
+
+
+def test_what_went_into_a_time_is_told_with_the_factor_of_its_interval():
+    step = step_time(setup(), A100)
+    by_name = {row["constant"]: row for row in explained(step, "A100-80GB")}
+    assert set(pace.origins()) < set(by_name)
+    assert float(by_name["interval"]["value"]) == pytest.approx(step.factor, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
+    """Two minutes: the fit, and once more without each source."""
+    kept = {}
+    monkeypatch.setattr("sys.argv", ["fit", "--write"])
+    monkeypatch.setattr(fit, "write", lambda values, factors: kept.update(values | factors))
+    fit.main()
+    for name in ("large", "small"):
+        assert kept.pop(name) == pytest.approx(pace._read()["interval"][name], abs=0.003)
+    assert kept == pytest.approx({name: getattr(pace.pace(), name) for name in kept}, rel=0.01)
+
+
+def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
+    """Its norms and its gelu are a kernel each anyway: only the ends of the model move fewer bytes."""
+    plain, fused = Machine(gpu="A100-80GB"), Machine(gpu="A100-80GB", fused_kernels=True)
+
+    def moved(kind, **values):
+        ways = {"micro_batch": 16, "accumulation": 1}
+        parts = [step_time(setup("ddp", describe(kind), **ways | values), each).parts for each in (plain, fused)]
+        return parts[1]["memory traffic"] / parts[0]["memory traffic"]
+
+    one_kernel = SHAPES["gpt2-xl"] | {"activation_function": "gelu", "vocab_size": 512}
+    assert moved(one_kernel, precision="bf16_cast") == pytest.approx(1, abs=0.03)
+    assert 0.4 < moved(one_kernel, precision="bf16") < 0.75
+    assert moved(one_kernel | {"activation_function": "gelu_new"}, precision="bf16_cast") == pytest.approx(0.25)
 
 
 # --- as it is shown ------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ NOT_MODELLED = {
 NOT_MODELLED_IN_NOTES = {r"8-bit optim|8-bit adam|paged": "an optimizer with 8-bit or paged states"}
 # Families whose loss transformers 4.45 to 4.48 took in the type of the weights, those of these rows.
 LOSS_IN_HALF = ("gpt_bigcode",)
+# Families that, in transformers 4.48, keep their cache of keys and values where activations are recomputed, when others
+# switch it off (modeling_gpt_bigcode.py, GPTBigCodeModel.forward).
+KEEPS_CACHE = ("gpt_bigcode",)
 # Families of which fms-acceleration fuses the loss alone: its kernels for norms and rotations are for Llama's kind
 # (plugins/fused-ops-and-kernels, models/gpt_bigcode.py).
 LOSS_ALONE_FUSED = ("gpt_bigcode",)
@@ -96,7 +99,9 @@ def training_of(row: Row) -> Training:
         device="cuda",
         **way,
     )
-    if fused := fused_kernels(row, model):
+    if setup.checkpointing and model.family in KEEPS_CACHE:
+        setup = replace(setup, keeps_cache=True)
+    if fused := says.kernels == "fused" or fused_kernels(row, model):
         assumed.append("fused kernels for norms and rotations hold what transformers' own do")
     compiled = bool(re.search(r"\bcompile|\+compile", (row.arm or "").lower()))
     of_machine: list[str] = []

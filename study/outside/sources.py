@@ -12,6 +12,8 @@ from study.errors import Stop
 from study.outside.rows import FOLDER, Row
 from study.spec.validation import sentence
 
+Role = Literal["fit", "interval", "test"]  # what step times are for: constants, the width of the interval, or neither
+
 
 class Says(BaseModel):
     """What a source's own scripts and text say of many of its rows, and the rows do not. None: it does not say."""
@@ -26,6 +28,7 @@ class Says(BaseModel):
     checkpointing: Literal["full", "none"] | None = None
     optimizer: Literal["fused", "foreach"] | None = None
     logits: Literal["fp32", "as_computed"] | None = None  # of the loss
+    kernels: Literal["fused"] | None = None  # of norms, activation functions and rotations
     zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
 
 
@@ -35,7 +38,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str  # a regular expression over a row's model, GPU and address
-    role: Literal["fit", "test"]
+    role: Role
     why: str
 
 
@@ -60,7 +63,7 @@ class Source(BaseModel):
     what: str
     read: str  # how its rows were read
     unsaid: str
-    role: Literal["fit", "test"] | None = None  # for the model of time; None: not used for it
+    role: Role | None = None  # for the model of time; None: not used for it
     part: tuple[Part, ...] = ()  # the first that a row fits decides its role
     says: tuple[Says, ...] = ()
     miss: tuple[Miss, ...] = ()  # the first that a row fits
@@ -71,7 +74,7 @@ class Source(BaseModel):
         fitting = (each for each in self.miss if each.quantity == quantity and re.search(each.about, words))
         return next((each.why for each in fitting), None)
 
-    def role_of(self, row: Row) -> Literal["fit", "test"] | None:
+    def role_of(self, row: Row) -> Role | None:
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"
         return next((part.role for part in self.part if re.search(part.about, words)), self.role)
 

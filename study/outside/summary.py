@@ -5,6 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from study.outside import sources
 from study.outside.compare import Compared, Quantity, simulated
@@ -76,6 +77,7 @@ class Group:
     time: Errors | None
     memory_complete: Errors | None  # of the complete rows alone
     time_complete: Errors | None
+    inside_of_sources: float | None  # the share of step times inside the interval, the mean of the sources
     order: Order | None
     simulator: dict[str, Errors]  # the source's own predictions of its rows, where it has some
     own_error: dict[str, float]  # what a simulator says of itself, where it does not predict row by row
@@ -98,11 +100,11 @@ def misses(compared: list[Compared]) -> list[dict]:
 
 
 def summary(compared: list[Compared]) -> dict[str, Group]:
-    """By source; of the rows that the model of time was fitted on and tested on; and over all."""
+    """By source; of the rows that decide constants, decide the interval, and decide nothing; and over all."""
     groups = defaultdict(list)
     for each in compared:
         groups[each.row.source].append(each)
-    for role in ("fit", "test"):
+    for role in get_args(sources.Role):
         if of_role := [each for each in compared if each.role == role]:
             groups[f"all of role {role}"] = of_role
     return {name: _group(members) for name, members in (groups | {"all": compared}).items()}
@@ -119,6 +121,7 @@ def _group(members: list[Compared]) -> Group:
         complete=sum(bool(each.quantities) for each in complete),
         **{name: _errors(members, name) for name in ("memory", "time")},
         **{f"{name}_complete": _errors(complete, name) for name in ("memory", "time")},
+        inside_of_sources=_inside_of_sources(members),
         order=_order(members),
         simulator={
             name: Errors.of(of_name)
@@ -132,6 +135,14 @@ def _group(members: list[Compared]) -> Group:
 def _errors(members: list[Compared], name: str) -> Errors | None:
     quantities = [quantity for each in members for quantity in each.quantities if quantity.quantity == name]
     return Errors.of(quantities) if quantities else None
+
+
+def _inside_of_sources(members: list[Compared]) -> float | None:
+    inside = defaultdict(list)
+    for each in members:
+        inside[each.row.source] += [q.inside for q in each.quantities if q.quantity == "time" and q.inside is not None]
+    shares = [_share(flags) for flags in inside.values() if flags]
+    return statistics.mean(shares) if shares else None
 
 
 def _order(members: list[Compared]) -> Order | None:

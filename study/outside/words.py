@@ -24,6 +24,7 @@ def _line(name: str, quantity: str, group: dict) -> dict:
         "within 10 %": percent(errors["within_10"]),
         "within 30 %": percent(errors["within_30"]),
         "in interval": percent(errors["inside"]),
+        "in interval (mean of sources)": percent(group["inside_of_sources"]) if quantity == "time" else None,
         "complete rows": complete and complete["count"],
         "off by (complete)": complete and percent(complete["median_absolute"]),
         "within 10 % (complete)": complete and _counted(complete, "within_10"),

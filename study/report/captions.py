@@ -191,13 +191,17 @@ def _and(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
+def _inside(row: dict) -> str:
+    return f", {row['in interval']} in the interval meant to hold 80 %" if row["in interval"] else ""
+
+
 def outside(rows: list[dict]) -> str:
-    """From `tables.outside_errors`: how far predictions are off, over all sources and where nothing was fitted."""
-    names = {"all": "over all sources", "all of role test": "over rows on which no time was fitted"}
+    """From `tables.outside_errors`: how far predictions are off, over all sources and where rows decided nothing."""
+    names = {"all": "over all sources", "all of role test": "over rows that decided nothing of it"}
     return "\n".join(
         f"- **{row['quantity'].capitalize()}**, {names[row['source']]}: {row['off by']} off in the median of "
         f"{row['rows']} published numbers (signed: {row['median']}; worst: {row['worst']}); {row['within 10 %']} are "
-        f"within 10 %, {row['within 30 %']} within 30 %."
+        f"within 10 %, {row['within 30 %']} within 30 %{_inside(row)}."
         for row in rows
         if row["source"] in names
     )

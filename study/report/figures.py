@@ -354,7 +354,7 @@ def frontier(rows: list[dict]) -> Figure:
     return style.finished(drawing, style.keys(rows, marks), f"{_medians(rows)}{text}")
 
 
-ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), None: (FAINT, "s")}
+ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), None: (FAINT, "s")}
 SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}
 
 
@@ -377,7 +377,8 @@ def outside(rows: list[dict]) -> Figure:
         style.plain(ax.xaxis)
         style.plain(ax.yaxis)
     axes[-1].set_xlabel("measured by others")
-    words = {"test": "nothing was fitted on it", "fit": "times were fitted on it", None: "not used for times"}
+    words = {"test": "it decided nothing", "fit": "times were fitted on it", None: "not used for times"}
+    words["interval"] = "it decided the interval's width"
     marks = {words[role]: dict(zip(("color", "marker"), ROLES[role], strict=True)) | OPEN_POINT for role in ROLES}
     text = f"n = {len(rows)} numbers of others. The line: exact. The band: 30 % off. No run here was on these GPUs."
     return style.finished(drawing, style.keys([], marks), text, 2)

@@ -7,7 +7,7 @@ from study.text.numbers import short, size
 from study.theory import architecture, papers
 from study.theory.advise import MISS, SEPARABLE, Advice, Row
 from study.theory.memory_kinds import reserve_bytes
-from study.theory.pace import ceilings, pace, spread
+from study.theory.pace import ceilings, interval_factor, pace
 from study.theory.question import Question
 from study.theory.room import HOST_PROCESS_BYTES
 
@@ -152,7 +152,7 @@ def assumptions(question: Question) -> list[str]:
     if architecture.trained(question.model) < architecture.parameters(question.model):
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
         lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
-    constants, margin = pace(), spread()
+    constants, factor = pace(), interval_factor(architecture.parameters(question.model))
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "
@@ -160,8 +160,8 @@ def assumptions(question: Question) -> list[str]:
         f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
-        f"80% of the published steps that this was fitted on lie between {margin.low:.0%} below and {margin.high:.0%} "
-        "above the number; more where a GPU's ceiling is not certain",
+        f"80% of the published steps of sources that it was not fitted on lie between the predicted time divided by "
+        f"{factor:.2f} and multiplied by it",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and no numbers of it are known here",

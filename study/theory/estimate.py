@@ -3,14 +3,14 @@
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from study.theory import activations, deepspeed_memory, fsdp_memory, papers
 from study.theory.architecture import Architecture, flops_per_row, parameters
 from study.theory.deepspeed_memory import NORM_BYTES, Engine
 from study.theory.fsdp_memory import Sharding
-from study.theory.profile import Profile
+from study.theory.profile import Held, Profile
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
@@ -104,8 +104,16 @@ def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[st
 def profile(setup: Setup) -> Profile:
     """The activations of a microbatch: seen, where the model is a config; else from formulas."""
     if isinstance(setup.model, Transformer):
-        return setup.model.profile(setup.way, setup.micro_batch)
+        seen = setup.model.profile(setup.way, setup.micro_batch)
+        most = seen.most
+        return replace(seen, most=Held(most.kept + _cached_bytes(setup), most.in_use)) if setup.keeps_cache else seen
     return activations.profile(setup)
+
+
+def _cached_bytes(setup: Setup) -> int:
+    """What GPT-BigCode's cache of keys and values holds: it is made of parts of tensors, which stay whole."""
+    widths = (tensor.shape[0] for tensor in setup.model.tensors if tensor.name.endswith("c_attn.weight"))
+    return setup.tokens * setup.product_bytes * sum(widths)
 
 
 def inputs_bytes(setup: Setup) -> int:

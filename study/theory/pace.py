@@ -13,6 +13,7 @@ from study.theory.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+LARGE = 1e9  # parameters of a model whose time is as certain as that of large ones
 TURNS = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a bit of the smaller
 
 
@@ -38,14 +39,6 @@ class Pace:
     network_latency_s: float
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How far measurements lie from predictions: shares of the prediction, below and above."""
-
-    low: float
-    high: float
-
-
 @functools.cache
 def _read() -> dict:
     return tomllib.loads(FILE.read_text())
@@ -56,9 +49,9 @@ def pace() -> Pace:
     return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
 
 
-@functools.cache
-def spread() -> Spread:
-    return Spread(**_read()["spread"]["of_prediction"])
+def interval_factor(trained: int) -> float:
+    """By which the time of a model is divided and multiplied, for an interval meant to hold 80 % of measurements."""
+    return _read()["interval"]["large" if trained >= LARGE else "small"]
 
 
 def origins() -> dict[str, dict]:
@@ -82,14 +75,6 @@ def moving_share_of(gpu: str) -> float | None:
     """What kernels that only move bytes reach of a GPU's bandwidth, where that was published; else it is fitted."""
     entry = _read()["ceiling"]["moving"].get(gpu)
     return entry and entry["value"]
-
-
-@functools.cache
-def ceiling_range(gpu: str) -> tuple[float, float]:
-    """How much lower and higher a GPU's ceiling in products may be, as shares of it: burst or sustained, or assumed."""
-    table = _read()["ceiling"]["products"]
-    entry = table.get(gpu, table["others"])
-    return entry.get("least", entry["value"]) / entry["value"], entry.get("most", entry["value"]) / entry["value"]
 
 
 @functools.cache

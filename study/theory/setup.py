@@ -37,6 +37,7 @@ class Setup:
     # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
     loss: Loss = "whole"
     logits: Literal["fp32", "as_computed"] = "fp32"  # the loss's; older models of transformers leave them in 16 bits
+    keeps_cache: bool = False  # of keys and values, until the loss is there: older GPT-BigCode, where it is recomputed
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
     optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None

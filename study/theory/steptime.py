@@ -4,15 +4,15 @@ from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
 from study.theory import papers
-from study.theory.architecture import trained
+from study.theory.architecture import parameters, trained
 from study.theory.deepspeed_memory import Engine
-from study.theory.estimate import disk_bytes
-from study.theory.pace import Links, Pace, ceiling_range, pace, spread, work_s
+from study.theory.estimate import disk_bytes, operations
+from study.theory.pace import Links, Pace, interval_factor, pace, work_s
 from study.theory.question import Question
 from study.theory.replay import Span, busy_s, length_s, replay
 from study.theory.schedule import UPDATE_BYTES, Host, Schedule, Sharing
 from study.theory.setup import Setup
-from study.theory.work import blocks
+from study.theory.work import blocks, has_single_kernels
 
 MOST_PASSES = 3  # that are replayed: further ones take as long as the one in the middle
 ON_GPU = ("products", "attention", "memory traffic")
@@ -52,10 +52,19 @@ class StepTime:
     """A predicted step: seconds, an interval meant to hold 80 % of measurements, and how it came about."""
 
     seconds: float
-    low_s: float
-    high_s: float
+    least_s: float  # with a host that needs least for a module
+    peak_s: float  # of its products at the peak of the datasheet, which nothing undercuts
+    factor: float  # by which the interval goes beyond what is predicted
     parts: dict[str, float]  # busy seconds by resource; they overlap
     timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
+
+    @property
+    def low_s(self) -> float:
+        return max(self.peak_s, self.least_s / self.factor)
+
+    @property
+    def high_s(self) -> float:
+        return self.seconds * self.factor
 
     @property
     def limit(self) -> str:
@@ -67,14 +76,15 @@ class StepTime:
 
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
     """The prediction for a setup on a machine."""
-    constants, margin = constants or pace(), spread()
+    constants = constants or pace()
     seconds, parts, spans = _step(setup, machine, constants)
     least_s = seconds
     if Sharing.of(setup).hooks_above is not None:  # what a host needs for a module is known least
         least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
-    least, most = ceiling_range(machine.gpu)
-    low_s, high_s = least_s * (1 - margin.low) / most, seconds * (1 + margin.high) / least
-    return StepTime(seconds, low_s, high_s, {name: part_s for name, part_s in parts.items() if part_s}, tuple(spans))
+    parts = {name: part_s for name, part_s in parts.items() if part_s}
+    gpu = GPUS[machine.gpu]
+    peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
+    return StepTime(seconds, least_s, peak_s, interval_factor(parameters(setup.model)), parts, tuple(spans))
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
@@ -91,9 +101,13 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
     """Spans of a step of so many passes, and the busy seconds of each resource."""
-    of_blocks, whole = blocks(setup), setup.precision == "fp32"
-    alike = {id(work): work for block in of_blocks for work in (block.forward, block.backward)}
-    cost = {key: work_s(work, machine.gpu, whole, machine.fused_kernels, constants) for key, work in alike.items()}
+    single, whole = machine.fused_kernels and has_single_kernels(setup.model), setup.precision == "fp32"
+    of_blocks = blocks(setup if whole or not single else replace(setup, precision="bf16_cast"))  # casts are fused away
+    alike = {id(work): (work, block) for block in of_blocks for work in (block.forward, block.backward)}
+    cost = {
+        key: work_s(work, machine.gpu, whole, machine.fused_kernels and not (single and block.is_layer), constants)
+        for key, (work, block) in alike.items()
+    }
     seconds = {block.name: (cost[id(block.forward)], cost[id(block.backward)]) for block in of_blocks}
     sharing, links = Sharing.of(setup), machine.links(setup.ranks)
     host = _host(setup, machine, constants)

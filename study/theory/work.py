@@ -67,6 +67,10 @@ class Block:
     backward: Work
     tensors: tuple[Tensor, ...] = field(repr=False, default=())
 
+    @property
+    def is_layer(self) -> bool:
+        return self.name.startswith("layer.")
+
     @functools.cached_property
     def elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors)
@@ -78,6 +82,11 @@ class Block:
     @functools.cached_property
     def trained(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.trains)
+
+
+def has_single_kernels(model: Architecture | Transformer) -> bool:
+    """Whether norms and activation functions are a kernel each anyway, so that fusing them spares casts and no more."""
+    return isinstance(model, Architecture) and (model.family == "bert" or model.activation == "gelu")
 
 
 @functools.cache
