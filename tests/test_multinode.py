@@ -1,16 +1,20 @@
-"""A launch over several machines: what `accelerate launch` is told on each, read back by Accelerate's own functions."""
+"""A launch over several machines: what `accelerate launch` is told on each, and the one record of all."""
 
 import dataclasses
+import signal
 import socket
 import sys
 
 import psutil
 import pytest
+import torch
 
 from study.errors import Stop
 from study.machine import multinode
 from study.machine.multinode import Place
+from study.records import store
 from study.spec.arms import all_paths
+from study.training import ending, machines
 
 FIRST = Place(2, 0, 4, "10.7.0.1", 29511, "10.7.0.1", "eth7")
 SECOND = dataclasses.replace(FIRST, rank=1, address="10.7.0.2", interface="ib0")
@@ -89,12 +93,20 @@ def test_the_first_machine_names_the_address_that_the_second_sees(monkeypatch):
     assert multinode.find_place(["first", "second"], 0, 1, 29500).head == "10.7.0.1"
 
 
+def test_each_machine_has_its_own_operators_and_disk(monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    operators, disk = multinode.own_folders("/local/$SLURMD_NODENAME")
+    assert operators.startswith("/local/node7/torch-")
+    assert disk == "/local/node7/nvme"
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), "machine 2 of 2"),
         (lambda: multinode.find_place(["a", "b"], 0, 0, 29500), "--processes must be at least 1"),
         (lambda: multinode.resolve("no-such-host.invalid"), "has no IPv4 address"),
+        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is no absolute path"),
         (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is one process"),
     ],
 )
@@ -102,3 +114,68 @@ def test_what_cannot_be_launched_is_one_sentence(call, words, monkeypatch):
     monkeypatch.setattr(multinode, "RESOLVES_WITHIN_S", 0)
     with pytest.raises(Stop, match=words):
         call()
+
+
+# --- one record of all machines ---------------------------------------------------------------------------------------
+
+
+def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> machines.Seen:
+    return machines.Seen(number, {"cores": cores}, {"torch": torch, "numpy": None}, "eth0")
+
+
+def test_machines_are_told_apart_by_number_and_hold_their_ranks():
+    two = machines.merged([seen(0), seen(1, cores=16), seen(0), seen(1, cores=16)])
+    assert [(machine.ranks, machine.hardware.cores) for machine in two] == [([0, 2], 8), ([1, 3], 16)]
+
+
+def test_machines_with_different_versions_do_not_train_together():
+    with pytest.raises(Stop, match=r"different versions of torch \(2.13.0 and 2.12.1\)"):
+        machines.merged([seen(0), seen(1, torch="2.12.1")])
+
+
+@pytest.fixture
+def meeting(monkeypatch):
+    """The store through which torchrun brings machines together, seen from a rank of a group of two machines."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (env | {"MASTER_PORT": store.port}).items():
+        monkeypatch.setenv(name, str(value))
+    return store
+
+
+def failed(folder, rank: int, error: BaseException) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        ending.fail(folder, rank, error)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting, tmp_path, capsys):
+    """The first rank only sees that the connection broke, or a SIGTERM from Slurm."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    store.write(folder, store.new("run", []))
+    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room", "failed"))
+    assert "failed: its disk is full. What to do: make room." in capsys.readouterr().out
+    failed(folder, 0, KeyboardInterrupt("SIGTERM"))
+    record = store.load(folder)
+    assert (record.status, record.error.message) == ("failed", "its disk is full")
+    assert record.error.where == "rank 1 on machine 1"
+
+
+def test_the_first_reason_stays(meeting, tmp_path, capsys):
+    failed(tmp_path, 1, Stop("the first", "nothing"))
+    failed(tmp_path, 3, Stop("the second", "nothing"))
+    assert machines.told().what == "the first"
+    assert "the second" not in capsys.readouterr().out
+
+
+def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(machines, "ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(ending, "LINGER_S", 0.2)
+    assert machines.told() is None
+    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room"))
+    assert "its disk is full" in capsys.readouterr().out

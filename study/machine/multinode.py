@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop, exit_on_stop
+from study.machine import software
 from study.spec import arms
 
 PORT = 29500
@@ -126,6 +127,14 @@ def interface_of(address: str) -> str | None:
     return next((name for name, entries in cards if any(entry.address == address for entry in entries)), None)
 
 
+def own_folders(node_dir: str) -> tuple[str, str]:
+    """Where this machine keeps the operators that it compiles for its own processor, and where arms offload to."""
+    base = Path(os.path.expandvars(node_dir)).expanduser()
+    if "$" in str(base) or not base.is_absolute():
+        raise Stop(f"the node's folder {base} is no absolute path here", "give one that exists on each machine")
+    return str(base / software.operators_folder().name), str(base / "nvme")
+
+
 def main() -> None:
     """Become the `accelerate launch` of this machine."""
     parser = argparse.ArgumentParser(prog="python -m study.machine.multinode", description=__doc__.partition("\n")[0])
@@ -133,6 +142,7 @@ def main() -> None:
     parser.add_argument("--machine-rank", type=int, default=os.environ.get("SLURM_NODEID", 0), help="this one's number")
     parser.add_argument("--processes", type=int, required=True, help="ranks on each machine")
     parser.add_argument("--port", type=int, default=PORT, help="a free port of the first machine")
+    parser.add_argument("--node-dir", help="a folder on each machine's own disk: its variables are expanded there")
     parser.add_argument("config", type=Path, help="an arm's yaml")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="script", help="and its flags")
     given = parser.parse_args()
@@ -140,6 +150,9 @@ def main() -> None:
         place = find_place(given.hosts.split(","), given.machine_rank, given.processes, given.port)
         words = command(given.config, place, *given.words)
         os.environ |= environment(place)
+        if given.node_dir:
+            os.environ["TORCH_EXTENSIONS_DIR"], disk = own_folders(given.node_dir)
+            words += ["--nvme-dir", disk]
         sys.stdout.flush()
         os.execv(words[0], words)
 
