@@ -1,14 +1,21 @@
 """A launch over several machines: what `accelerate launch` is told on each, and the one record of all."""
 
 import dataclasses
+import os
+import re
 import signal
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import yaml
+from conftest import ROOT
 
+from study.cli import commands
 from study.errors import Stop
 from study.machine import multinode
 from study.machine.multinode import Place
@@ -179,3 +186,72 @@ def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsy
     assert machines.told() is None
     failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room"))
     assert "its disk is full" in capsys.readouterr().out
+
+
+# --- the page of instructions -----------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "CLUSTERS.md").read_text()
+HOSTS = ["10.7.0.1", "10.7.0.2"]
+TELL = '#!/bin/sh\necho "$@" >> "$TOLD"\n'  # stands for a program, and tells how it was called
+
+
+def block(heading: str) -> str:
+    """The code below a heading of the page."""
+    return re.search(rf"\n## {heading}\n.*?```\w+\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+def run_on_a_machine(folder: Path, script: str, **env: str) -> list:
+    """What each machine would become, of a script in which `python` only tells how it was called."""
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "activate"):
+        (programs / name).write_text(TELL if name == "python" else "")
+        (programs / name).chmod(0o755)
+    (programs / "ssh").write_text('#!/bin/sh\nshift\nexec bash -c "$*"\n')
+    (programs / "ssh").chmod(0o755)
+    env = os.environ | env | {"TOLD": str(folder / "told"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=env, check=True, capture_output=True, text=True)
+    lines = (folder / "told").read_text().splitlines()
+    assert all(line.startswith("-m study.machine.multinode ") for line in lines)
+    return [multinode.arguments(line.split()[2:]) for line in lines]
+
+
+def is_zero3(given) -> bool:
+    return given.config == Path("accelerate_configs/zero3.yaml") and given.words[0] == "study/train.py"
+
+
+def test_the_ssh_commands_start_each_machine_with_its_number(tmp_path):
+    (tmp_path / "hosts.txt").write_text("\n".join(HOSTS) + "\n")
+    machines = run_on_a_machine(tmp_path, block("ssh"))
+    assert sorted(given.machine_rank for given in machines) == [0, 1]
+    assert all(given.hosts.split(",") == HOSTS and is_zero3(given) for given in machines)
+
+
+def test_the_skypilot_task_starts_this_machine(tmp_path):
+    task = yaml.safe_load(block("SkyPilot"))
+    env = {"SKYPILOT_NODE_IPS": "\n".join(HOSTS), "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    (given,) = run_on_a_machine(tmp_path, task["run"], **env)
+    assert (given.hosts.split(","), given.machine_rank, given.processes) == (HOSTS, 1, 8)
+    assert is_zero3(given)
+    assert task["num_nodes"] == len(HOSTS)
+
+
+def test_the_kubernetes_job_starts_this_machine(tmp_path):
+    job = yaml.safe_load(block("Kubernetes"))
+    trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
+    script = trainer["args"][0].replace("cd /study && ", "")
+    (given,) = run_on_a_machine(tmp_path, script, PET_NNODES="2", PET_NODE_RANK="1")
+    assert given.hosts.split(",") == [f"{name}-node-0-{number}.{name}" for number in range(trainer["numNodes"])]
+    assert (given.machine_rank, given.processes) == (1, trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
+    assert is_zero3(given)
+
+
+def test_the_commands_of_the_page_exist(capsys):
+    """Options that the page names are options of the commands."""
+    for command, options in {"sweep": ("on", "print", "cancel", "dry-run"), "doctor": ("cluster", "reach")}.items():
+        with pytest.raises(SystemExit):
+            commands.start([command, "--help"])
+        text = capsys.readouterr().out
+        for option in options:
+            assert f"--{option}" in text
+            assert f"--{option}" in PAGE

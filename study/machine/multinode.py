@@ -135,8 +135,8 @@ def own_folders(node_dir: str) -> tuple[str, str]:
     return str(base / software.operators_folder().name), str(base / "nvme")
 
 
-def main() -> None:
-    """Become the `accelerate launch` of this machine."""
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line of this program."""
     parser = argparse.ArgumentParser(prog="python -m study.machine.multinode", description=__doc__.partition("\n")[0])
     parser.add_argument("--hosts", required=True, help="all machines, comma-separated; they meet at the first")
     parser.add_argument("--machine-rank", type=int, default=os.environ.get("SLURM_NODEID", 0), help="this one's number")
@@ -145,7 +145,12 @@ def main() -> None:
     parser.add_argument("--node-dir", help="a folder on each machine's own disk: its variables are expanded there")
     parser.add_argument("config", type=Path, help="an arm's yaml")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="script", help="and its flags")
-    given = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Become the `accelerate launch` of this machine."""
+    given = arguments()
     with exit_on_stop():
         place = find_place(given.hosts.split(","), given.machine_rank, given.processes, given.port)
         words = command(given.config, place, *given.words)
