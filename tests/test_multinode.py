@@ -188,6 +188,27 @@ def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsy
     assert "its disk is full" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_of_the_second(tmp_path, cache):
+    """Real launches. The second machine has no data; the first waits for it, and only sees that it is gone."""
+    flags = ["--steps", "3", "--train-rows", "64", "--eval-rows", "16", "--cache-dir", str(cache)]
+    children = []
+    for rank, host in enumerate(("first", "second")):
+        words = [sys.executable, "-m", "study.machine.multinode", "--hosts", "127.0.0.1,127.0.0.2", "--processes", "1"]
+        words += ["--machine-rank", str(rank), "--port", str(29700 + os.getpid() % 200)]
+        words += [str(all_paths()["ddp"]), "study/train.py", "--run-dir", str(tmp_path / host / "run"), *flags]
+        words += ["--data", str(tmp_path / "gone")] if rank else []
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        children.append(subprocess.Popen(words, cwd=ROOT, **streams))
+    outputs = [child.communicate(timeout=200)[0] for child in children]
+    assert all(child.returncode for child in children), outputs
+    (folder,) = tmp_path.glob("*/run")  # of the first rank, which is on either machine
+    record = store.load(folder)
+    assert record.status == "failed"
+    assert "gone" in record.error.message
+    assert "on machine" in record.error.where
+
+
 # --- the page of instructions -----------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "CLUSTERS.md").read_text()

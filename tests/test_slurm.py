@@ -202,6 +202,28 @@ def test_one_cell_trains_on_two_nodes_and_leaves_one_record(tmp_path, in_slurm, 
     assert (again.returncode, len(slurm.queue())) == (0, 1), again.stdout  # it is done, and not submitted again
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_killed_on_the_second_node_ends_the_run_with_a_reason(tmp_path, in_slurm, cache, monkeypatch):
+    """Its rank can say nothing, and the first node's is ended by srun."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+    class Killer(Listener):
+        def show(self, waiting, left):
+            for submission in waiting:
+                if (submission.folder / "steps.jsonl").exists():
+                    for process in psutil.process_iter(["cmdline", "environ"]):
+                        words, env = process.info["cmdline"] or [], process.info["environ"] or {}
+                        if str(submission.folder.resolve()) in words and env.get("RANK") == "1":
+                            process.kill()
+
+    plan = turns(tmp_path, MINI.replace("steps = 3", "steps = 100000").replace("train_rows = 64", "train_rows = 400"))
+    (outcome,) = jobs.sweep(plan, tmp_path / "runs", CLUSTER, 600, None, Killer())
+    (folder,) = (tmp_path / "runs").glob("p-ddp-*")
+    assert outcome.status == "failed"
+    assert "a rank was killed" in outcome.reason or "another rank died" in outcome.reason
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
+
+
 def test_a_job_that_fails_is_a_row_with_its_last_lines(tmp_path, running):
     running("echo 'module: no such thing' >&2; exit 3")
     listener = Listener()
