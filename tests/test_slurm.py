@@ -1,6 +1,7 @@
 """Sweeps on a real Slurm with two nodes on this machine: submitted, shown, adopted, cancelled, collected."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -183,13 +184,18 @@ def running(monkeypatch, in_slurm):
     return by
 
 
+def study(tmp_path, *words: str) -> list[str]:
+    """The command line of the sweep of one cell on two nodes."""
+    (tmp_path / "mini.toml").write_text(MINI)
+    files = ["--cluster-file", str(tmp_path / "two.toml"), "--runs", str(tmp_path / "runs")]
+    return [sys.executable, "-m", "study.cli", "sweep", str(tmp_path / "mini.toml"), "--on", "slurm", *files, *words]
+
+
 def test_one_cell_trains_on_two_nodes_and_leaves_one_record(tmp_path, in_slurm, cache):
     """What CI runs: a real `accelerate launch` on each of two nodes, started by srun."""
-    words = [sys.executable, "-m", "study.cli", "sweep", turns(tmp_path) and tmp_path / "mini.toml", "--on", "slurm"]
-    words += ["--cluster-file", cluster_file(tmp_path), "--runs", tmp_path / "runs"]
-    first = subprocess.run(
-        words, cwd=ROOT, env=in_slurm | {"XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True
-    )
+    cluster_file(tmp_path)
+    how = {"cwd": ROOT, "env": in_slurm | {"XDG_CACHE_HOME": str(cache)}, "capture_output": True, "text": True}
+    first = subprocess.run(study(tmp_path), check=False, **how)
     (folder,) = (tmp_path / "runs").glob("p-ddp-*")
     assert first.returncode == 0, first.stdout + first.stderr + (folder / "output.txt").read_text()
     record = store.load(folder)
@@ -199,8 +205,31 @@ def test_one_cell_trains_on_two_nodes_and_leaves_one_record(tmp_path, in_slurm, 
     assert len(record.memory.per_rank) == len(record.traffic.per_rank) == 2
     assert record.cell.protocol == "mini"
     assert "is running on n[1-2]" in first.stdout
-    again = subprocess.run(words, cwd=ROOT, env=in_slurm, capture_output=True, text=True)
-    assert (again.returncode, len(slurm.queue())) == (0, 1), again.stdout  # it is done, and not submitted again
+    again = subprocess.run(study(tmp_path), check=False, **how)
+    assert again.returncode == 0, again.stdout
+    assert [path.name for path in (tmp_path / "runs").glob("p-ddp-*")] == [folder.name]  # done, and not submitted again
+
+
+def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm):
+    cluster_file(tmp_path, TWO + "lines = ['#SBATCH --begin=now+1hour']\n")
+    how = {"cwd": ROOT, "env": in_slurm, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(study(tmp_path), **how) as sweeping:
+        lines = [sweeping.stdout.readline()]
+        while lines[-1] and "is pending" not in lines[-1]:
+            lines.append(sweeping.stdout.readline())
+        sweeping.send_signal(signal.SIGINT)
+        rest = sweeping.communicate(timeout=30)[0]
+    assert "is pending" in lines[-1], lines
+    assert (sweeping.returncode, "the jobs stay in the queue" in rest) == (130, True), rest
+    plan = subprocess.run(study(tmp_path, "--dry-run"), check=True, **how).stdout
+    assert "pending (BeginTime)" in plan
+    assert (
+        "#!/bin/bash" not in subprocess.run(study(tmp_path, "--print"), check=True, **how).stdout
+    )  # nothing to submit
+    end = subprocess.run(study(tmp_path, "--cancel"), check=False, **how)
+    assert (end.returncode, "its job was cancelled" in end.stdout) == (3, True), end.stdout
+    assert "begin=now+1hour" in subprocess.run(study(tmp_path, "--print"), check=True, **how).stdout  # to submit again
+    assert {job.state for path, job in slurm.queue().items() if str(tmp_path) in path} == {"CANCELLED"}
 
 
 @pytest.mark.slow

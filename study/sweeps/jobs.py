@@ -103,6 +103,7 @@ class Queue:
         self.waiting: list[Submission] = []
         self.to_submit: list[Turn] = []
         self.over: list[tuple[Turn, Outcome]] = []  # known from the start
+        self.is_answered = True
         in_slurm = slurm.queue()
         for turn in turns:
             if record := done_before(runs, turn, cluster.software_is_ours):
@@ -124,8 +125,11 @@ class Queue:
         try:
             in_slurm = slurm.queue()
         except Stop as stop:
-            progress.say(f"{stop.what}; asking again")  # its controller may be restarting
+            if self.is_answered:  # its controller may be restarting
+                progress.say(f"{stop.what}; asking again every {POLL_S:.0f} s")
+            self.is_answered = False
             return over
+        self.is_answered = True
         for submission in list(self.waiting):
             update(submission, in_slurm)
             if outcome := collected(submission):
