@@ -1,6 +1,7 @@
 """Sweeps on a real Slurm with two nodes on this machine: submitted, shown, adopted, cancelled, collected."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from conftest import ROOT
 from shaped import record as shaped
 
 from study.errors import Stop
+from study.machine import hosts
 from study.records import store
 from study.sweeps import jobs, protocol, slurm, sweep
 from study.sweeps.launches import Turn
@@ -79,7 +81,7 @@ def test_a_cell_takes_as_many_nodes_as_its_ranks_fill(tmp_path, arm, ranks, node
     assert slurm.layout(turn.cell, cluster) == (nodes, per_node)
     lines = slurm.script(turn, tmp_path / "run", cluster, 3600).splitlines()
     assert f"#SBATCH --nodes={nodes}" in lines
-    assert f"#SBATCH --gpus-per-node={per_node}" in lines
+    assert f"#SBATCH --gres=gpu:{per_node}" in lines
     assert "#SBATCH --cpus-per-task=32" in lines
     assert "#SBATCH --time=60" in lines
 
@@ -116,6 +118,18 @@ def test_the_example_is_a_cluster_file_and_its_script_is_bash(tmp_path):
     for line in ("--partition=gpu", "--account=my-project", "--time=02:00:00", "--exclusive", "--no-requeue"):
         assert f"#SBATCH {line}\n" in head
     assert "--node-dir '/tmp/zero-study-$USER'" in text  # expanded on the node, not here
+
+
+def test_nodes_with_another_python_do_not_get_this_ones_operators(tmp_path, monkeypatch):
+    monkeypatch.setattr("study.CHOSEN_HERE", True)
+    (turn,) = turns(tmp_path)
+    other = CLUSTER.model_copy(
+        update={"python": "python3", "setup": "module load study", "container": "apptainer exec x"}
+    )
+    lines = slurm.script(turn, tmp_path / "run", other, 60).splitlines()
+    assert lines.index("unset TORCH_EXTENSIONS_DIR") < lines.index("module load study")
+    assert any("apptainer exec x python3 -m study.machine.multinode" in line for line in lines)
+    assert "TORCH_EXTENSIONS_DIR" not in slurm.script(turn, tmp_path / "run", CLUSTER, 60)
 
 
 @pytest.mark.parametrize(
@@ -301,3 +315,12 @@ def test_what_slurm_refuses_is_one_sentence_and_no_run(tmp_path, in_slurm):
     with pytest.raises(Stop, match=r"sbatch refuses: .*invalid partition"):
         jobs.sweep(turns(tmp_path), tmp_path / "runs", cluster, 60, None, Listener())
     assert not list((tmp_path / "runs").glob("p-ddp-*"))
+
+
+def test_the_doctor_compares_nodes_through_srun(tmp_path, in_slurm, monkeypatch):
+    monkeypatch.setattr(hosts, "LINK_S", 0.1)
+    nodes = [hosts.Host(name, "127.0.0.1") for name in slurm_cluster.NODES]
+    comparison = hosts.compare(nodes, tmp_path, "srun --quiet --nodelist {host} --nodes 1")
+    assert comparison.problems == hosts.slow_links(comparison.links)
+    assert {host.seen["software"]["python"] for host in nodes} == {platform.python_version()}
+    assert len(comparison.links) == 2

@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
+import study
 from study.errors import Stop
 from study.records import store
 from study.spec import arms
@@ -25,6 +26,10 @@ from study.sweeps.protocol import Cell, Table
 TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")  # as sbatch takes it: minutes, 02:00:00, 1-12:00:00
 RANKS_WITHOUT_GPU = 2
 ANSWERS_WITHIN_S = 60
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+)
 PORT = "$((20000 + SLURM_JOB_ID % 10000))"  # below those that the kernel hands out; jobs may share a node
 # NodeAddr is how Slurm itself reaches a node: its name need not be known to the others.
 HOSTS = """\
@@ -120,7 +125,7 @@ def script(turn: Turn, folder: Path, cluster: Cluster, timeout_s: float, nvme_di
         "job-name": f"study-{folder.name}",
         "nodes": nodes,
         "ntasks-per-node": 1,
-        "gpus-per-node": ranks if cluster.gpus_per_node else None,
+        "gres": f"gpu:{ranks}" if cluster.gpus_per_node else None,  # older than --gpus-per-node, and always known
         "cpus-per-task": cluster.cpus_per_node,
         "partition": cluster.partition,
         "account": cluster.account,
@@ -143,6 +148,8 @@ def script(turn: Turn, folder: Path, cluster: Cluster, timeout_s: float, nvme_di
             *lines,
             "#SBATCH --no-requeue",
             *cluster.lines,
+            # What this process chose for its own environment, and sbatch would pass on.
+            *([] if cluster.software_is_ours or not study.CHOSEN_HERE else ["unset TORCH_EXTENSIONS_DIR"]),
             *([cluster.setup.strip()] if cluster.setup else []),
             HOSTS,
             f"export {store.CELL}={shlex.quote(turn.declared.model_dump_json())}",
@@ -168,15 +175,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in (
-            "PENDING",
-            "CONFIGURING",
-            "RUNNING",
-            "COMPLETING",
-            "SUSPENDED",
-            "REQUEUED",
-            "RESIZING",
-        )
+        return self.state in OVER
 
 
 def submit(path: Path) -> int:
