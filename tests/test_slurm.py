@@ -142,6 +142,7 @@ def test_nodes_with_another_python_do_not_get_this_ones_operators(tmp_path, monk
         ("NODE_FAIL", "running", "failed"),
         ("CANCELLED", "running", "interrupted"),
         ("FAILED", "running", "failed"),
+        (slurm.FORGOTTEN, "running", "failed"),
         ("COMPLETED", "done", "done"),
     ],
 )
@@ -308,6 +309,25 @@ def test_only_so_many_jobs_are_queued_and_cancel_ends_them(tmp_path, running):
     assert time.monotonic() - started < 30
     states = {job.state for path, job in slurm.queue().items() if str(runs) in path}
     assert states == {"CANCELLED"}
+
+
+def test_where_slurm_takes_no_more_jobs_the_sweep_goes_on_with_those_it_has(tmp_path, running, monkeypatch):
+    running("exit 3")
+    submit, taken = slurm.submit, []
+
+    def at_most_one_at_a_time(path):
+        if any(not job.is_over for script, job in slurm.queue().items() if script in taken):
+            raise Stop("sbatch refuses: QOSMaxSubmitJobPerUserLimit", "wait")
+        taken.append(str(path))
+        return submit(path)
+
+    monkeypatch.setattr(slurm, "submit", at_most_one_at_a_time)
+    listener = Listener()
+    outcomes = jobs.sweep(
+        turns(tmp_path, MINI.replace("[1]", "[1, 2]")), tmp_path / "runs", CLUSTER, 60, None, listener
+    )
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
+    assert any("trying again when a job has ended" in said for said in listener.ends)
 
 
 def test_what_slurm_refuses_is_one_sentence_and_no_run(tmp_path, in_slurm):

@@ -85,19 +85,15 @@ def sweep(
     if on == "slurm":
         if minutes is not None:
             raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")
-        cluster = slurm.read(cluster_file)
+        site = slurm.read(cluster_file)
         if print_scripts or dry_run:
-            return queue.show_plan(turns, runs, cluster, timeout_s, nvme_dir, print_scripts)
-        work = (
-            jobs.cancel
-            if cancel
-            else functools.partial(jobs.sweep, cluster=cluster, timeout_s=timeout_s, nvme_dir=nvme_dir)
-        )
-        _run(work, queue.Waiting(len(turns)), turns, runs, queue.HOW_TO_STOP)
+            return queue.show_plan(turns, runs, site, timeout_s, nvme_dir, print_scripts)
+        to_sweep = functools.partial(jobs.sweep, cluster=site, timeout_s=timeout_s, nvme_dir=nvme_dir)
+        _run(jobs.cancel if cancel else to_sweep, queue.Waiting(len(turns)), turns, runs, queue.HOW_TO_STOP)
     if dry_run:
         return _show_plan(cells)
-    work = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
-    _run(work, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
+    here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
+    _run(here, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
 
 
 def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:

@@ -35,6 +35,11 @@ ENDS = {
     "BOOT_FAIL": ("failed", "one of its nodes did not start", "start the sweep again"),
     "CANCELLED": ("interrupted", "its job was cancelled", "start the sweep again"),
     "PREEMPTED": ("interrupted", "its job was preempted by another one", "start the sweep again"),
+    slurm.FORGOTTEN: (
+        "failed",
+        "Slurm does not know its job any more",
+        "see its output.txt, and start the sweep again",
+    ),
     "REVOKED": ("interrupted", "its job was revoked", "start the sweep again"),
 }
 
@@ -136,8 +141,15 @@ class Queue:
                 self.waiting.remove(submission)
                 over.append((submission.turn, outcome))
         while self.to_submit and len(self.waiting) < self.cluster.max_jobs:
-            turn = self.to_submit.pop(0)
-            self.waiting.append(self.submit(turn))
+            try:
+                self.waiting.append(self.submit(self.to_submit[0]))
+            except Stop as stop:
+                if not self.waiting:
+                    raise
+                progress.say(f"{stop.what}; trying again when a job has ended")  # there may be a limit for each user
+                self.cluster = self.cluster.model_copy(update={"max_jobs": len(self.waiting)})
+                break
+            self.to_submit.pop(0)
         return over
 
     def submit(self, turn: Turn) -> Submission:
@@ -184,7 +196,7 @@ def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
     known = in_slurm.get(submission.script)
     if known is None or known.is_over:
         number = submission.job.id
-        known = slurm.ended(number) or Job(number, "COMPLETED" if known is None else known.state)
+        known = slurm.ended(number) or known or Job(number, slurm.FORGOTTEN)
     submission.job = known
 
 

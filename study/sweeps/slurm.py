@@ -26,9 +26,10 @@ from study.sweeps.protocol import Cell, Table
 TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")  # as sbatch takes it: minutes, 02:00:00, 1-12:00:00
 RANKS_WITHOUT_GPU = 2
 ANSWERS_WITHIN_S = 60
+FORGOTTEN = "FORGOTTEN"  # our word: a job that no command knows any more
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-    *("REVOKED", "TIMEOUT"),
+    *("REVOKED", "TIMEOUT", FORGOTTEN),
 )
 PORT = "$((20000 + SLURM_JOB_ID % 10000))"  # below those that the kernel hands out; jobs may share a node
 # NodeAddr is how Slurm itself reaches a node: its name need not be known to the others.
