@@ -14,6 +14,7 @@ import slurm_cluster
 from conftest import ROOT
 from shaped import record as shaped
 
+from study.cli import queue
 from study.errors import Stop
 from study.machine import hosts
 from study.records import store
@@ -220,13 +221,13 @@ def test_one_cell_trains_on_two_nodes_and_leaves_one_record(tmp_path, in_slurm, 
     assert len(record.memory.per_rank) == len(record.traffic.per_rank) == 2
     assert record.cell.protocol == "mini"
     assert "is running on n[1-2]" in first.stdout
-    again = subprocess.run(study(tmp_path), check=False, **how)
-    assert again.returncode == 0, again.stdout
-    assert [path.name for path in (tmp_path / "runs").glob("p-ddp-*")] == [folder.name]  # done, and not submitted again
+    (again,) = jobs.sweep(turns(tmp_path), tmp_path / "runs", CLUSTER, 60, None, Listener())
+    assert again.status == "done"
+    assert [path.name for path in (tmp_path / "runs").glob("p-ddp-*")] == [folder.name]  # not submitted again
 
 
-def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm):
-    cluster_file(tmp_path, TWO + "lines = ['#SBATCH --begin=now+1hour']\n")
+def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm, capsys):
+    site = slurm.read(cluster_file(tmp_path, TWO + "lines = ['#SBATCH --begin=now+1hour']\n"))
     how = {"cwd": ROOT, "env": in_slurm, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(study(tmp_path), **how) as sweeping:
         lines = [sweeping.stdout.readline()]
@@ -236,14 +237,16 @@ def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm):
         rest = sweeping.communicate(timeout=30)[0]
     assert "is pending" in lines[-1], lines
     assert (sweeping.returncode, "the jobs stay in the queue" in rest) == (130, True), rest
-    plan = subprocess.run(study(tmp_path, "--dry-run"), check=True, **how).stdout
-    assert "pending (BeginTime)" in plan
-    assert (
-        "#!/bin/bash" not in subprocess.run(study(tmp_path, "--print"), check=True, **how).stdout
-    )  # nothing to submit
-    end = subprocess.run(study(tmp_path, "--cancel"), check=False, **how)
-    assert (end.returncode, "its job was cancelled" in end.stdout) == (3, True), end.stdout
-    assert "begin=now+1hour" in subprocess.run(study(tmp_path, "--print"), check=True, **how).stdout  # to submit again
+
+    def planned(print_scripts: bool) -> str:
+        queue.show_plan(turns(tmp_path), tmp_path / "runs", site, 60, None, print_scripts)
+        return capsys.readouterr().out
+
+    assert "pending (BeginTime)" in planned(print_scripts=False)
+    assert planned(print_scripts=True) == ""  # nothing to submit
+    (outcome,) = jobs.cancel(turns(tmp_path), tmp_path / "runs", Listener())
+    assert "its job was cancelled" in outcome.reason
+    assert "begin=now+1hour" in planned(print_scripts=True)  # to be submitted again
     assert {job.state for path, job in slurm.queue().items() if str(tmp_path) in path} == {"CANCELLED"}
 
 
@@ -299,9 +302,12 @@ def test_only_so_many_jobs_are_queued_and_cancel_ends_them(tmp_path, running):
     running("sleep 60")
     plan, runs = turns(tmp_path, MINI.replace("[1]", "[1, 2, 3]")), tmp_path / "runs"
     runs.mkdir()
-    queue, listener = jobs.Queue(plan, runs, CLUSTER.model_copy(update={"max_jobs": 2}), 60, None), Listener()
-    queue.advance(listener)
-    assert (len(queue.waiting), len(queue.to_submit)) == (2, 1)
+    two, listener = jobs.Queue(plan, runs, CLUSTER.model_copy(update={"max_jobs": 2}), 60, None), Listener()
+    two.advance(listener)
+    assert (len(two.waiting), len(two.to_submit)) == (2, 1)
+    while two.waiting[0].job.state != "RUNNING":
+        time.sleep(0.1)
+        two.advance(listener)
     started = time.monotonic()
     outcomes = jobs.cancel(plan, runs, listener)
     assert [outcome.status for outcome in outcomes] == ["interrupted"] * 2
