@@ -144,7 +144,7 @@ def test_machines_with_different_versions_do_not_train_together():
 def meeting(monkeypatch):
     """The store through which torchrun brings machines together, seen from a rank of a group of two machines."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    env = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
+    env = {"GROUP_WORLD_SIZE": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
     for name, value in (env | {"MASTER_PORT": store.port}).items():
         monkeypatch.setenv(name, str(value))
     return store
@@ -170,6 +170,13 @@ def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting,
     record = store.load(folder)
     assert (record.status, record.error.message) == ("failed", "its disk is full")
     assert record.error.where == "rank 1 on machine 1"
+
+
+def test_virtual_ranks_are_on_one_machine(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
+    assert not machines.several()
+    assert machines.name_of(0) == "rank 0"
 
 
 def test_the_first_reason_stays(meeting, tmp_path, capsys):

@@ -23,7 +23,8 @@ CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
 
 
 def several() -> bool:
-    return int(os.environ.get("WORLD_SIZE", 1)) > int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    """Whether torchrun started this run on several machines. Virtual ranks have a large world on one."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
 
 
 def name_of(rank: int) -> str:
