@@ -198,7 +198,18 @@ def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsy
 @pytest.mark.slow
 def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_of_the_second(tmp_path, cache):
     """Real launches. The second machine has no data; the first waits for it, and only sees that it is gone."""
-    flags = ["--steps", "3", "--train-rows", "64", "--eval-rows", "16", "--cache-dir", str(cache)]
+    flags = [
+        "--steps",
+        "3",
+        "--warmup-steps",
+        "1",
+        "--train-rows",
+        "64",
+        "--eval-rows",
+        "16",
+        "--cache-dir",
+        str(cache),
+    ]
     children = []
     for rank, host in enumerate(("first", "second")):
         words = [sys.executable, "-m", "study.machine.multinode", "--hosts", "127.0.0.1,127.0.0.2", "--processes", "1"]
@@ -209,11 +220,11 @@ def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_
         children.append(subprocess.Popen(words, cwd=ROOT, **streams))
     outputs = [child.communicate(timeout=200)[0] for child in children]
     assert all(child.returncode for child in children), outputs
-    (folder,) = tmp_path.glob("*/run")  # of the first rank, which is on either machine
+    (folder,) = tmp_path.glob("*/run")
     record = store.load(folder)
-    assert record.status == "failed"
+    assert (folder.parent.name, record.status) == ("first", "failed")
     assert "gone" in record.error.message
-    assert "on machine" in record.error.where
+    assert record.error.where == "rank 1 on machine 1"
 
 
 # --- the page of instructions -----------------------------------------------------------------------------------------

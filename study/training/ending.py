@@ -98,7 +98,7 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
     # A record that began before belongs to an earlier launch. The kernel rounds the boot time to seconds.
     since_s = launch.started - (machines.CLOCKS_DIFFER_S if machines.several() else 2) if launch else 0.0
-    was_first = None if stop.where == "another rank" else machines.tell(stop, type(error).__name__)
+    was_first = None if stop.where == "another rank" else machines.tell(stop)
 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None

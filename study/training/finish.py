@@ -78,7 +78,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
-            machines.tell(stop, type(error).__name__)
+            machines.tell(stop)
             _give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)

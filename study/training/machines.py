@@ -28,7 +28,7 @@ def several() -> bool:
 
 
 def name_of(rank: int) -> str:
-    """Where something happened: on several machines with the machine's number."""
+    """Where something happened: on several machines with the machine's number, which torchrun gives by address."""
     return f"rank {rank} on machine {os.environ['GROUP_RANK']}" if several() else f"rank {rank}"
 
 
@@ -65,9 +65,9 @@ def merged(ranks: list[Seen]) -> list[Machine]:
     return list(machines.values())
 
 
-def tell(stop: Stop, kind: str) -> bool | None:
+def tell(stop: Stop) -> bool | None:
     """Leave the reason why this rank ends. Says whether it is the first; None: one machine, or nobody to tell."""
-    reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where, kind])
+    reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where])
     store = _store()
     try:
         return None if store is None else store.compare_set(REASON, "", reason).decode() == reason
@@ -81,7 +81,7 @@ def told() -> Stop | None:
     try:
         if store is None or not store.check([REASON]):
             return None
-        return Stop(*json.loads(store.get(REASON))[:4])
+        return Stop(*json.loads(store.get(REASON)))
     except RuntimeError:
         return None
 
