@@ -46,13 +46,20 @@ def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
 def test_on_several_machines_the_folder_has_to_be_named(rank, tmp_path, monkeypatch):
     """Each would name its own by its own launcher."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(Stop, match="several machines needs --run-dir"):
         opened(None, rank)
     assert opened(tmp_path / "run", rank) == tmp_path / "run"
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
     assert opened(None, rank).parent == tmp_path / "runs"
+
+
+def test_on_several_machines_each_disk_has_to_be_named(tmp_path, monkeypatch):
+    """The folder beside the run folder may be on another machine's disk."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    settings = resolve(Settings(task="wikitext", model="gpt2"), gpu=False)
+    with pytest.raises(Stop, match="zero3_nvme on several machines needs --nvme-dir"):
+        setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

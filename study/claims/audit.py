@@ -269,7 +269,9 @@ def _memory(record: Record) -> Iterator[str]:
 
 def _host_memory(record: Record) -> Iterator[str]:
     """No process holds more than the host has, and on a CPU no less than its tensors."""
-    host, real = record.hardware.host_memory_bytes, not record.is_virtual and record.requested.init != "none"
+    hosts = [record.hardware, *(machine.hardware for machine in record.machines)]
+    host = max((each.host_memory_bytes or 0 for each in hosts), default=0)
+    real = not record.is_virtual and record.requested.init != "none"
     parts = record.memory.components.per_rank
     for number, rank in enumerate(record.memory.per_rank):
         peak = rank.host_peak_bytes
@@ -457,7 +459,8 @@ def _device(record: Record) -> Iterator[str]:
         yield f"the run was on {observed.device}, but a GPU's allocator has a peak"
     elif hardware.cores and time.flops_per_rank_and_step and time.step_s and sum(time.step_s) > 0:
         ranks = 1 if record.is_virtual else observed.ranks
-        speed = time.flops_per_rank_and_step * ranks * len(time.step_s) / sum(time.step_s) / hardware.cores
+        cores = sum(machine.hardware.cores or hardware.cores for machine in record.machines) or hardware.cores
+        speed = time.flops_per_rank_and_step * ranks * len(time.step_s) / sum(time.step_s) / cores
         if speed > CORE_FLOPS_PER_S.get(record.requested.precision, CORE_FLOPS_PER_S[None]):
             yield f"{speed / 1e9:.4g} GFLOP/s on each core are more than a core can do"
     sizes = {gpu.name: gpu.memory_bytes for gpu in GPUS.values()}

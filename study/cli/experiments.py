@@ -1,20 +1,23 @@
 """Commands about runs: start a declared experiment, list runs, compare them, and explain a difference."""
 
 import dataclasses
+import functools
 import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from study.cli import queue
 from study.cli.progress import Progress
 from study.errors import Stop
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT
-from study.sweeps import protocol
+from study.sweeps import jobs, protocol, slurm
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 from study.text.numbers import size
@@ -38,6 +41,10 @@ def sweep(
     nvme_dir: Path | None = None,
     pack: Path | None = None,
     dry_run: bool = False,
+    on: Literal["here", "slurm"] = "here",
+    cluster_file: Path = Path("cluster.toml"),
+    print_scripts: Annotated[bool, tyro.conf.arg(name="print")] = False,
+    cancel: bool = False,
 ) -> None:
     """Run a declared experiment: each cell a fresh launch, each outcome a record. Start it again to go on.
 
@@ -55,6 +62,10 @@ def sweep(
         nvme_dir: Where arms that offload to disk may write.
         pack: A folder that `study pack` wrote. Data and vocabularies come from it where the protocol names the hub.
         dry_run: Show the cells and what each needs, and run nothing.
+        on: slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command waits for them.
+        cluster_file: Nodes, GPUs, partition and the like for Slurm: examples/cluster.toml.
+        print_scripts: Print the batch scripts for Slurm, and submit nothing.
+        cancel: Cancel this sweep's jobs in Slurm.
     """
     if sum(word.partition("=")[0] == "--only" for word in sys.argv) > 1:
         raise Stop("--only is given twice, and only the last would count", "give all filters after one --only")
@@ -69,19 +80,35 @@ def sweep(
         folder = Path(os.path.relpath(pack, ROOT))  # launches run there; and a cell keeps its name on another machine
         cells = [cell.from_pack(folder) for cell in cells]
     turns = sweeping.plan(cells, repeat)
+    if (print_scripts or cancel) and on != "slurm":
+        raise Stop("--print and --cancel are about jobs of Slurm", "add --on slurm")
+    if on == "slurm":
+        if minutes is not None:
+            raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")
+        site = slurm.read(cluster_file)
+        if print_scripts or dry_run:
+            return queue.show_plan(turns, runs, site, timeout_s, nvme_dir, print_scripts)
+        to_sweep = functools.partial(jobs.sweep, cluster=site, timeout_s=timeout_s, nvme_dir=nvme_dir)
+        _run(jobs.cancel if cancel else to_sweep, queue.Waiting(len(turns)), turns, runs, queue.HOW_TO_STOP)
     if dry_run:
         return _show_plan(cells)
+    here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
+    _run(here, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
+
+
+def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
+    """Do a sweep's work, say what came of it, and end with the exit code that says so too."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
-    with Progress(len(turns)) as progress:
+    with shown as progress:
         try:
-            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
+            outcomes = work(turns, runs, progress=progress)
         except KeyboardInterrupt:
-            progress.say("stopped; start it again to go on")
+            progress.say(stopped)
             sys.exit(130)
         counts = Counter(outcome.status for outcome in outcomes)
         counted = ", ".join(f"{count} {status}" for status, count in counts.items())
-        progress.say(f"{counted}; study runs {runs} shows them")
+        progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
     sys.exit(3 if set(counts) & UNFINISHED else 1 if set(counts) & NO_ANSWER else 0)
 
 

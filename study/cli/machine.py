@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 from study.machine import doctor as examination
+from study.machine import hosts
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, all_paths, read
 from study.text.tables import say, show
 
+MOST_COLUMNS = 8  # hosts in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
@@ -31,16 +33,35 @@ def arms() -> None:
     show(rows)
 
 
-def doctor(*, nvme_dir: Path = Path("runs")) -> None:
+def doctor(
+    *, nvme_dir: Path = Path("runs"), cluster: Path | None = None, reach: str = hosts.SSH, python: str = sys.executable
+) -> None:
     """Say what this machine has and lacks, and what to do about it. The exit code is 1 if anything is lacking.
 
     Args:
         nvme_dir: Where arms that offload to disk would write: its speed is measured.
+        cluster: A file with a host on each line, which may be followed by its address: compare these instead.
+        reach: The command that runs another one on a host of the cluster, as in 'srun --nodelist {host} --nodes 1'.
+        python: The Python of the hosts, in whose environment this study is installed.
     """
+    if cluster is not None:
+        return _compare(hosts.compare(hosts.read(cluster), nvme_dir, reach, python))
     findings = examination.examine(nvme_dir)
     show([{"": "ok" if finding.fine else "NO", "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in findings if not finding.fine])
     sys.exit(0 if all(finding.fine for finding in findings) else 1)
+
+
+def _compare(comparison: hosts.Comparison) -> None:
+    """Show what was seen of a cluster. The exit code is 1 if there is a problem."""
+    show(hosts.rows(comparison))
+    names = [host.name for host in comparison.hosts]
+    if 1 < len(names) <= MOST_COLUMNS and comparison.links:
+        say("", "what each host sends to the others, in MB/s over one TCP connection:")
+        speeds = {pair: speed and round(speed / 1e6) for pair, speed in comparison.links.items()}
+        show([{"from": a} | {f"to {b}": speeds.get((a, b)) for b in names} for a in names])
+    say("", *(comparison.problems or ["The hosts are alike, and reach each other."]))
+    sys.exit(1 if comparison.problems else 0)
 
 
 def operators() -> None:

@@ -122,6 +122,7 @@ class Run:
         record, hardware = self.record, self.record.hardware
         counts = Counter(device.name for device in hardware.devices)
         fields = {
+            "machines": len(record.machines) or None,
             "devices": ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU",
             "cpu": hardware.cpu,
             "cores": hardware.cores,

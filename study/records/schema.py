@@ -207,6 +207,14 @@ class Hardware(Section):
     system: str | None = None
 
 
+class Machine(Section):
+    """One machine of a run on several."""
+
+    ranks: list[int] = []
+    hardware: Hardware = Hardware()
+    interface: str | None = None  # the network card that its collectives were told to use
+
+
 class Evaluation(Section):
     """Loss and metric of an evaluation, after `step` optimizer steps."""
 
@@ -323,8 +331,9 @@ class Record(Section):
     promised: Promised = Promised()
     watched: Watched = Watched()
     observed: Observed = Observed()
-    hardware: Hardware = Hardware()
-    software: dict[str, str | None] = {}
+    hardware: Hardware = Hardware()  # of the first rank's machine
+    machines: list[Machine] = []  # empty: one machine
+    software: dict[str, str | None] = {}  # the same on each machine
     loss: Loss = Loss()
     time: Time = Time()
     memory: Memory = Memory()

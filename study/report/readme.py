@@ -110,4 +110,5 @@ def machine(run: Run) -> str:
     hardware, software = run.record.hardware, run.record.software
     memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
     versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
-    return f"{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}"
+    count = f"{len(run.record.machines)} machines, each: " if run.record.machines else ""
+    return f"{count}{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}"

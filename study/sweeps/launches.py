@@ -60,7 +60,12 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     """What one would type: the launch of a cell."""
     words = arms.launcher(arms.all_paths()[cell.arm])
     words += ["--num_processes", str(cell.ranks)] if cell.ranks else []
-    words += [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
+    return words + flags(cell, folder, nvme_dir)
+
+
+def flags(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
+    """The script of a cell with its flags."""
+    words = [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     return words + options(cell.settings)
 

@@ -114,6 +114,10 @@ class Cell:
         """The cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
+    def every_rung(self) -> list["Cell"]:
+        """All cells that the search may run; the cell itself where there is none."""
+        return [self.at(rung) for rung in range(len(self.rungs))] or [self]
+
     def from_pack(self, pack: Path) -> "Cell":
         """The same with data and vocabulary from the folder that `study pack` writes, where it asks for the hub's."""
         if self.settings.get("data") != "hub":

@@ -213,9 +213,9 @@ def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
 
 
-def done_before(runs: Path, turn: Turn) -> Record | None:
+def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
     """The record of a settled run of this turn with the software and the meters of now, or None."""
-    wanted = {"measure_version": schema.MEASURE_VERSION, **software.versions()}
+    wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
     for record in filter(None, map(launches.read, attempts(runs, turn).values())):
         present = {"measure_version": record.measure_version, **record.software}
         if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):

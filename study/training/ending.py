@@ -15,6 +15,7 @@ from study.errors import Stop
 from study.machine.linux import die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.records import store
+from study.training import machines
 from study.training.launch import Launch, ranks_alive
 from study.training.log import say
 
@@ -66,7 +67,10 @@ def reason(error: BaseException, launch: Launch | None = None, capped: bool = Fa
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
         status = "oom" if capped else "host_oom"  # under a cap the host stands for a device
         return Stop(f"the host refused more memory ({detail})", remedy, status)
-    if lost_another_rank(error):
+    lost = lost_another_rank(error)
+    if (lost or isinstance(error, KeyboardInterrupt)) and (theirs := machines.told()):
+        return theirs
+    if lost:
         if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
             what = "the kernel killed another rank because the host ran out of memory"
             remedy = "give fewer ranks, a smaller model, or a machine with more memory"
@@ -82,7 +86,7 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     """Print what went wrong in one sentence and put it in the record. Only an unknown error comes with a traceback.
 
     Only the rank whose error is in the record prints. Without a record that is rank 0, or another one if rank 0 has not
-    ended this launch within LINGER_S.
+    ended this launch within LINGER_S. On another machine there may be none: the first to tell the others prints.
     """
     ended_by_others = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -90,20 +94,21 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     capped = private_memory_is_capped()
     lift_memory_cap()
     stop = reason(error, launch, capped)
-    stop.where = stop.where or f"rank {rank}"
+    stop.where = stop.where or machines.name_of(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
     # A record that began before belongs to an earlier launch. The kernel rounds the boot time to seconds.
-    since_s = launch.started - 2 if launch else 0.0
+    since_s = launch.started - (machines.CLOCKS_DIFFER_S if machines.several() else 2) if launch else 0.0
+    was_first = None if stop.where == "another rank" else machines.tell(stop)
 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None
 
     is_ours, waited_since = recorded(), time.monotonic()
-    while is_ours is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
+    while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
         if isinstance(error, KeyboardInterrupt) or ended_by_others.wait(0.1):  # rank 0 ends too and gives the reason
             return
         is_ours = recorded()
-    if is_ours is not False:
+    if is_ours or (is_ours is None and was_first is not False):
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
 
 

@@ -20,7 +20,7 @@ from study.models.shapes import GROUPED, WithoutValues
 from study.records import store
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
-from study.training import ending, models, tasks
+from study.training import ending, machines, models, tasks
 from study.training.log import say
 from study.training.run import History, Run
 
@@ -77,7 +77,9 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
         except BaseException as error:  # Ctrl-C and a full device as well
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
-            _give_up(run, part, ending.reason(error).what)
+            stop = ending.reason(error)
+            machines.tell(stop)
+            _give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)
     over.set()

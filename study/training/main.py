@@ -22,7 +22,7 @@ from study.spec.arms import Arm
 from study.spec.options import OPTIONS
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
-from study.training import ending, finish, limits, models, patches, setup, sharding, virtual
+from study.training import ending, finish, limits, machines, models, patches, setup, sharding, virtual
 from study.training.data import load_data
 from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
 from study.training.log import quiet
@@ -83,6 +83,7 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
     first = accelerator.is_main_process
     record = store.load(folder) if first else Record(run_id=folder.name, started_utc=store.now_utc())
     run = Run(settings, arm, folder, record, accelerator, data, disk)
+    record.machines = machines.describe(run)
     needed, have = run.rows_taken_per_step, data.train_rows
     if needed > have:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"

@@ -25,7 +25,7 @@ from study.records.schema import Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, Settings, as_dict
-from study.training import loading, models, patches, virtual
+from study.training import loading, machines, models, patches, virtual
 from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
 
@@ -35,7 +35,7 @@ OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model")  # a sweep's outp
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path:
     """The run folder, with a record that says 'running'. Every rank computes the same name; the first creates it."""
-    if settings.run_dir is None and int(os.environ.get("WORLD_SIZE", 1)) > int(os.environ.get("LOCAL_WORLD_SIZE", 1)):
+    if settings.run_dir is None and machines.several():
         raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
     if settings.run_dir == Path():
         raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
@@ -68,6 +68,9 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if arm.stage != 3:
         what = f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu"
         raise Stop(what, "use stage 3 for the disk, or write cpu")
+    if settings.nvme_dir is None and machines.several():
+        what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
+        raise Stop(what, "name a folder that each machine has on a disk of its own")
     nvme.check_libaio()
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))

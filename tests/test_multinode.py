@@ -1,0 +1,296 @@
+"""A launch over several machines: what `accelerate launch` is told on each, and the one record of all."""
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+
+from study.cli import commands
+from study.errors import Stop
+from study.machine import multinode
+from study.machine.multinode import Place
+from study.records import store
+from study.spec.arms import all_paths
+from study.training import ending, machines
+
+FIRST = Place(2, 0, 4, "10.7.0.1", 29511, "10.7.0.1", "eth7")
+SECOND = dataclasses.replace(FIRST, rank=1, address="10.7.0.2", interface="ib0")
+
+
+def as_accelerate_reads(arm: str, place: Place):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    words = multinode.command(all_paths()[arm], place, "study/train.py", "--steps", "3")
+    assert words[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words[3:]))
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)  # as launch_command does
+    return args
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero2", "fsdp2"])
+@pytest.mark.parametrize("place", [FIRST, SECOND])
+def test_all_machines_meet_at_the_first_by_one_port(arm, place):
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    args = as_accelerate_reads(arm, place)
+    if args.use_deepspeed:
+        assert prepare_deepspeed_cmd_env(args)[0] is None  # no pdsh
+    else:
+        prepare_multi_gpu_env(args)
+    assert (args.rdzv_backend, args.rdzv_endpoint) == ("c10d", "10.7.0.1:29511")
+    assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "4", place.rank)
+    assert ("is_host=true" in args.rdzv_conf) == (place.rank == 0)
+    assert args.training_script_args == ["--steps", "3"]
+
+
+def test_without_the_words_accelerate_takes_pdsh_and_another_port_on_each_machine():
+    """What the options are for: with Accelerate's defaults, two machines of an arm never meet."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    ports = set()
+    for rank in "01":
+        words = ["--config_file", str(all_paths()["zero2"]), "--num_machines", "2", "--machine_rank", rank]
+        words += ["--main_process_ip", "10.7.0.1", "--num_processes", "4", "study/train.py"]
+        args = _validate_launch_command(launch_command_parser().parse_args(words))[0]
+        args.deepspeed_fields_from_accelerate_config = ""
+        assert "pdsh" in prepare_deepspeed_cmd_env(args)[0]
+        ports.add(args.main_process_port)
+    assert len(ports) == 2
+
+
+def test_one_machine_is_launched_as_ever():
+    place = multinode.find_place(["node7"], 0, 3, 29500)
+    assert multinode.options(place) == ["--num_processes", "3"]
+    assert multinode.environment(place) == {}
+    assert as_accelerate_reads("zero2", place).main_process_port == 0  # any free port
+
+
+def test_a_machine_is_named_by_the_address_that_leads_to_the_others(monkeypatch):
+    for library in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{library}_SOCKET_IFNAME", raising=False)
+    place = multinode.find_place(["127.0.0.1", "127.0.0.2"], 1, 2, 29500)
+    cards = psutil.net_if_addrs()
+    assert place.address in [entry.address for entry in cards[place.interface] if entry.family == socket.AF_INET]
+    assert place.head == "127.0.0.1"
+    assert multinode.environment(place) == {
+        "PET_LOCAL_ADDR": place.address,
+        "GLOO_SOCKET_IFNAME": place.interface,
+        "NCCL_SOCKET_IFNAME": place.interface,
+    }
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0,ib1")
+    assert multinode.environment(place)["NCCL_SOCKET_IFNAME"] == "ib0,ib1"
+
+
+def test_the_first_machine_names_the_address_that_the_second_sees(monkeypatch):
+    """Its own name may mean 127.0.1.1 to itself, as Debian writes into /etc/hosts."""
+    monkeypatch.setattr(multinode, "address_towards", {"10.7.0.2": "10.7.0.1"}.get)
+    monkeypatch.setattr(multinode, "resolve", {"first": "127.0.1.1", "second": "10.7.0.2"}.get)
+    assert multinode.find_place(["first", "second"], 0, 1, 29500).head == "10.7.0.1"
+
+
+def test_each_machine_has_its_own_operators_and_disk(monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    operators, disk = multinode.own_folders("/local/$SLURMD_NODENAME")
+    assert operators.startswith("/local/node7/torch-")
+    assert disk == "/local/node7/nvme"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), "machine 2 of 2"),
+        (lambda: multinode.find_place(["a", "b"], 0, 0, 29500), "--processes must be at least 1"),
+        (lambda: multinode.resolve("no-such-host.invalid"), "has no IPv4 address"),
+        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is no absolute path"),
+        (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is one process"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_sentence(call, words, monkeypatch):
+    monkeypatch.setattr(multinode, "RESOLVES_WITHIN_S", 0)
+    with pytest.raises(Stop, match=words):
+        call()
+
+
+# --- one record of all machines ---------------------------------------------------------------------------------------
+
+
+def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> machines.Seen:
+    return machines.Seen(number, {"cores": cores}, {"torch": torch, "numpy": None}, "eth0")
+
+
+def test_machines_are_told_apart_by_number_and_hold_their_ranks():
+    two = machines.merged([seen(0), seen(1, cores=16), seen(0), seen(1, cores=16)])
+    assert [(machine.ranks, machine.hardware.cores) for machine in two] == [([0, 2], 8), ([1, 3], 16)]
+
+
+def test_machines_with_different_versions_do_not_train_together():
+    with pytest.raises(Stop, match=r"different versions of torch \(2.13.0 and 2.12.1\)"):
+        machines.merged([seen(0), seen(1, torch="2.12.1")])
+
+
+@pytest.fixture
+def meeting(monkeypatch):
+    """The store through which torchrun brings machines together, seen from a rank of a group of two machines."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"GROUP_WORLD_SIZE": 2, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (env | {"MASTER_PORT": store.port}).items():
+        monkeypatch.setenv(name, str(value))
+    return store
+
+
+def failed(folder, rank: int, error: BaseException) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        ending.fail(folder, rank, error)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting, tmp_path, capsys):
+    """The first rank only sees that the connection broke, or a SIGTERM from Slurm."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    store.write(folder, store.new("run", []))
+    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room", "failed"))
+    assert "failed: its disk is full. What to do: make room." in capsys.readouterr().out
+    failed(folder, 0, KeyboardInterrupt("SIGTERM"))
+    record = store.load(folder)
+    assert (record.status, record.error.message) == ("failed", "its disk is full")
+    assert record.error.where == "rank 1 on machine 1"
+
+
+def test_virtual_ranks_are_on_one_machine(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
+    assert not machines.several()
+    assert machines.name_of(0) == "rank 0"
+
+
+def test_the_first_reason_stays(meeting, tmp_path, capsys):
+    failed(tmp_path, 1, Stop("the first", "nothing"))
+    failed(tmp_path, 3, Stop("the second", "nothing"))
+    assert machines.told().what == "the first"
+    assert "the second" not in capsys.readouterr().out
+
+
+def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(machines, "ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(ending, "LINGER_S", 0.2)
+    assert machines.told() is None
+    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room"))
+    assert "its disk is full" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_of_the_second(tmp_path, cache):
+    """Real launches. The second machine has no data; the first waits for it, and only sees that it is gone."""
+    flags = [
+        "--steps",
+        "3",
+        "--warmup-steps",
+        "1",
+        "--train-rows",
+        "64",
+        "--eval-rows",
+        "16",
+        "--cache-dir",
+        str(cache),
+    ]
+    children = []
+    for rank, host in enumerate(("first", "second")):
+        words = [sys.executable, "-m", "study.machine.multinode", "--hosts", "127.0.0.1,127.0.0.2", "--processes", "1"]
+        words += ["--machine-rank", str(rank), "--port", str(29700 + os.getpid() % 200)]
+        words += [str(all_paths()["ddp"]), "study/train.py", "--run-dir", str(tmp_path / host / "run"), *flags]
+        words += ["--data", str(tmp_path / "gone")] if rank else []
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        children.append(subprocess.Popen(words, cwd=ROOT, **streams))
+    outputs = [child.communicate(timeout=200)[0] for child in children]
+    assert all(child.returncode for child in children), outputs
+    (folder,) = tmp_path.glob("*/run")
+    record = store.load(folder)
+    assert (folder.parent.name, record.status) == ("first", "failed")
+    assert "gone" in record.error.message
+    assert record.error.where == "rank 1 on machine 1"
+
+
+# --- the page of instructions -----------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "CLUSTERS.md").read_text()
+HOSTS = ["10.7.0.1", "10.7.0.2"]
+TELL = '#!/bin/sh\necho "$@" >> "$TOLD"\n'  # stands for a program, and tells how it was called
+
+
+def block(heading: str) -> str:
+    """The code below a heading of the page."""
+    return re.search(rf"\n## {heading}\n.*?```\w+\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+def run_on_a_machine(folder: Path, script: str, **env: str) -> list:
+    """What each machine would become, of a script in which `python` only tells how it was called."""
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "activate"):
+        (programs / name).write_text(TELL if name == "python" else "")
+        (programs / name).chmod(0o755)
+    (programs / "ssh").write_text('#!/bin/sh\nshift\nexec bash -c "$*"\n')
+    (programs / "ssh").chmod(0o755)
+    env = os.environ | env | {"TOLD": str(folder / "told"), "PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=env, check=True, capture_output=True, text=True)
+    lines = (folder / "told").read_text().splitlines()
+    assert all(line.startswith("-m study.machine.multinode ") for line in lines)
+    return [multinode.arguments(line.split()[2:]) for line in lines]
+
+
+def is_zero3(given) -> bool:
+    return given.config == Path("accelerate_configs/zero3.yaml") and given.words[0] == "study/train.py"
+
+
+def test_the_ssh_commands_start_each_machine_with_its_number(tmp_path):
+    (tmp_path / "hosts.txt").write_text("\n".join(HOSTS) + "\n")
+    machines = run_on_a_machine(tmp_path, block("ssh"))
+    assert sorted(given.machine_rank for given in machines) == [0, 1]
+    assert all(given.hosts.split(",") == HOSTS and is_zero3(given) for given in machines)
+
+
+def test_the_skypilot_task_starts_this_machine(tmp_path):
+    task = yaml.safe_load(block("SkyPilot"))
+    env = {"SKYPILOT_NODE_IPS": "\n".join(HOSTS), "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    (given,) = run_on_a_machine(tmp_path, task["run"], **env)
+    assert (given.hosts.split(","), given.machine_rank, given.processes) == (HOSTS, 1, 8)
+    assert is_zero3(given)
+    assert task["num_nodes"] == len(HOSTS)
+
+
+def test_the_kubernetes_job_starts_this_machine(tmp_path):
+    job = yaml.safe_load(block("Kubernetes"))
+    trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
+    script = trainer["args"][0].replace("cd /study && ", "")
+    (given,) = run_on_a_machine(tmp_path, script, PET_NNODES="2", PET_NODE_RANK="1")
+    assert given.hosts.split(",") == [f"{name}-node-0-{number}.{name}" for number in range(trainer["numNodes"])]
+    assert (given.machine_rank, given.processes) == (1, trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
+    assert is_zero3(given)
+
+
+def test_the_commands_of_the_page_exist(capsys):
+    """Options that the page names are options of the commands."""
+    for command, options in {"sweep": ("on", "print", "cancel", "dry-run"), "doctor": ("cluster", "reach")}.items():
+        with pytest.raises(SystemExit):
+            commands.start([command, "--help"])
+        text = capsys.readouterr().out
+        for option in options:
+            assert f"--{option}" in text
+            assert f"--{option}" in PAGE
