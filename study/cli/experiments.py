@@ -1,5 +1,6 @@
 """Commands about runs: start a declared experiment, list runs, compare them, and explain a difference."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -12,9 +13,10 @@ import tyro
 
 from study.cli.progress import Progress
 from study.errors import Stop
+from study.machine import cluster as emulated
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT
-from study.sweeps import protocol
+from study.sweeps import over_hosts, protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 from study.text.numbers import size
@@ -37,6 +39,7 @@ def sweep(
     minutes: float | None = None,
     nvme_dir: Path | None = None,
     pack: Path | None = None,
+    cluster: bool = False,
     dry_run: bool = False,
 ) -> None:
     """Run a declared experiment: each cell a fresh launch, each outcome a record. Start it again to go on.
@@ -54,6 +57,8 @@ def sweep(
         minutes: How long the sweep has. It starts what can end in time, and leaves the rest.
         nvme_dir: Where arms that offload to disk may write.
         pack: A folder that `study pack` wrote. Data and vocabularies come from it where the protocol names the hub.
+        cluster: Run over the emulated cluster that `study cluster up` brought up. Cells that say which hosts and
+            bandwidth they need get a cluster of their own, and none is left behind.
         dry_run: Show the cells and what each needs, and run nothing.
     """
     if sum(word.partition("=")[0] == "--only" for word in sys.argv) > 1:
@@ -68,6 +73,10 @@ def sweep(
             raise Stop(f"--pack {pack} holds no pack.json", "give the folder that study pack wrote")
         folder = Path(os.path.relpath(pack, ROOT))  # launches run there; and a cell keeps its name on another machine
         cells = [cell.from_pack(folder) for cell in cells]
+    if cluster:
+        cells = over_hosts.spread(cells, emulated.read())
+    elif not dry_run and any(cell.value("hosts") for cell in cells):
+        raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
     turns = sweeping.plan(cells, repeat)
     if dry_run:
         return _show_plan(cells)
@@ -75,7 +84,8 @@ def sweep(
         signal.signal(number, signal.default_int_handler)
     with Progress(len(turns)) as progress:
         try:
-            outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
+            with over_hosts.left_as_it_was() if cluster else contextlib.nullcontext():
+                outcomes = sweeping.sweep(turns, runs, timeout_s, nvme_dir, progress, minutes)
         except KeyboardInterrupt:
             progress.say("stopped; start it again to go on")
             sys.exit(130)
