@@ -59,11 +59,11 @@ class Turn:
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     """What one would type: the launch of a cell."""
-    words, hosts = arms.launcher(arms.all_paths()[cell.arm]), cell.value("hosts")
-    if hosts:
-        words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), *words]
-    elif cell.ranks:
-        words += ["--num_processes", str(cell.ranks)]
+    config = arms.all_paths()[cell.arm]
+    if hosts := cell.value("hosts"):
+        words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
+    else:
+        words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
     words += [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     return words + options(cell.settings)

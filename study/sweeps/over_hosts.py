@@ -1,9 +1,8 @@
-"""One training over the hosts of the emulated cluster: an `accelerate launch` in each, started and ended together.
+"""One training over the hosts of the emulated cluster: a launch in each of them, started and ended together.
 
-    python -m study.sweeps.over_hosts RANKS accelerate-launch ... study/train.py ...
+    python -m study.sweeps.over_hosts RANKS accelerate_configs/zero3.yaml study/train.py ...
 
-`accelerate launch` starts one machine's ranks. So each host gets its own, which says how many machines there are, which
-one it is, and where the first one listens.
+`study.machine.multinode` says to each host's `accelerate launch` what it needs to know of the others.
 """
 
 import contextlib
@@ -21,29 +20,19 @@ from study.machine.cluster import Cluster, Host
 from study.machine.linux import die_with_parent
 from study.sweeps.protocol import Cell
 
-PORT = 29500  # free in a namespace of its own
 GRACE_S = 30  # how long the other hosts may take to end once one of them has failed
 POLL_S = 0.1
 
 
 def host_words(standing: Cluster, host: Host, ranks: int, words: list[str]) -> list[str]:
-    """The launch of one host, from that of one machine: `words` begin with the launcher and its config file.
-
-    Accelerate's --num_processes is the total of all machines. The port must be the same on all of them, and the arms'
-    files ask for any free one. With several machines Accelerate starts DeepSpeed through pdsh, unless told not to.
-    """
-    place = words.index("--config_file") + 2
-    several = {
-        "num_machines": len(standing.hosts),
-        "machine_rank": standing.hosts.index(host),
-        "num_processes": ranks,
-        "main_process_ip": standing.hosts[0].address,
-        "main_process_port": PORT,
-        "rdzv_backend": "static",
-        "deepspeed_multinode_launcher": "standard",
+    """The launch of one host. `words` are the arm's file, the script and its flags; `ranks` are those of all hosts."""
+    options = {
+        "--hosts": ",".join(each.address for each in standing.hosts),
+        "--machine-rank": str(standing.hosts.index(host)),
+        "--processes": str(ranks // len(standing.hosts)),
     }
-    options = [word for name, value in several.items() for word in (f"--{name}", str(value))]
-    return [*standing.enter(host), *words[:place], *options, *words[place:]]
+    launch = [sys.executable, "-m", "study.machine.multinode", *(word for pair in options.items() for word in pair)]
+    return [*standing.enter(host), *launch, *words]
 
 
 def run(standing: Cluster, ranks: int, words: list[str]) -> int:
@@ -51,8 +40,7 @@ def run(standing: Cluster, ranks: int, words: list[str]) -> int:
     launches = [
         subprocess.Popen(
             host_words(standing, host, ranks, words),
-            # Without the interface, gloo would look up the machine's name, whose address no host has.
-            env=os.environ | {"GLOO_SOCKET_IFNAME": host.interface, "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},  # which all hosts would share
             preexec_fn=die_with_parent,
         )
         for host in standing.hosts
