@@ -1,10 +1,13 @@
 """Slow links: the fit of a link, the table of the network protocol, and what it says of made-up runs."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
+import shaped
 from shaped import changed, finished, put
 
+from study.claims.evidence import Evidence, choose
 from study.records import runs
 from study.records.metrics import gloo_wire_bytes
 from study.records.prediction import predicted
@@ -28,8 +31,8 @@ def over_links(arm: str, mbit: float | None, hosts: int = 2, ranks: int = 2, ove
 
 
 def wire_of(arm: str, ranks: int) -> float:
-    (run,) = runs.Runs((runs.Run(None, runs.Record.model_validate(finished("x", arm, ranks, precision="fp32"))),))
-    moved = {kind: Collective(calls=1, bytes=n, bytes_by_dtype={}) for kind, n in predicted(run.record).traffic.items()}
+    sent = predicted(shaped.run(finished("x", arm, ranks, precision="fp32")).record).traffic
+    moved = {kind: Collective(calls=1, bytes=size, bytes_by_dtype={}) for kind, size in sent.items()}
     return gloo_wire_bytes(moved, ranks)
 
 
@@ -93,3 +96,14 @@ def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
 def test_without_such_runs_there_is_nothing_to_say(tmp_path):
     assert network(runs.load(put(tmp_path, finished("elsewhere", "ddp")))) == []
     assert captions.network([]) == ""
+
+
+def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_them():
+    evidence = Evidence((shaped.run(over_links("zero2", 50.0)),))
+    about, of_bytes = (SimpleNamespace(kind=kind, conditions={}) for kind in ("time", "bytes"))
+    assert choose(evidence, about, {"arm": "zero2"}).runs == ()
+    assert "a network between hosts that is emulated, 50.0 Mbit/s" in choose(evidence, about, {"arm": "zero2"}).differs
+    asked = choose(evidence, about, {"arm": "zero2", "bandwidth_mbit": 50.0})
+    assert len(asked.runs) == 1
+    assert "a network between hosts that is emulated, 50.0 Mbit/s" in asked.differs, "it is said either way"
+    assert len(choose(evidence, of_bytes, {"arm": "zero2"}).runs) == 1, "bytes are the same over any network"
