@@ -7,6 +7,7 @@ import pytest
 import shaped
 from shaped import changed, finished, put
 
+from study.claims import audit
 from study.claims.evidence import Evidence, choose
 from study.records import runs
 from study.records.metrics import gloo_wire_bytes
@@ -107,3 +108,18 @@ def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_th
     assert len(asked.runs) == 1
     assert "a network between hosts that is emulated, 50.0 Mbit/s" in asked.differs, "it is said either way"
     assert len(choose(evidence, of_bytes, {"arm": "zero2"}).runs) == 1, "bytes are the same over any network"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"time__step_s": [0.01] * 7, "time__median_step_s": 0.01, "time__window_s": 0.07}, "but it has 50.0 Mbit/s"),
+        ({"traffic__per_link": []}, "does not have the links of so many"),
+        ({"observed__network": None}, "does not have the links of so many"),
+        ({"traffic__link_steps": 1}, "bytes a step are more than all ranks sent"),
+    ],
+)
+def test_what_a_link_cannot_have_carried_is_no_evidence(change, fault):
+    sound = over_links("zero2", 50.0)
+    assert audit.faults(runs.Record.model_validate(sound)) == []
+    assert fault in " ".join(audit.faults(runs.Record.model_validate(changed(sound, **change))))
