@@ -6,7 +6,7 @@ says an arm sends and from two constants of a link. They are fitted on FITTED_ON
 
 from statistics import median
 
-from study.records.groups import groups
+from study.records.groups import by, groups
 from study.records.metrics import gloo_wire_bytes
 from study.records.prediction import predicted
 from study.records.runs import Run, Runs
@@ -30,6 +30,12 @@ def network(runs: Runs) -> list[dict]:
         link = fitted(of_group)
         rows += [row | _prediction(row, link) for row in of_group]
     return sorted(rows, key=lambda row: (row["group"], row["ranks"], row["hosts"], row["passes"], row["Mbit/s"] or 1e9))
+
+
+def curves(rows: list[dict]) -> list[dict]:
+    """The rows of groups that were run at several bandwidths."""
+    several = {name for (name,), mine in by(rows, "group").items() if len({row["Mbit/s"] for row in mine}) > 1}
+    return [row for row in rows if row["group"] in several]
 
 
 def mbit(run: Run) -> float | None:
