@@ -161,6 +161,12 @@ def test_cells_that_do_not_say_which_cluster_go_over_the_one_that_stands():
         over_hosts.spread([free], None)
 
 
+def test_once_a_host_has_failed_the_others_are_ended(monkeypatch):
+    monkeypatch.setattr(over_hosts, "GRACE_S", 0.1)
+    launches_of_hosts = [subprocess.Popen(words) for words in (["sleep", "600"], ["sh", "-c", "exit 3"], ["true"])]
+    assert sorted(over_hosts.wait(launches_of_hosts)) == [-15, 0, 3]
+
+
 def test_a_cell_that_cannot_be_spread_is_unavailable():
     cell = Cell("p", "p", "tiny", "ddp", 3, {"hosts": 2})
     assert sweep.why_not(cell, gpus=0).what == "3 ranks cannot be spread evenly over 2 hosts"
