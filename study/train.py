@@ -21,6 +21,7 @@ import torch
 from accelerate.utils import set_seed
 
 from study.errors import Stop
+from study.measure import network
 from study.measure.clock import Clock, Energy
 from study.measure.memory import disk_bytes, peaks, reset_peaks
 from study.measure.readback import inner_optimizer
@@ -43,8 +44,10 @@ def train(run: Run) -> Callable[[], object]:
     run.record.memory = Memory(setup_per_rank=run.gathered(peaks() if run.has_values else None))
     history.clock, history.energy_j, history.disk_before = Clock(), [], disk_bytes()
     reset_peaks()
+    history.link_before = network.counters()
     for window in windows(run, run.settings.warmup_steps, run.steps):
         train_window(run, window, history)
+    history.link = network.since(history.link_before)
     history.peaks = peaks()  # before the last evaluation: on real data the first rank imports `evaluate` for it
     if not run.is_virtual:
         history.evals.append(evaluate(run, run.steps))

@@ -12,7 +12,15 @@ from study.spec import arms
 from study.training import setup
 
 PATHS = arms.all_paths()
-VARIANTS = ("zero1_default", "zero2_default", "zero2_reduce", "zero3_default", "zero3_init_off", "zero3_textbook")
+VARIANTS = (
+    "zero1_default",
+    "zero2_default",
+    "zero2_reduce",
+    "zero2_small_buckets",
+    "zero3_default",
+    "zero3_init_off",
+    "zero3_textbook",
+)
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
 FAIR = [name for name in arms.NAMES if name.startswith("zero")]
 
@@ -35,6 +43,7 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("zero2", "zero2_default", SHIPPED | {GATHER}),
     ("zero3", "zero3_default", SHIPPED | {PREFETCH}),
     ("zero2", "zero2_reduce", {"use_multi_rank_bucket_allreduce"}),
+    ("zero2", "zero2_small_buckets", {"reduce_bucket_size"}),
     ("zero3", "zero3_textbook", RELEASE | {PREFETCH}),
     ("zero3", "zero3_init_off", {"zero3_init_flag"}),
     ("ddp", "fsdp2", {"distributed_type", *(f"fsdp_config.{key}" for key in (*arms.FSDP_FIXED, *arms.FSDP_CHOICES))}),

@@ -75,6 +75,15 @@ def rows_of(name: str, loaded) -> list[dict]:
                 for number, (quantity, source, (role, factor)) in enumerate(errors)
                 for size in [(number + 1) * (4e9 if quantity == "memory" else 0.3)]
             ]
+        case "network":
+            cells = itertools.product((2, 4), FOUR, (None, 50.0, 200.0))
+            place = {"group": "G", "kind": "emulated", "hosts": 2, "passes": 1, "low": None, "high": None, "n": 1}
+            return [
+                place
+                | {"ranks": ranks, "arm": arm, "Mbit/s": mbit, "median": 0.1 + 90 / (mbit or 1e9)}
+                | {"predicted s": mbit and 0.1 + 91 / mbit}
+                for ranks, arm, mbit in cells
+            ]
         case "timelines":
             return tables.timelines()
         case "machines":
@@ -87,7 +96,7 @@ def rows_of(name: str, loaded) -> list[dict]:
 
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = (*GROUPED, "script", "verdicts", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
-CASES += ("outside", "outside_by_source", "timelines")
+CASES += ("outside", "outside_by_source", "timelines", "network")
 
 
 def draw(name: str, rows: list[dict]):

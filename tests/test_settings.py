@@ -72,6 +72,8 @@ def test_possible_values_pass(values):
         ({"steps": 5}, "^--steps 5 leaves nothing to time after --warmup-steps 5$"),
         ({"steps": 100, "lr_warmup_steps": 100}, "^--lr-warmup-steps 100 never ends within --steps 100$"),
         ({"init": "none"}, "^--init none leaves nothing to train$"),
+        ({"bandwidth_mbit": 50.0}, "^--bandwidth-mbit is that of an emulated cluster$"),
+        ({"hosts": 2, "virtual_ranks": 2}, "^--hosts needs ranks that send something$"),
         ({"init": "none", "virtual_ranks": 2, "precision": "fp16"}, "^--init none has no values to scale for fp16$"),
     ],
 )
@@ -130,7 +132,7 @@ def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""
     values = as_dict(resolve(Settings(task=task), gpu=False))
     blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
-    blank |= {"virtual_ranks", "log_with", *(["train_rows"] if task == "wikitext" else [])}
+    blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", *(["train_rows"] if task == "wikitext" else [])}
     assert {name for name, value in values.items() if value is None} == blank
 
 

@@ -27,6 +27,7 @@ PADDING = 0.05  # of what stage 3 gathers and of what an allocator rounds up
 SMALL_ELEMENTS = 100_000
 EXACT, EXACT_ELEMENTS = 0.01, 2000  # parts are padded to equal sizes, by at most 126 elements in any kept record
 KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # of what the kernel counts: frames and log lines on top
+LINK, HEADERS = 0.02, 0.1  # of an emulated link: a burst at the start; packets' headers and acknowledgements
 CHANCE = (0.75, 1.5)  # of the loss of a guess: where a model with random weights begins (0.94 to 1.02 in kept records)
 DRAWN = ("random", "in_place")
 CORE_FLOPS_PER_S = {"fp32": 5e11, None: 1e13}  # of a CPU's core: twice what AVX-512 can do, and what AMX can
@@ -57,7 +58,7 @@ def faults(record: Record, reached: float | None = None) -> list[str]:
     else:
         checks = (_impossible, _did_something, _promises, _batch, _rates, _operations, _wall, _memory, _ranks, _counts)
         checks = (*checks, _curve, _engine, _states, _collectives, _device, _command)
-        checks = (*checks, _kernel, functools.partial(_utilization, reached=reached))
+        checks = (*checks, _kernel, _links, functools.partial(_utilization, reached=reached))
     return [fault for check in checks for fault in check(record)]
 
 
@@ -344,6 +345,22 @@ def _kernel(record: Record) -> Iterator[str]:
             continue
         if not (1 - KERNEL) * counted <= written <= (1 + KERNEL) * counted + LOG_LINES_BYTES:
             yield f"rank {number}: {counted:.4g} bytes were counted, but the kernel saw {written:.4g} written"
+
+
+def _links(record: Record) -> Iterator[str]:
+    """An emulated link carried no more than its bandwidth allows, and not much more than its ranks sent."""
+    seen, moved, hosts = record.observed.network, record.traffic, record.requested.hosts
+    if hosts and (seen is None or seen.hosts != hosts or len(moved.per_link) != hosts or not moved.link_steps):
+        yield f"{hosts} emulated hosts were asked for, and the record does not have the links of so many"
+        return
+    ranks_sent = [counted for counted in moved.gloo_wire_bytes if counted is not None]
+    for number, link in enumerate(moved.per_link):
+        carried_mbit = link.sent_bytes * 8e-6
+        if seen and seen.bandwidth_mbit and carried_mbit > (1 + LINK) * seen.bandwidth_mbit * timed_s(record.time):
+            took_s = timed_s(record.time)
+            yield f"link {number}: {carried_mbit:.4g} Mbit in {took_s:.4g} s, but it has {seen.bandwidth_mbit} Mbit/s"
+        if ranks_sent and link.sent_bytes / moved.link_steps > (1 + HEADERS) * sum(ranks_sent):
+            yield f"link {number}: {link.sent_bytes / moved.link_steps:.4g} bytes a step are more than all ranks sent"
 
 
 def _about(elements: float, expected: float) -> bool:

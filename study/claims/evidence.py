@@ -119,6 +119,7 @@ def facts(run: Run) -> dict:
     homes = (observed.offload_optimizer, observed.offload_param)
     known = dict(record.requested) | {name: getattr(observed, name) for name in OBSERVED}
     known |= {"virtual": run.virtual, "batch": observed.rows_per_step, "run": run.name}
+    known |= {"nodes": run.hosts, "link": f"{run.bandwidth_mbit} Mbit/s" if run.hosts else None}
     known |= {"script": "as_printed" if record.is_script else "train", "protocol_part": record.cell.part}
     on_gpu = devices and observed.device != "cpu"
     known |= {"device": devices[0].name, "device_memory": devices[0].memory_bytes} if on_gpu else NO_DEVICE
@@ -137,12 +138,14 @@ def choose(
 ) -> Chosen:
     """The runs that match `where`, divided by whether they count under the claim's conditions.
 
-    A list in `where` means any of its values. Virtual runs never count for time or loss.
+    A list in `where` means any of its values. Virtual runs never count for time or loss, and runs over an emulated
+    network count for time only where `where` asks for its hosts or its bandwidth.
     """
     wanted = [(name, as_list(value)) for name, value in where.items()]
     for name, values in wanted:
         _refuse_impossible(name, values, evidence)
     transfers = TRANSFERS[claim.kind] | (RELATIVE.get(claim.kind, set()) if relative else set())
+    transfers = transfers | {"link"} if {"hosts", "bandwidth_mbit"} & where.keys() else transfers
     counting, others, of_counting, of_others = [], [], [], []
     for run in evidence.runs:
         known = facts(run)
@@ -190,8 +193,9 @@ def differences(run: Run, claim: Claim) -> dict[str, str]:
     differs, known = {}, facts(run)
     if run.record.hardware.devices and not run.sealed:
         differs["sealed"] = f"records of a GPU that decide nothing: {UNSEALED}"
-    for name, value in ({"virtual": False} | claim.conditions).items():
-        values, has = as_list(value), known.get(name)  # no record has a link, or nodes
+    expected = {"virtual": False} | ({"link": None} if known["link"] else {}) | claim.conditions
+    for name, value in expected.items():
+        values, has = as_list(value), known.get(name)  # of real networks no record has a link, or nodes
         if name == "model":
             same = _model(has) in map(_model, values)
         elif name == "precision":
@@ -208,6 +212,8 @@ def differences(run: Run, claim: Claim) -> dict[str, str]:
 def _in_words(name: str, has, wanted: list) -> str:
     if name == "virtual":
         return "virtual ranks: a single real rank, whose collectives move nothing" if has else "real ranks"
+    if name == "link" and has:
+        return f"a network between hosts that is emulated, {has}"
     values = " or ".join(map(str, wanted))
     return f"{name} {values}: not recorded" if has is None else f"{name} {has} instead of {values}"
 

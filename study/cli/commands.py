@@ -27,6 +27,7 @@ COMMANDS = {
     "timeline": ("study.cli.steps:timeline", "how long a step will take, and what overlaps with what"),
     "virtual": ("study.cli.predictions:virtual", "the same, measured on one rank of N, without the others"),
     "sweep": ("study.cli.experiments:sweep", "run a declared experiment; start it again to go on"),
+    "cluster": ("study.cli.cluster:cluster", "emulate a small cluster here, with links of a declared bandwidth"),
     "runs": ("study.cli.experiments:runs", "the runs below a folder, as a table"),
     "compare": ("study.cli.experiments:compare", "time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.experiments:explain", "why two runs differ in memory"),

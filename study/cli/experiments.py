@@ -1,5 +1,6 @@
 """Commands about runs: start a declared experiment, list runs, compare them, and explain a difference."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -15,9 +16,10 @@ import tyro
 from study.cli import queue
 from study.cli.progress import Progress
 from study.errors import Stop
+from study.machine import cluster as emulated
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT
-from study.sweeps import jobs, protocol, slurm
+from study.sweeps import jobs, over_hosts, protocol, slurm
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 from study.text.numbers import size
@@ -40,6 +42,7 @@ def sweep(
     minutes: float | None = None,
     nvme_dir: Path | None = None,
     pack: Path | None = None,
+    cluster: bool = False,
     dry_run: bool = False,
     on: Literal["here", "slurm"] = "here",
     cluster_file: Path = Path("cluster.toml"),
@@ -61,6 +64,8 @@ def sweep(
         minutes: How long the sweep has. It starts what can end in time, and leaves the rest.
         nvme_dir: Where arms that offload to disk may write.
         pack: A folder that `study pack` wrote. Data and vocabularies come from it where the protocol names the hub.
+        cluster: Run over the emulated cluster that `study cluster up` brought up. Cells that say which hosts and
+            bandwidth they need get a cluster of their own, and none is left behind.
         dry_run: Show the cells and what each needs, and run nothing.
         on: slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command waits for them.
         cluster_file: Nodes, GPUs, partition and the like for Slurm: examples/cluster.toml.
@@ -79,6 +84,10 @@ def sweep(
             raise Stop(f"--pack {pack} holds no pack.json", "give the folder that study pack wrote")
         folder = Path(os.path.relpath(pack, ROOT))  # launches run there; and a cell keeps its name on another machine
         cells = [cell.from_pack(folder) for cell in cells]
+    if cluster:
+        cells = over_hosts.spread(cells, emulated.read())
+    elif not dry_run and any(cell.value("hosts") for cell in cells):
+        raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
     turns = sweeping.plan(cells, repeat)
     if (print_scripts or cancel) and on != "slurm":
         raise Stop("--print and --cancel are about jobs of Slurm", "add --on slurm")
@@ -93,7 +102,8 @@ def sweep(
     if dry_run:
         return _show_plan(cells)
     here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
-    _run(here, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
+    with over_hosts.left_as_it_was() if cluster else contextlib.nullcontext():
+        _run(here, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
 
 
 def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from study.measure import fsdp, memory
 from study.measure.hardware import CUDA
-from study.records.schema import Observed, RankComponents
+from study.records.schema import Network, Observed, RankComponents
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, Settings
 
@@ -263,9 +263,19 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
         differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
+    if settings.hosts:
+        differences += other_network(settings, seen.network)
     if arm.fsdp:
         differences += _sharded_otherwise(arm, settings, seen)
     return differences
+
+
+def other_network(settings: Settings, seen: Network) -> list[str]:
+    """Where the emulated network is not what was asked for. tc keeps a rate in whole bytes a second."""
+    promised = None if settings.bandwidth_mbit in (None, "unlimited") else round(settings.bandwidth_mbit, 3)
+    observed = seen.bandwidth_mbit and round(seen.bandwidth_mbit, 3)
+    pairs = {"hosts": (settings.hosts, seen.hosts), "bandwidth in Mbit/s": (promised, observed)}
+    return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
 
 
 def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str]:

@@ -68,8 +68,12 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What a reader must know before believing a number: real, virtual, or capped (a smaller device, emulated)."""
-        return "virtual" if self.virtual else "capped" if self.memory_cap_gib else "real"
+        """What a reader must know before believing a number: real, virtual, or partly emulated.
+
+        capped: a smaller device is. emulated: the network between hosts is.
+        """
+        emulated = "capped" if self.memory_cap_gib else "emulated" if self.hosts else "real"
+        return "virtual" if self.virtual else emulated
 
     @cached_property
     def components(self) -> dict[str, int]:

@@ -125,6 +125,16 @@ class MemoryCap(Section):
     emulated_by: str
 
 
+class Network(Section):
+    """The network of an emulated cluster, as the kernel of its hosts has it. Nothing here is a real network."""
+
+    hosts: int | None = None  # network namespaces in which the ranks are
+    interfaces: list[str] = []  # of each host
+    bandwidth_mbit: float | None = None  # of each interface, towards the others; None: not limited
+    limited_by: str | None = None  # the kernel's queueing discipline
+    delayed_by: str | None = None
+
+
 class Saved(Section):
     """What `--save` wrote."""
 
@@ -180,6 +190,7 @@ class Observed(Section):
     data_checksum: str | None = None
     data_source: str | None = None
     memory_cap: MemoryCap | None = None
+    network: Network | None = None  # None: not on an emulated cluster
     saved: Saved | None = None
     trackers: list[str] = []
     patches: list[str] = []  # the libraries' functions that this study replaced
@@ -294,10 +305,21 @@ class Collective(Section):
     bytes_by_dtype: dict[str, int]
 
 
+class LinkTraffic(Section):
+    """What a host of an emulated cluster sent in the timed steps, by its interface's counters."""
+
+    sent_bytes: int
+    sent_packets: int
+    received_bytes: int
+    dropped_packets: int
+
+
 class Traffic(Section):
     per_rank: list[dict[str, Collective]] = []
     kernel_bytes_written: list[int | None] = []
     gloo_wire_bytes: list[float | None] = []
+    per_link: list[LinkTraffic] = []  # of an emulated cluster's hosts
+    link_steps: int | None = None  # so many steps
 
 
 class Energy(Section):

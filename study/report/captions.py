@@ -142,6 +142,24 @@ def batches(rows: list[dict]) -> str:
     return "\n".join(items)
 
 
+def network(rows: list[dict]) -> str:
+    """From `network.network`: how well a slow link is predicted, and what it costs the arms."""
+    limited = [row for row in rows if row["error"] is not None]
+    if not limited:
+        return ""
+    held_out = [abs(row["error"]) for row in limited if row["held out"]]
+    text = f"**Of {len(held_out)} held-out cells the median error is {stats.median(held_out):.1%}" if held_out else ""
+    text += f", the largest {max(held_out):.0%}.**" if held_out else ""
+    items = []
+    for (ranks, passes, mbit), mine in by(limited, "ranks", "passes", "Mbit/s").items():
+        of_arm = {row["arm"]: row["median"] for row in mine if row["hosts"] == max(row["hosts"] for row in mine)}
+        if "ddp" in of_arm:
+            others = [f"{arm} {of_arm[arm] / of_arm['ddp']:.2f}" for arm in ordered(of_arm) if arm != "ddp"]
+            count = "1 pass" if passes == 1 else f"{passes} passes"
+            items.append(f"- {ranks} ranks, {count}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's step")
+    return "\n".join([text, "", *items])
+
+
 def capacity(rows: list[dict]) -> str:
     """From `tables.capacity`: the largest that survived, arm by arm."""
     items = []

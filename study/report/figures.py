@@ -304,6 +304,32 @@ def ladder(rows: list[dict]) -> Figure:
 
 
 @style.figure
+def network(rows: list[dict]) -> Figure:
+    """Seconds of a step against the bandwidth between emulated hosts."""
+    kinds = by(rows, "ranks", "hosts", "passes")
+    drawing, axes = style.panels([2.0] * len(kinds), sharex=True)
+    most = max(filter(None, (row["Mbit/s"] for row in rows)), default=1.0)
+    free, places = 5 * most, sorted({row["Mbit/s"] for row in rows} - {None})
+    for ax, ((ranks, hosts, passes), mine) in zip(axes, kinds.items(), strict=True):
+        for (arm,), points in by(mine, "arm").items():
+            known = [row for row in points if row["predicted s"] is not None]
+            line = {"color": colour(arm), "linewidth": 1, "linestyle": ":"}
+            ax.plot([row["Mbit/s"] for row in known], [row["predicted s"] for row in known], **line)
+            for row in points:
+                style.point(ax, row["Mbit/s"] or free, row)
+        ax.set(xscale="log", yscale="log", ylabel="s/step")
+        ax.margins(y=0.15)
+        style.plain(ax.yaxis)
+        style.title(ax, f"{ranks} ranks on {hosts} hosts, {passes} {'pass' if passes == 1 else 'passes'} in a step")
+    axes[-1].set_xticks([*places, free], [*(f"{place:g}" for place in places), "no limit"])
+    axes[-1].xaxis.set_minor_formatter(NullFormatter())
+    axes[-1].set_xlabel("declared bandwidth of each host's link (Mbit/s)")
+    marks = {"predicted": {"color": INK, "linewidth": 1, "linestyle": ":"}}
+    text = f"{_medians(rows)} Hosts and links are emulated on one machine; ranks, sockets and bytes are real."
+    return style.finished(drawing, style.keys(rows, marks), text)
+
+
+@style.figure
 def batches(rows: list[dict]) -> Figure:
     """Speed over DDP's against the batch, by rows per pass and by passes per step, with document 000's numbers."""
     measured = [row for row in rows if row["source"] == "measured"]

@@ -104,7 +104,7 @@ def plain(axis: Axis) -> None:
 def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None:
     """One value with its interval, if it has one; open where the run was virtual or its device emulated."""
     arm, low = row["arm"], row.get("low")
-    options["markerfacecolor"] = CARD if row.get("kind") in ("virtual", "capped") else colour(arm)
+    options["markerfacecolor"] = CARD if row.get("kind") in ("virtual", "capped", "emulated") else colour(arm)
     interval = None if low is None else [[row[y] - low], [row["high"] - row[y]]]
     look = {"color": colour(arm), "marker": marker(arm), "capsize": 2.5, "linestyle": "none"}
     axes.errorbar(x, row[y], interval, **look, **options)

@@ -116,6 +116,11 @@ class Settings:
     """Emulate a smaller device: GiB that a rank may allocate. On a GPU PyTorch's allocator keeps to it, and what is not
     PyTorch's (context, NCCL) comes on top. Without one the kernel does: the private memory a rank takes from the moment
     it builds its model, the offloaded part included."""
+    hosts: Annotated[int, Field(ge=2, le=4)] | None = None
+    """Hosts of the emulated cluster over which the ranks are spread. `study sweep --cluster` gives it, and the run
+    fails if its ranks find themselves elsewhere."""
+    bandwidth_mbit: Positive | Literal["unlimited"] | None = None
+    """The declared bandwidth of each host's link, in Mbit/s: as hosts."""
     run_dir: Path | None = None
     """Where the record goes. Default: a new folder under runs/."""
     nvme_dir: Path | None = None
@@ -144,6 +149,10 @@ def check(settings: Settings, name_of: Callable[[str], str] = flag) -> None:
         raise Stop("--init none has no values to scale for fp16", "give --precision bf16, which takes as much memory")
     if settings.task == "synthetic" and settings.virtual_ranks is None:
         raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
+    if settings.bandwidth_mbit is not None and settings.hosts is None:
+        raise Stop("--bandwidth-mbit is that of an emulated cluster", "give --hosts as well, or neither")
+    if settings.hosts is not None and settings.virtual_ranks is not None:
+        raise Stop("--hosts needs ranks that send something", "give --hosts or --virtual-ranks, not both")
     if settings.steps is not None:
         check_steps(settings, settings.steps)
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,8 +59,11 @@ class Turn:
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
     """What one would type: the launch of a cell."""
-    words = arms.launcher(arms.all_paths()[cell.arm])
-    words += ["--num_processes", str(cell.ranks)] if cell.ranks else []
+    config = arms.all_paths()[cell.arm]
+    if hosts := cell.value("hosts"):
+        words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
+    else:
+        words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
     return words + flags(cell, folder, nvme_dir)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
-from study.machine import doctor, software
+from study.machine import cluster, doctor, software
 from study.machine.gpus import num_gpus
 from study.records import schema, store
 from study.records.schema import Record
@@ -76,6 +76,8 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
     """Why this machine cannot run a cell, None if it can as far as one can tell beforehand."""
     arm, ranks = arms.read(arms.all_paths()[cell.arm]), cell.ranks or 1
     host_bytes, needed_bytes = psutil.virtual_memory().total, ranks * RANK_HOST_BYTES
+    if hosts := cell.value("hosts"):
+        return _why_no_hosts(hosts, cell.ranks or hosts, gpus)
     if gpus and ranks > gpus:
         return Stop(f"{ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
@@ -87,6 +89,16 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         return stop
     model, virtual, precision = (cell.value(name) for name in ("model", "virtual_ranks", "precision"))
     return room.host_is_too_small(str(model), arm, precision, ranks, virtual, host_bytes)
+
+
+def _why_no_hosts(hosts: int, ranks: int, gpus: int) -> Stop | None:
+    """Why this machine cannot emulate a cell's cluster."""
+    if gpus:
+        what = "an emulated cluster runs ranks without a GPU, and there are GPUs"
+        return Stop(what, "hide them with CUDA_VISIBLE_DEVICES=''", "unavailable")
+    if ranks % hosts:
+        return Stop(f"{ranks} ranks cannot be spread evenly over {hosts} hosts", "change either", "unavailable")
+    return cluster.refusal()
 
 
 def sweep(
@@ -108,6 +120,8 @@ def sweep(
             elif record is None and not (left := too_short(ends - time.monotonic(), turn.cell, runs)):
                 started = True
                 progress.start(turn)
+                if hosts := turn.cell.value("hosts"):
+                    cluster.up(hosts, turn.cell.value("bandwidth_mbit") or cluster.UNLIMITED)
                 folder = runs / f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}"
                 record = launches.run(turn, folder, timeout_s, ends, nvme_dir, progress.step)
         except OSError as error:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import gpus
-from study.measure import hardware, readback, traffic
+from study.measure import hardware, network, readback, traffic
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes
 from study.models.shapes import GROUPED, WithoutValues
@@ -41,6 +41,9 @@ def finish(run: Run, history: History) -> None:
         record.loss.final_train, record.loss.final_eval = losses[-1], evals[-1]
     record.time = _times(run, history.clock)
     record.memory.per_rank = run.gathered(_peaks(run, history))
+    if history.link:
+        links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
+        record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     energy_j = None if None in history.energy_j else sum(history.energy_j)
     record.energy = Energy(joules_per_rank=run.gathered(energy_j), steps=len(history.clock.step_s))
     run.keep()
@@ -197,11 +200,10 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     on_gloo = observed.backend == "gloo"
     wire = gloo_wire_bytes(counter.counts, run.accelerator.num_processes) if on_gloo else None
-    run.record.traffic = Traffic(
-        per_rank=run.gathered(counter.counts),
-        kernel_bytes_written=run.gathered(after - before if None not in (before, after) else None),
-        gloo_wire_bytes=run.gathered(wire),
-    )
+    moved = run.record.traffic
+    moved.per_rank = run.gathered(counter.counts)
+    moved.kernel_bytes_written = run.gathered(after - before if None not in (before, after) else None)
+    moved.gloo_wire_bytes = run.gathered(wire)
     components = readback.memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated

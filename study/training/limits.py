@@ -10,9 +10,12 @@ from study.measure.hardware import CUDA
 from study.records.schema import MemoryCap
 
 
-def set_threads(threads: int | None) -> None:
-    """The same number of threads per rank in every arm, `single` included: a fair share of the cores."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+def set_threads(threads: int | None, hosts: int | None = None) -> None:
+    """The same number of threads per rank in every arm, `single` included: a fair share of the cores.
+
+    The hosts of an emulated cluster share them as well.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * (hosts or 1)
     threads = threads or max(1, usable_cores() // (ranks if CUDA else max(2, ranks)))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)

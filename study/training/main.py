@@ -13,7 +13,7 @@ import tyro
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import operators
-from study.measure import readback
+from study.measure import network, readback
 from study.measure.hardware import CUDA
 from study.records import store
 from study.records.schema import Record, Time
@@ -57,7 +57,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
         check(settings)
         if settings.virtual_ranks:
             room.check(settings, arm, CUDA)
-        limits.set_threads(settings.threads)
+        limits.set_threads(settings.threads, settings.hosts)
         disk = setup.claim_disk(settings, arm, launch, folder)
         in_step = run_to_the_end(train, settings, arm, folder, disk)
         code = 0
@@ -141,6 +141,8 @@ def prepare(run: Run) -> None:
     seen.arm, seen.steps, seen.virtual_ranks = run.arm.name, run.steps, settings.virtual_ranks
     seen.rows_per_step = settings.micro_batch * settings.accumulation * accelerator.num_processes
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
+    if settings.hosts:
+        seen.network = network.describe(run.gathered(network.seen_from_here()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.built_in_parts = built_in_parts
     if settings.init != "in_place" and not run.is_virtual:

@@ -14,7 +14,7 @@ from study.errors import Stop
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Evaluation, RankMemory, Record
+from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.training.data import Data, Rows
@@ -84,6 +84,8 @@ class History:
     clock: Clock = field(default_factory=Clock)
     energy_j: list[float | None] = field(default_factory=list)
     disk_before: dict[str, int | None] | None = None
+    link_before: LinkTraffic | None = None  # on an emulated cluster
+    link: LinkTraffic | None = None  # of the timed steps
     peaks: RankMemory | None = None  # of the timed steps
 
 

@@ -1,0 +1,48 @@
+"""`study cluster up | status | down`: emulate a small cluster on this machine."""
+
+from typing import Annotated, Literal
+
+import tyro
+
+from study.machine import cluster as emulated
+from study.machine.cluster import Cluster
+from study.text.tables import say
+
+
+def cluster(
+    what: tyro.conf.Positional[Literal["up", "status", "down"]],
+    /,
+    *,
+    hosts: Annotated[int, tyro.conf.arg(metavar="2..4")] = 2,
+    bandwidth: str = emulated.UNLIMITED,
+    delay_ms: float | None = None,
+) -> None:
+    """Emulate a small cluster: network namespaces as hosts, joined by links of a declared bandwidth.
+
+    `study sweep ... --cluster` then trains over it. The hosts share this machine's processors and memory; only the
+    network between them is emulated. It needs root or user namespaces, and touches no interface but its own.
+
+    Args:
+        what: up brings it up; a cluster that crashed, or is another one, is taken down first. down removes all of it.
+        hosts: How many.
+        bandwidth: Of each host's link, in both directions: 50mbit, 1gbit, or unlimited.
+        delay_ms: Of a packet and its answer together. It needs a kernel with netem.
+    """
+    if what == "down":
+        ended = emulated.down()
+        return say(f"{ended} hosts are gone" if ended else "no cluster stands: nothing to take down")
+    if what == "up":
+        return say(_words(emulated.up(hosts, emulated.bandwidth(bandwidth), delay_ms)))
+    standing = emulated.read()
+    say(_words(standing) if standing else "no cluster stands: study cluster up --hosts 2 --bandwidth 200mbit")
+
+
+def _words(standing: Cluster) -> str:
+    """A cluster in some lines; how to run something in its first host is in the last one."""
+    limit = standing.bandwidth_mbit
+    link = "links without a limit" if limit == emulated.UNLIMITED else f"links of {limit:g} Mbit/s"
+    delay = f", {standing.delay_ms:g} ms there and back" if standing.delay_ms else ""
+    addresses = ", ".join(f"{host.name} {host.address}" for host in standing.hosts)
+    inside = " ".join(standing.enter(standing.hosts[0]))
+    count = len(standing.hosts)
+    return f"{count} emulated hosts, {link}{delay}: {addresses}\nto run a command in the first: {inside} COMMAND"

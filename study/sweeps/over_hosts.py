@@ -1,0 +1,107 @@
+"""One training over the hosts of the emulated cluster: a launch in each of them, started and ended together.
+
+    python -m study.sweeps.over_hosts RANKS accelerate_configs/zero3.yaml study/train.py ...
+
+`study.machine.multinode` says to each host's `accelerate launch` what it needs to know of the others.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from study.errors import Stop, exit_on_stop
+from study.machine import cluster
+from study.machine.cluster import Cluster, Host
+from study.machine.linux import die_with_parent
+from study.sweeps.protocol import Cell
+
+GRACE_S = 30  # how long the other hosts may take to end once one of them has failed
+POLL_S = 0.1
+
+
+def host_words(standing: Cluster, host: Host, ranks: int, words: list[str]) -> list[str]:
+    """The launch of one host. `words` are the arm's file, the script and its flags; `ranks` are those of all hosts."""
+    options = {
+        "--hosts": ",".join(each.address for each in standing.hosts),
+        "--machine-rank": str(standing.hosts.index(host)),
+        "--processes": str(ranks // len(standing.hosts)),
+    }
+    launch = [sys.executable, "-m", "study.machine.multinode", *(word for pair in options.items() for word in pair)]
+    return [*standing.enter(host), *launch, *words]
+
+
+def run(standing: Cluster, ranks: int, words: list[str]) -> int:
+    """Start all hosts, wait for them, and give the first exit code that is not 0. None outlives the others."""
+    launches = [
+        subprocess.Popen(
+            host_words(standing, host, ranks, words),
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},  # which all hosts would share
+            preexec_fn=die_with_parent,
+        )
+        for host in standing.hosts
+    ]
+    try:
+        codes = wait(launches)
+    finally:
+        for launch in launches:
+            launch.kill()  # nothing to do for those that have ended
+    return next((code for code in codes if code), 0)
+
+
+def wait(launches: list[subprocess.Popen]) -> list[int]:
+    """Exit codes in the order of the ends. Once a launch has failed, the others get some time and then a SIGTERM."""
+    codes, running, failed_at = [], list(launches), None
+    while running:
+        time.sleep(POLL_S)
+        for launch in [launch for launch in running if launch.poll() is not None]:
+            running.remove(launch)
+            codes.append(launch.returncode)
+            failed_at = failed_at or (time.monotonic() if launch.returncode else None)
+        if failed_at and time.monotonic() > failed_at + GRACE_S:
+            for launch in running:
+                launch.terminate()
+            failed_at = time.monotonic()
+    return codes
+
+
+def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
+    """The cells over the cluster that stands, but for those that say which cluster they need."""
+    if standing is None and not all(cell.value("hosts") for cell in cells):
+        raise Stop("no emulated cluster stands", "study cluster up --hosts 2 --bandwidth 200mbit")
+    here = standing and {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit}
+    return [cell if cell.value("hosts") else replace(cell, settings=cell.settings | here) for cell in cells]
+
+
+@contextlib.contextmanager
+def left_as_it_was() -> Iterator[None]:
+    """Restore afterwards the cluster that stands now, or none."""
+    before = cluster.read()
+    try:
+        yield
+    finally:
+        if before is None:
+            cluster.down()
+        else:
+            cluster.up(len(before.hosts), before.bandwidth_mbit, before.delay_ms)
+
+
+def main() -> None:
+    with exit_on_stop():
+        standing = cluster.read()
+        if standing is None:
+            raise Stop("no emulated cluster stands", "study cluster up --hosts 2 --bandwidth 200mbit")
+        ranks, *words = sys.argv[1:]
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            sys.exit(run(standing, int(ranks), words))
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

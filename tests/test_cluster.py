@@ -1,0 +1,270 @@
+"""The emulated cluster: what would be typed, what is refused, what is left behind, and a training over two hosts."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from study.errors import Stop
+from study.machine import cluster
+from study.machine.cluster import UNLIMITED, Cluster, Host
+from study.measure import network, readback
+from study.records import store
+from study.records.schema import Network
+from study.spec import arms
+from study.spec.settings import Settings
+from study.sweeps import launches, over_hosts, protocol, sweep
+from study.sweeps.protocol import Cell
+
+REFUSED = cluster.refusal()
+emulates = pytest.mark.skipif(REFUSED is not None, reason=REFUSED.what if REFUSED else "")
+HOSTS = tuple(Host(f"host{n}", 100 + n, f"zshost{n}", f"10.77.0.{n + 1}") for n in range(2))
+TWO = Cluster(200.0, None, True, Host("hub", 99), HOSTS)
+TRAINING = """about = "a training over two hosts"
+document = "none"
+replicates = "nothing"
+[[part]]
+name = "p"
+arm = "zero2"
+data = "embedded"
+train_rows = 96
+eval_rows = 8
+sequence = 32
+micro_batch = 4
+threads = 1
+steps = 4
+warmup_steps = 1
+bandwidth_mbit = 400
+hosts = 2
+[part.tiny]
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A cluster of this test's own: its state file is in another cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield cluster.state_path()
+    cluster.down()
+
+
+def holders(state: Path) -> set[int]:
+    """The processes whose command line names this state file."""
+    return {p.pid for p in psutil.process_iter(["cmdline"]) if str(state) in " ".join(p.info["cmdline"] or [])}
+
+
+def inside(host: Host, *words: str) -> str:
+    return subprocess.run([*cluster.read().enter(host), *words], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "mbit"), [("200mbit", 200), ("1.5Gbit", 1500), ("64kbit", 0.064), (UNLIMITED, UNLIMITED)]
+)
+def test_a_bandwidth_is_written_as_for_tc(text, mbit):
+    assert cluster.bandwidth(text) == mbit
+
+
+@pytest.mark.parametrize("text", ["200", "0mbit", "-5mbit", "fast", "5 mbit", "1e3mbit"])
+def test_what_is_no_bandwidth_is_refused(text):
+    with pytest.raises(Stop, match="is no bandwidth"):
+        cluster.bandwidth(text)
+
+
+def test_each_link_is_shaped_on_both_ends_and_only_our_interfaces_are_named():
+    lines = cluster.shaping(TWO)
+    ends = [line.split()[3] for batch in lines.values() for line in batch]
+    assert sorted(ends) == ["zshost0", "zshost1", "zsport0", "zsport1"]
+    assert all("tbf rate 200000000bit" in line for batch in lines.values() for line in batch)
+    assert cluster.shaping(Cluster(UNLIMITED, None, True, TWO.hub, HOSTS))[HOSTS[0]] == []
+    named = {word for batch in cluster.wiring(TWO).values() for line in batch for word in line.split() if "zs" in word}
+    assert named == {"zsbridge", "zsport0", "zsport1", "zshost0", "zshost1"}
+
+
+def test_a_delay_is_spread_over_the_four_ends_that_a_packet_and_its_answer_pass():
+    line = cluster.shaping(Cluster(50.0, 20.0, True, TWO.hub, HOSTS))[HOSTS[0]][1]
+    assert line == "qdisc add dev zshost0 parent 1:1 handle 10: netem delay 5ms"
+
+
+def test_without_root_the_hub_owns_the_user_namespace_of_all():
+    state, nobody = Path("/state"), Cluster(50.0, None, False)
+    assert cluster.holding("hub", state, nobody)[:4] == ["unshare", "--user", "--map-root-user", "--net"]
+    host = cluster.holding("host0", state, Cluster(50.0, None, False, Host("hub", 99)))
+    assert host[:8] == ["nsenter", "--target", "99", "--user", "--preserve-credentials", "--", "unshare", "--net"]
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "what"),
+    [
+        (1, "unshare: Operation not permitted", "an emulated cluster needs root"),
+        (3, "Unknown device type", "joins no namespaces with veth pairs"),
+        (4, "qdisc kind is unknown", "cannot limit a link's bandwidth"),
+        (5, "qdisc kind is unknown", "cannot delay packets"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_in_a_sentence(code, says, what, tmp_path, monkeypatch):
+    for tool in cluster.TOOLS:
+        (tmp_path / tool).write_text(f"#!/bin/sh\necho '{says}' >&2\nexit {code}\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    stop = cluster.refusal(delay_ms=5)
+    assert what in stop.what
+    assert says in stop.what
+    assert stop.status == "unavailable"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert cluster.refusal().what == f"an emulated cluster needs {' and '.join(cluster.TOOLS)}"
+
+
+def test_a_command_that_cannot_be_done_ends_with_exit_code_2(tmp_path):
+    words = [sys.executable, "-m", "study.cli", "cluster", "up", "--hosts", "5"]
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    ran = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr == "a cluster has 2 to 4 hosts (got 5). What to do: give such a number.\n"
+    assert holders(tmp_path) == set()
+
+
+@pytest.mark.parametrize("arm", ["ddp", "zero3", "fsdp2"])
+def test_each_host_gets_its_number_its_share_of_the_ranks_and_the_others_addresses(arm):
+    folder = Path("/run")
+    words = launches.command(Cell("p", "p", "tiny", arm, 4, {"hosts": 2, "bandwidth_mbit": 50}), folder, None)
+    assert words[1:4] == ["-m", "study.sweeps.over_hosts", "4"]
+    of_hosts = [over_hosts.host_words(TWO, host, int(words[3]), words[4:]) for host in HOSTS]
+    for number, of_host in enumerate(of_hosts):
+        entered, launch = of_host[: of_host.index("--") + 1], " ".join(of_host[of_host.index("--") + 2 :])
+        assert entered == ["nsenter", "--target", str(HOSTS[number].pid), "--net", "--"]
+        options = f"--hosts 10.77.0.1,10.77.0.2 --machine-rank {number} --processes 2"
+        script = f"{arms.all_paths()[arm]} {protocol.SCRIPTS['train']}"
+        assert launch == f"-m study.machine.multinode {options} {script} --run-dir /run --hosts 2 --bandwidth-mbit 50"
+
+
+def test_bandwidth_and_hosts_make_another_cell():
+    names = {Cell("p", "p", "tiny", "ddp", 2, {"hosts": 2, "bandwidth_mbit": value}).name for value in (50, 200)}
+    assert len(names) == 2
+    assert {"hosts", "bandwidth_mbit"} <= set(protocol.SETTINGS)
+
+
+def test_cells_that_do_not_say_which_cluster_go_over_the_one_that_stands():
+    free = Cell("p", "p", "tiny", "ddp", 2, {})
+    fixed = Cell("p", "p", "tiny", "ddp", 4, {"hosts": 4, "bandwidth_mbit": 50})
+    assert [cell.settings for cell in over_hosts.spread([free, fixed], TWO)] == [
+        {"hosts": 2, "bandwidth_mbit": 200.0},
+        fixed.settings,
+    ]
+    assert over_hosts.spread([fixed], None) == [fixed]
+    with pytest.raises(Stop, match="no emulated cluster stands"):
+        over_hosts.spread([free], None)
+
+
+def test_once_a_host_has_failed_the_others_are_ended(monkeypatch):
+    monkeypatch.setattr(over_hosts, "GRACE_S", 0.1)
+    launches_of_hosts = [subprocess.Popen(words) for words in (["sleep", "600"], ["sh", "-c", "exit 3"], ["true"])]
+    assert sorted(over_hosts.wait(launches_of_hosts)) == [-15, 0, 3]
+
+
+def test_a_cell_that_cannot_be_spread_is_unavailable():
+    cell = Cell("p", "p", "tiny", "ddp", 3, {"hosts": 2})
+    assert sweep.why_not(cell, gpus=0).what == "3 ranks cannot be spread evenly over 2 hosts"
+    assert "there are GPUs" in sweep.why_not(cell, gpus=8).what
+
+
+def test_another_network_than_was_asked_for_is_a_mismatch():
+    settings = Settings(hosts=2, bandwidth_mbit=200)
+    rank = {"interface": "zshost0", "bandwidth_mbit": 200.0, "limited_by": "tbf", "delayed_by": None}
+    apart = [rank | {"host": "net:[1]"}, rank | {"host": "net:[2]"}]
+    assert readback.other_network(settings, network.describe(apart)) == []
+    together = network.describe([rank | {"host": "net:[1]"}] * 2)
+    assert readback.other_network(settings, together) == ["hosts: promised 2, observed 1"]
+    faster = network.describe([side | {"bandwidth_mbit": 400.0} for side in apart])
+    assert "observed 400.0" in readback.other_network(settings, faster)[0]
+    free = network.describe([side | {"bandwidth_mbit": None} for side in apart])
+    assert readback.other_network(Settings(hosts=2, bandwidth_mbit="unlimited"), free) == []
+    assert readback.other_network(settings, free) == ["bandwidth in Mbit/s: promised 200, observed None"]
+
+
+# --- with root or user namespaces ----------------------------------------------------------------------------------
+
+
+@emulates
+def test_a_cluster_is_what_was_declared_and_leaves_nothing_behind(own):
+    before = Path("/proc/net/dev").read_text().count(":")
+    standing = cluster.up(3, 200.0)
+    assert cluster.read() == standing == cluster.up(3, 200.0), "the same one is kept"
+    assert len(holders(own)) == 4, "three hosts and the hub"
+    for host in standing.hosts:
+        (said,) = json.loads(inside(host, "tc", "-json", "qdisc", "show", "dev", host.interface))
+        assert (said["kind"], said["options"]["rate"]) == ("tbf", 200e6 / 8)
+        assert host.address in inside(host, "ip", "address")
+    other = cluster.up(2, UNLIMITED)
+    assert len(cluster.read().hosts) == 2
+    assert "tbf" not in inside(other.hosts[0], "tc", "qdisc")
+    assert cluster.down() == 2
+    assert cluster.read() is None
+    assert holders(own) == set()
+    assert not own.exists()
+    assert Path("/proc/net/dev").read_text().count(":") == before, "no interface of this machine's own network"
+
+
+@emulates
+def test_what_a_crash_leaves_is_healed_and_what_runs_inside_ends(own):
+    standing = cluster.up(2, 100.0)
+    guest = subprocess.Popen([*standing.enter(standing.hosts[1]), "sleep", "600"], start_new_session=True)
+    psutil.Process(standing.hosts[0].pid).kill()
+    while standing.hosts[0].pid in holders(own):
+        time.sleep(0.01)
+    assert cluster.read() is None, "half a cluster is none"
+    cluster.up(2, 100.0)
+    assert guest.wait(10) == -9
+    assert len(holders(own)) == 3
+    own.unlink()  # as if `up` had died before it could write
+    assert cluster.read() is None
+    assert cluster.down() == 2
+    assert holders(own) == set()
+
+
+@emulates
+def test_up_that_fails_halfway_leaves_nothing(own, monkeypatch):
+    monkeypatch.setattr(cluster, "wiring", lambda made: {made.hub: ["link add zsbridge type nonsense"]})
+    with pytest.raises(Stop, match=r"^ip failed in hub: .*Unknown device type"):
+        cluster.up(2, 100.0)
+    assert holders(own) == set()
+    assert not own.exists()
+
+
+@emulates
+def test_a_cluster_of_somebody_else_stays(own, tmp_path, monkeypatch):
+    cluster.up(2, 100.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    cluster.up(2, 50.0)
+    assert cluster.down() == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parents[1]))
+    assert len(cluster.read().hosts) == 2
+
+
+@emulates
+def test_a_training_over_two_hosts_is_one_record_with_its_bytes_counted_on_the_links(tmp_path, monkeypatch):
+    (tmp_path / "mini.toml").write_text(textwrap.dedent(TRAINING))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "state"))
+    words = [sys.executable, "-m", "study.cli", "sweep", str(tmp_path / "mini.toml"), "--cluster"]
+    ran = subprocess.run([*words, "--runs", str(tmp_path / "runs")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (folder,) = (tmp_path / "runs").glob("p-zero2-*")
+    record = store.load(folder)
+    assert record.observed.ranks == record.observed.ranks_counted == 2
+    wanted = {"hosts": 2, "interfaces": ["zshost0", "zshost1"], "bandwidth_mbit": 400.0, "limited_by": "tbf"}
+    assert record.observed.network == Network(**wanted)
+    assert record.observed.threads == 1
+    assert len(record.memory.per_rank) == 2
+    links, expected = record.traffic.per_link, record.traffic.gloo_wire_bytes
+    assert len(links) == 2
+    for link, wire_bytes in zip(links, expected, strict=True):
+        # Headers and acknowledgements come on top, at most a tenth.
+        assert wire_bytes < link.sent_bytes / record.traffic.link_steps < 1.1 * wire_bytes
+    at_least_s = expected[0] * 8 / 400e6
+    assert at_least_s < record.time.median_step_s
+    assert holders(tmp_path / "state") == set(), "the sweep brought the cluster up, and took it down"

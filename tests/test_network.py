@@ -1,0 +1,125 @@
+"""Slow links: the fit of a link, the table of the network protocol, and what it says of made-up runs."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import shaped
+from shaped import changed, finished, put
+
+from study.claims import audit
+from study.claims.evidence import Evidence, choose
+from study.records import runs
+from study.records.metrics import gloo_wire_bytes
+from study.records.prediction import predicted
+from study.records.schema import Collective
+from study.report import captions
+from study.report.network import network
+from study.theory import links
+
+FREE_S, OVERHEAD = 0.2, 1.06  # of the made-up runs
+
+
+def over_links(arm: str, mbit: float | None, hosts: int = 2, ranks: int = 2, overhead: float = OVERHEAD) -> dict:
+    """A made-up run over emulated hosts, as slow as theory's bytes make it."""
+    name, wire_bytes = f"net-{arm}-{mbit}-{hosts}-{ranks}", wire_of(arm, ranks)
+    step = FREE_S + (overhead * wire_bytes * 8e-6 / mbit if mbit else 0.0)
+    link = {"sent_bytes": int(7 * 1.04 * wire_bytes), "sent_packets": 99, "received_bytes": 0, "dropped_packets": 0}
+    seen = {"hosts": hosts, "interfaces": ["zshost0"] * hosts, "bandwidth_mbit": mbit}
+    changes = {"requested__hosts": hosts, "requested__bandwidth_mbit": mbit or "unlimited"}
+    changes |= {"traffic__per_link": [link] * hosts, "traffic__link_steps": 7}
+    return changed(finished(name, arm, ranks, precision="fp32", step=step), observed__network=seen, **changes)
+
+
+def wire_of(arm: str, ranks: int) -> float:
+    sent = predicted(shaped.run(finished("x", arm, ranks, precision="fp32")).record).traffic
+    moved = {kind: Collective(calls=1, bytes=size, bytes_by_dtype={}) for kind, size in sent.items()}
+    return gloo_wire_bytes(moved, ranks)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    cells = itertools.product(("ddp", "zero2", "zero3"), (None, 50.0, 200.0))
+    records = [over_links(arm, mbit) for arm, mbit in cells] + [over_links("ddp", mbit, 4, 4) for mbit in (None, 200.0)]
+    records.append(finished("elsewhere", "ddp", precision="fp32"))
+    return network(runs.load(put(tmp_path_factory.mktemp("runs"), *records)))
+
+
+def test_a_link_is_fitted_by_its_overhead_and_what_each_collective_waits():
+    truth = links.SlowLink(1.07, 0.004)
+    cells = [(size, calls, mbit, truth.added_s(size, calls, mbit)) for size, calls, mbit in CELLS]
+    fitted = links.fit(cells)
+    assert (fitted.overhead, fitted.call_s) == pytest.approx((1.07, 0.004))
+    assert links.data_s(12.5e6, 100) == 1.0
+
+
+CELLS = ((17e6, 2, 200), (26e6, 5, 200), (40e6, 40, 200), (5e6, 90, 50))
+
+
+def test_a_collective_never_takes_less_than_nothing():
+    faster_with_more = [(size, calls, mbit, 8e-6 * size / mbit - 1e-4 * calls) for size, calls, mbit in CELLS]
+    fitted = links.fit(faster_with_more)
+    assert fitted.call_s == 0
+    assert 0.9 < fitted.overhead < 1
+
+
+def test_each_cell_is_a_row_and_other_networks_are_left_out(rows):
+    assert len(rows) == 11
+    assert {row["kind"] for row in rows} == {"emulated"}
+    assert {row["held out"] for row in rows if row["Mbit/s"] is None} == {None}
+    assert [row["arm"] for row in rows if row["held out"] is False] == ["ddp", "zero2", "zero3"]
+
+
+def test_held_out_cells_are_predicted_from_theorys_bytes(rows):
+    """The made-up runs are as slow as the model says, so nothing may be left but the noise of their seconds."""
+    held_out = [row for row in rows if row["held out"]]
+    assert {(row["arm"], row["ranks"], row["Mbit/s"]) for row in held_out} == {
+        *((arm, 2, 50.0) for arm in ("ddp", "zero2", "zero3")),
+        ("ddp", 4, 200.0),
+    }
+    assert all(abs(row["error"]) < 0.02 for row in held_out)
+    assert all(row["median"] > 2 * row["unlimited s"] for row in held_out), "else the links would decide nothing"
+    text = captions.network(rows)
+    assert text.startswith("**Of 4 held-out cells the median error is 0.")
+    assert "- 2 ranks, 1 pass, 50 Mbit/s: zero2 1." in text
+
+
+def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
+    at_50 = {row["arm"]: row for row in rows if row["Mbit/s"] == 50.0}
+    for arm in ("zero2", "zero3"):
+        sent = at_50[arm]["predicted bytes"] / at_50["ddp"]["predicted bytes"]
+        assert sent > 1.3
+        slower = (at_50[arm]["median"] - FREE_S) / (at_50["ddp"]["median"] - FREE_S)
+        assert slower == pytest.approx(sent, rel=0.05)
+        assert at_50[arm]["link bytes"] == pytest.approx(1.04 * at_50[arm]["predicted bytes"], rel=1e-3)
+
+
+def test_without_such_runs_there_is_nothing_to_say(tmp_path):
+    assert network(runs.load(put(tmp_path, finished("elsewhere", "ddp")))) == []
+    assert captions.network([]) == ""
+
+
+def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_them():
+    evidence = Evidence((shaped.run(over_links("zero2", 50.0)),))
+    about, of_bytes = (SimpleNamespace(kind=kind, conditions={}) for kind in ("time", "bytes"))
+    assert choose(evidence, about, {"arm": "zero2"}).runs == ()
+    assert "a network between hosts that is emulated, 50.0 Mbit/s" in choose(evidence, about, {"arm": "zero2"}).differs
+    asked = choose(evidence, about, {"arm": "zero2", "bandwidth_mbit": 50.0})
+    assert len(asked.runs) == 1
+    assert "a network between hosts that is emulated, 50.0 Mbit/s" in asked.differs, "it is said either way"
+    assert len(choose(evidence, of_bytes, {"arm": "zero2"}).runs) == 1, "bytes are the same over any network"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"time__step_s": [0.01] * 7, "time__median_step_s": 0.01, "time__window_s": 0.07}, "but it has 50.0 Mbit/s"),
+        ({"traffic__per_link": []}, "does not have the links of so many"),
+        ({"observed__network": None}, "does not have the links of so many"),
+        ({"traffic__link_steps": 1}, "bytes a step are more than all ranks sent"),
+    ],
+)
+def test_what_a_link_cannot_have_carried_is_no_evidence(change, fault):
+    sound = over_links("zero2", 50.0)
+    assert audit.faults(runs.Record.model_validate(sound)) == []
+    assert fault in " ".join(audit.faults(runs.Record.model_validate(changed(sound, **change))))
