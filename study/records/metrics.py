@@ -24,12 +24,15 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
     bytes. None if one of the collectives has no such formula: gloo's reduce, for example, sends between 1.5 and 2.4
     times the tensor at two ranks, depending on its size.
     """
-    share = (ranks - 1) / ranks
     once, twice = ("all_gather", "broadcast", "all_to_all"), ("all_reduce", "reduce_scatter")
-    factor = {"barrier": 0.0} | dict.fromkeys(once, share) | dict.fromkeys(twice, 2 * share)
+    factor = {"barrier": 0} | dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
     if not counts.keys() <= factor.keys():
         return None
-    return sum(count.bytes * factor[kind] for kind, count in counts.items())
+    return sum(
+        size * factor[kind] * (len(group) - 1) / len(group)
+        for kind, count in counts.items()
+        for group, size in count.by_ranks(ranks).items()
+    )
 
 
 def dig(value, path: str):
