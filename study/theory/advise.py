@@ -82,6 +82,8 @@ def advise(question: Question) -> Advice:
     check(question)
     rows = tuple(best_of_arm(question, arm_named(name)) for name in arms.NAMES)
     fitting = [row for row in rows if row.fits]
+    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: what can help there is to offload
+        fitting = [row for row in fitting if row.arm == "single" or row.offloads]
     choice = best_of(fitting)
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
