@@ -180,8 +180,8 @@ def advised_config(folder: Path, arm: str) -> Path:
 def trained(shared, cache):
     """A function that trains an arm with some flags once per session, and hands out the same run when asked again.
 
-    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file. `ranks`: if they
-    are more than the arm takes by itself.
+    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file. It gets as many
+    `ranks` as it takes by itself, or more.
     """
 
     def train(arm: str, *flags: str, advised: bool = False, ranks: int | None = None) -> Launched:

@@ -5,8 +5,8 @@ import json
 import pytest
 from conftest import ranks_of
 
-# Rank r has the rows of seed r. Each way of training takes one step of SGD with lr 1 from the same weights, so that what
-# the weights change by is the gradient that was used.
+# Rank r has the rows of seed r. Each way of training takes a step of SGD with lr 1 from the same weights, so that what
+# they change by is the gradient that was used.
 RANKS = """
 import json, os, sys, warnings
 from pathlib import Path

@@ -121,6 +121,17 @@ REFUSED = [
     ("zero3", ("--virtual-ranks", "1"), "--virtual-ranks must be at least 2 (got 1)"),
     ("single", GROUP_OF_8, "such as ddp"),
     ("zero3_nvme", (*GROUP_OF_8, "--init", "none"), "zero3_cpu"),
+    (
+        "fsdp2",
+        (*GROUP_OF_8, "--init", "none", "--model", "t5-micro"),
+        "unavailable: PyTorch refuses: Parameter 'shared.",
+    ),
+    (
+        "hsdp",
+        ("--virtual-ranks", "3"),
+        "unavailable: hsdp has 2 groups of ranks that share the weights, and needs 4 ranks",
+    ),
+    ("variants/zero3_qwz", GROUP_OF_8, "unavailable: collectives in 8 and 4 bits, of ZeRO++, need a GPU: without one"),
     ("zero3", (*GROUP_OF_8, "--task", "wikitext", "--model", "gpt-neox-20b"), "GB are available"),
 ]
 
