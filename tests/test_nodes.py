@@ -1,0 +1,91 @@
+"""Bytes inside a node and between nodes: by hand, and where they are read from records."""
+
+from dataclasses import replace
+
+import pytest
+from shaped import finished, put, runs
+
+from study.records import metrics
+from study.records.schema import Collective
+from study.report import tables
+from study.theory import nodes
+from study.theory.architecture import describe, parameters
+from study.theory.setup import Setup
+
+EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
+
+
+def moved(**groups) -> dict[str, Collective]:
+    """Collectives of four ranks, 100 bytes for each group."""
+    return {
+        kind: Collective(
+            calls=len(chosen),
+            bytes=100 * len(chosen),
+            bytes_by_dtype={"float32": 100 * len(chosen)},
+            bytes_by_group={" ".join(map(str, ranks)): 100 for ranks in chosen if ranks != EVERYONE},
+        )
+        for kind, chosen in groups.items()
+    }
+
+
+def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
+    count = moved(all_gather=[EVERYONE, PAIR])["all_gather"]
+    assert count.by_ranks(4) == {PAIR: 100, EVERYONE: 100}
+    assert moved(barrier=[])["barrier"].by_ranks(2) == {(0, 1): 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "where", "sent"),
+    [
+        ("all_gather", EVERYONE, "between", 75),  # the last rank of a node sends 3/4 of it to the next node
+        ("all_reduce", EVERYONE, "between", 150),
+        ("reduce_scatter", PAIR, "inside", 0),
+        ("all_reduce", ACROSS, "between", 200),  # both ranks of a node send, each half of it twice
+    ],
+)
+def test_what_a_node_sends_by_hand(kind, ranks, where, sent):
+    groups = {kind: {ranks: 100}}
+    assert nodes.by_node(groups, 2)[where] == {kind: 100}
+    assert nodes.sent_by_a_node(groups, 2) == sent
+    assert nodes.sent_by_a_node(groups, 4) == 0, "all of them in one node"
+
+
+def test_gloo_writes_as_much_as_each_group_has_ranks():
+    assert metrics.gloo_wire_bytes(moved(all_gather=[EVERYONE, PAIR]), 4) == 75 + 50
+    assert metrics.gloo_wire_bytes(moved(all_reduce=[ACROSS]), 4) == 100
+
+
+MODEL = describe("bert-large")
+SIZE = 4 * parameters(MODEL)
+
+
+def between(arm: str, ranks: int = 16, node_ranks: int = 8, **changes) -> dict[str, float]:
+    setup = replace(Setup.of_arm(MODEL, arm, ranks=ranks), **changes)
+    split = nodes.by_node(nodes.predicted(setup), node_ranks)
+    return {kind: size / SIZE for kind, size in split["between"].items()}
+
+
+def test_between_nodes_by_the_papers():
+    """Two nodes of eight. FSDP, stage 3: 2 M gathered, M scattered (P4). Hybrid sharding: an all-reduce of M/8 (P5)."""
+    assert between("fsdp2") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
+    assert between("zero3_textbook") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
+    assert between("hsdp") == pytest.approx({"all_reduce": 1 / 8}, rel=0.02)
+    assert between("zero3_hpz_textbook") == pytest.approx({"all_gather": 1, "reduce_scatter": 1}, rel=0.02)
+    assert between("ddp") == {"all_reduce": 1}
+
+
+def test_with_several_passes_hpz_gathers_between_nodes_once():
+    """Its copy serves all passes of a step but the first forward pass."""
+    thrice = between("zero3_hpz_textbook", accumulation=3)
+    assert thrice == pytest.approx({"all_gather": 1, "reduce_scatter": 3}, rel=0.02)
+    assert between("zero3_textbook", accumulation=3)["all_gather"] == pytest.approx(6, rel=0.02)
+
+
+def test_the_table_of_a_folder_of_runs(tmp_path):
+    """Two ranks are one node of two: they have no row."""
+    counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
+    of_four = finished("four", "ddp", 4)
+    of_four["traffic"]["per_rank"] = [counts] * 4
+    (row,) = tables.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
+    assert (row["arm"], row["ranks"]) == ("ddp", "4")
+    assert (row["inside MB"], row["between MB"], row["a node sends MB"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
