@@ -352,7 +352,7 @@ def traffic(runs: Runs) -> list[dict]:
 
 
 def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
-    """What a step moves inside nodes and between them, if so many ranks stand for a node, and what that takes in memory.
+    """What a step moves inside nodes and between them, if so many ranks stand for a node; and what a rank then holds.
 
     What a node sends is on rings that enter and leave each node once. `kernel`: what the kernel saw written over what
     gloo should write. Theory knows only models with formulas here.
