@@ -86,7 +86,7 @@ def why_not(name: str, gpus: int) -> Stop | None:
     purpose = OPERATORS[name].purpose
     if name == "quantizer" and not gpus:
         what = f"{purpose}, need a GPU: without one DeepSpeed says {NOT_ON_CPU!r}"
-        return _unavailable(what, "use a machine with a GPU, or predict it with study estimate")
+        return _unavailable(what, "use a machine with a GPU")
     if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
     if name == "async_io":
