@@ -1,12 +1,16 @@
 """Bytes inside a node and between nodes: by hand, and where they are read from records."""
 
+import functools
 from dataclasses import replace
 
 import pytest
+from conftest import ROOT
 from shaped import finished, put, runs
 
+from study.machine.operators import NOT_ON_CPU
 from study.records import metrics
-from study.records.schema import Collective
+from study.records.prediction import setup_of
+from study.records.schema import Collective, Record
 from study.report import tables
 from study.theory import nodes
 from study.theory.architecture import describe, parameters
@@ -106,3 +110,64 @@ def test_the_table_of_a_folder_of_runs(tmp_path):
     (row,) = tables.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
     assert (row["arm"], row["ranks"]) == ("ddp", "4")
     assert (row["inside MB"], row["between MB"], row["a node sends MB"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
+
+
+# --- the records of `study sweep nodes`, kept in the repository ------------------------------------------------------
+
+KEPT = ROOT / "reports" / "cpu-2core" / "runs" / "nodes"
+DIVIDED = ("hsdp", "zero3_hpz", "zero3_hpz_textbook")
+
+
+@functools.cache
+def kept(part: str, arm: str) -> Record:
+    (path,) = KEPT.glob(f"{part}-{arm}-????????-*/record.json")
+    return Record.model_validate_json(path.read_text())
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_on_four_ranks_the_losses_of_60_steps_equal_ddps(arm):
+    """The arms differ in what they hold and move; their losses do not."""
+    ours, ddp = kept("parity", arm), kept("parity", "ddp")
+    assert (ours.observed.ranks_counted, ddp.observed.ranks_counted) == (4, 4)
+    assert (ddp.observed.fsdp, ddp.observed.stage) == (None, None)
+    if arm == "hsdp":
+        assert ours.observed.fsdp["mesh"] == [[2, 2]]
+    else:
+        assert ours.observed.second_partition_ranks == 2
+        half = ours.observed.parameters / 2
+        assert ours.observed.second_partition_parameters == pytest.approx(half, rel=0.001)
+    assert nodes.by_node(groups_of(ours), 2) != nodes.by_node(groups_of(ddp), 2)
+    assert ours.observed.weights_checksum == ddp.observed.weights_checksum
+    assert len(ours.loss.train) == 60
+    assert ours.loss.train == pytest.approx(ddp.loss.train, abs=1e-5)
+
+
+def groups_of(record: Record) -> nodes.Groups:
+    return {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
+    record = kept("parity", arm)
+    counted, expected = (nodes.by_node(groups, 2) for groups in (groups_of(record), nodes.predicted(setup_of(record))))
+    for where in ("inside", "between"):
+        assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
+    wires = zip(record.traffic.kernel_bytes_written, record.traffic.gloo_wire_bytes, strict=True)
+    assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_a_virtual_rank_of_four_holds_and_moves_what_a_real_one_does(arm):
+    virtual, real = kept("virtual", arm), kept("parity", arm)
+    assert (virtual.observed.backend, real.observed.backend) == ("fake", "gloo")
+    assert virtual.traffic.per_rank[0] == real.traffic.per_rank[0]
+    held, real_held = (record.memory.components.per_rank[0] for record in (virtual, real))
+    for role in {*real_held.at_peak, *held.at_peak} - {"other"}:  # the rows of the data set: another number of them
+        sizes = held.at_peak.get(role, 0), real_held.at_peak.get(role, 0)
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01, abs=4096), role
+
+
+def test_what_zeropp_quantizes_is_unavailable_in_the_librarys_words():
+    for arm in ("zero3_qwz", "zero3_qgz"):
+        record = kept("quantized", arm)
+        assert (record.status, NOT_ON_CPU in record.error.message) == ("unavailable", True)
