@@ -34,6 +34,7 @@ APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_d
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 20, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
+RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
@@ -179,11 +180,13 @@ def advised_config(folder: Path, arm: str) -> Path:
 def trained(shared, cache):
     """A function that trains an arm with some flags once per session, and hands out the same run when asked again.
 
-    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file.
+    `advised` launches the config that `study advise --write` gives for the arm, not the arm's own file. It gets as many
+    `ranks` as it takes by itself, or more.
     """
 
-    def train(arm: str, *flags: str, advised: bool = False) -> Launched:
-        key = hashlib.sha256(repr((flags, advised)).encode()).hexdigest()[:12]
+    def train(arm: str, *flags: str, advised: bool = False, ranks: int | None = None) -> Launched:
+        ranks = ranks or RANKS.get(arm, 2)
+        key = hashlib.sha256(repr((flags, advised, ranks)).encode()).hexdigest()[:12]
         name = f"trained-{arm.replace('/', '-')}-{key}"
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
@@ -191,7 +194,8 @@ def trained(shared, cache):
             if not kept.exists():
                 folder = Path(tempfile.mkdtemp(dir=shared))
                 config = advised_config(folder, arm) if advised else arm
-                run = launch(config, folder / arm.replace("/", "-"), *flags, cache=cache)
+                launcher = ("--num_processes", str(ranks)) if ranks > 2 else ()
+                run = launch(config, folder / arm.replace("/", "-"), *flags, cache=cache, launcher=launcher)
                 assert run.code == 0, run.output
                 kept.write_text(json.dumps(dataclasses.asdict(run), default=str))
         fields = json.loads(kept.read_text())

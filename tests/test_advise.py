@@ -218,7 +218,7 @@ def test_the_choice(offered, taken):
 
 def test_single_is_for_one_gpu():
     alone = advise(replace(BERT, gpus=1, link=None))
-    assert (alone.choice.arm, alone.alternative.arm) == ("single", "ddp"), "the simplest of equals"
+    assert (alone.choice.arm, alone.alternative.arm) == ("single", "zero1_cpu"), "nothing is shared on one GPU"
     assert alone.choice.sent_bytes == 0
     assert not advised(BERT)["single"].fits
 

@@ -12,15 +12,8 @@ from study.spec import arms
 from study.training import setup
 
 PATHS = arms.all_paths()
-VARIANTS = (
-    "zero1_default",
-    "zero2_default",
-    "zero2_reduce",
-    "zero2_small_buckets",
-    "zero3_default",
-    "zero3_init_off",
-    "zero3_textbook",
-)
+VARIANTS = ("zero1_default", "zero2_default", "zero2_reduce", "zero2_small_buckets", "zero3_default")
+VARIANTS = (*VARIANTS, "zero3_hpz_textbook", "zero3_init_off", "zero3_qgz", "zero3_qwz", "zero3_textbook")
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
 FAIR = [name for name in arms.NAMES if name.startswith("zero")]
 
@@ -49,6 +42,11 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("ddp", "fsdp2", {"distributed_type", *(f"fsdp_config.{key}" for key in (*arms.FSDP_FIXED, *arms.FSDP_CHOICES))}),
     ("fsdp2", "fsdp2_grad_op", {"fsdp_config.fsdp_reshard_after_forward"}),
     ("fsdp2", "fsdp2_cpu", {"fsdp_config.fsdp_offload_params"}),
+    ("fsdp2", "hsdp", {f"parallelism_config.{key}" for key in (arms.REPLICAS, arms.SHARDS)}),
+    ("zero3", "zero3_hpz", {"zero_hpz_partition_size"}),
+    ("zero3_textbook", "zero3_hpz_textbook", {"zero_hpz_partition_size"}),
+    ("zero3", "zero3_qwz", {"zero_quantized_weights"}),
+    ("zero3", "zero3_qgz", {"zero_quantized_gradients"}),
 ]
 
 
@@ -151,7 +149,33 @@ def test_an_arm_is_what_its_files_promise(name):
     assert arm.num_processes == (1 if name == "single" else "auto")
     assert arm.deepspeed == (json_of(name) if name in ON_DEEPSPEED else None)
     assert arm.fsdp == yaml_of(name).get("fsdp_config")
-    assert (arm.fsdp is not None) == name.startswith("fsdp2")
+    assert (arm.fsdp is not None) == (name.startswith("fsdp2") or name == "hsdp")
+    assert (arm.replicas, arm.shards) == ((2, "auto") if name == "hsdp" else (1, "auto"))
+    assert arm.second_partition(4) == (2 if "hpz" in name else None)
+    assert arm.sharing_ranks(4) == (2 if name == "hsdp" else 4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
+def test_groups_that_do_not_come_out_even_are_refused(ranks):
+    """In a sentence, before anything starts."""
+    with pytest.raises(Stop, match="hsdp has 2 groups of ranks that share the weights, and needs 4 ranks") as stop:
+        arms.read(PATHS["hsdp"]).sharing_ranks(ranks)
+    assert (stop.value.status, f"(got {ranks})" in stop.value.what) == ("unavailable", True)
+    assert "--num_processes 4" in stop.value.remedy
+    pairs = arms.read(PATHS["zero3_hpz"])
+    if ranks % 2 and ranks > 1:
+        with pytest.raises(Stop, match="a second copy of the weights in groups of 2"):
+            pairs.sharing_ranks(ranks)
+    else:
+        assert pairs.sharing_ranks(ranks) == ranks
+
+
+def test_groups_of_a_given_size_are_read(tmp_path):
+    text = f"{FSDP}parallelism_config: {{{arms.REPLICAS}: 3, {arms.SHARDS}: 4}}"
+    arm = arms.read(written(tmp_path, text))
+    assert arm.sharing_ranks(12) == 4
+    with pytest.raises(Stop, match="needs 12 ranks"):
+        arm.sharing_ranks(6)
 
 
 def written(tmp_path, text: str):
@@ -271,6 +295,11 @@ def refused(path, what: str, remedy: str) -> None:
         (SINGLE + "num_processes: -3", "num_processes must be at least 1, or auto (got -3)", FIX),
         (SINGLE + "num_processes: many", "num_processes must be at least 1, or auto (got 'many')", FIX),
         (SINGLE + "num_processes: true", "num_processes must be at least 1, or auto (got True)", FIX),
+        (f"{FSDP}parallelism_config: 5", "parallelism_config must be a mapping (got 5)", FIX),
+        (f"{FSDP}parallelism_config: {{x: 5}}", "sets x, which the study does not read back", "leave only"),
+        (f"{FSDP}parallelism_config: {{{arms.REPLICAS}: 0}}", "replicate_size must be at least 1 (got 0)", FIX),
+        (f"{FSDP}parallelism_config: {{{arms.SHARDS}: 1}}", "shard_size must be 2 or more (got 1)", FIX),
+        (f"{SINGLE}parallelism_config: {{}}", "parallelism_config is read with FSDP alone (got 'NO')", FIX),
         (ZEROS + "5", "deepspeed_config must be a mapping (got 5)", FIX),
         (ZEROS + "[]", "deepspeed_config must be a mapping (got [])", FIX),
         (ZEROS + "{deepspeed_config_file: 5}", "deepspeed_config_file must be a path (got 5)", FIX),

@@ -22,7 +22,10 @@ def advised(**change) -> Advice:
     return advise(replace(QUESTION, **change))
 
 
-@pytest.mark.parametrize("arm", [name for name in arms.NAMES if name != "single"])
+DIVIDED = ("hsdp", "zero3_hpz")  # into nodes
+
+
+@pytest.mark.parametrize("arm", [name for name in arms.NAMES if name not in ("single", *DIVIDED)])
 def test_what_is_written_is_the_arm(arm, tmp_path):
     written = write(tmp_path / "mine.yaml", advised(), arm, tmp_path / "disk")
     written_arm, ours = arms.read(tmp_path / "mine.yaml"), arms.read(arms.all_paths()[arm])
@@ -37,6 +40,19 @@ def test_what_is_written_is_the_arm(arm, tmp_path):
         if ours.uses_nvme:
             zero["offload_optimizer"]["nvme_path"] = str(tmp_path / "disk")
         assert written_arm.deepspeed == expected
+
+
+def test_groups_are_written_as_large_as_nodes(tmp_path):
+    """Where there are several nodes. On one, such an arm is not advised."""
+    with pytest.raises(Stop, match="hsdp is not predicted to fit"):
+        write(tmp_path / "mine.yaml", advised(), "hsdp")
+    nodes = advised(gpus=16, gpus_per_node=4)
+    assert {row.arm: row.fits for row in nodes.rows}["hsdp"]
+    write(tmp_path / "hsdp.yaml", nodes, "hsdp")
+    arm = arms.read(tmp_path / "hsdp.yaml")
+    assert (arm.replicas, arm.shards, arm.sharing_ranks(16)) == (4, 4, 4)
+    write(tmp_path / "hpz.yaml", nodes, "zero3_hpz")
+    assert arms.read(tmp_path / "hpz.yaml").second_partition(16) == 4
 
 
 def test_the_choice_is_what_is_written_by_default(tmp_path):
@@ -153,7 +169,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 FLAGS = {"ddp": test_save.FLAGS, "zero2": test_parity.ACCUMULATED, "zero3": test_save.FLAGS}  # trained there as well
-SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, "zero1")]
+SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, *DIVIDED, "zero1")]
 
 
 @pytest.mark.parametrize("arm", ["zero1", *FLAGS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in SELDOM)])

@@ -106,6 +106,8 @@ PLANTED = [  # record, the change that is the mistake, what is said, what shows 
      "offload_param_without_stage3"),
     ("zero3_nvme", {"observed__deepspeed__zero_optimization__offload_optimizer__nvme_path": "none"},
      "The files of offload_optimizer go to ./none", "nvme_path_from_yaml"),
+    ("zero3", {"observed__second_partition_ranks": 8, "observed__second_partition_parameters": 42_000_000},
+     "hpZ makes a second copy of the weights, 84 MB on each rank, and nothing is gathered from it", "P4-14"),
     ("zero3_nvme", {"memory__per_rank": [{"nvme_written_bytes": 0}] * 2},
      "No byte was written to the disk: DeepSpeed keeps partitions under 1 MiB in memory", "L-02"),
     ("zero2", {"promised": SCRIPT | {"optimizer": "SGD"}, "observed__optimizer": "DeepSpeedCPUAdam"},

@@ -18,8 +18,10 @@ from conftest import ROOT
 from study.errors import Stop
 from study.machine import compiling, disk, operators, software
 from study.machine.operators import OPERATORS
+from study.spec import arms
 from study.training import loading
 
+PATHS = arms.all_paths()
 TORCH = find_spec("torch").submodule_search_locations[0]
 # Another process: it takes the guard, PyTorch's lock or both, writes "ready", and sleeps.
 HOLDER = """
@@ -178,6 +180,15 @@ def test_every_operator_has_deepspeeds_name():
     for name, operator in OPERATORS.items():
         after = source.partition(f"class {operator.builder}(")[2]
         assert after.partition("NAME = ")[2].startswith(f'"{name}"'), operator.builder
+
+
+def test_quantized_collectives_need_a_gpu_in_deepspeeds_own_words():
+    source = Path(find_spec("deepspeed").submodule_search_locations[0], "ops", "op_builder", "cpu", "no_impl.py")
+    assert f'raise ValueError("{operators.NOT_ON_CPU}")' in source.read_text()
+    needing = {name for name, path in PATHS.items() if "quantizer" in operators.needed_by(arms.read(path), gpus=0)}
+    assert needing == {"zero3_qwz", "zero3_qgz"}
+    stop = operators.why_not("quantizer", gpus=0)
+    assert (stop.status, operators.NOT_ON_CPU in stop.what) == ("unavailable", True)
 
 
 def test_what_is_compiled_is_not_compiled_again(tmp_path):

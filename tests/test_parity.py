@@ -8,7 +8,14 @@ import sys
 
 import pytest
 from conftest import STEPS, TRAINED
-from test_train import FSDP, ZERO, assert_arms_differ, assert_fsdp_arms_differ, bytes_per_parameter
+from test_train import (
+    FSDP,
+    ZERO,
+    assert_arms_differ,
+    assert_fsdp_arms_differ,
+    assert_groups_are_groups,
+    bytes_per_parameter,
+)
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
 
@@ -25,8 +32,9 @@ def flags_for(task: str, precision: str, accumulation: int, sequence: int = 32, 
     return (*flags, "--train-rows", "800", "--epochs", "9")
 
 
-def largest_difference(trained, arm: str, flags: tuple, advised: bool = False) -> float:
-    ddp, run = trained("ddp", *flags).record, trained(arm, *flags, advised=advised).record
+def largest_difference(trained, arm: str, flags: tuple, advised: bool = False, ranks: int = 2) -> float:
+    ddp = trained("ddp", *flags, ranks=ranks).record
+    run = trained(arm, *flags, advised=advised, ranks=ranks).record
     assert run["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
     ours, theirs = run["loss"]["train"], ddp["loss"]["train"]
     assert len(ours) == len(theirs) >= STEPS
@@ -45,6 +53,11 @@ def test_losses_equal_ddp_in_fp32(arm, trained):
 def test_losses_of_fsdp2_equal_ddp_in_fp32(arm, trained):
     assert_fsdp_arms_differ(trained, *TRAINED)
     assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
+
+
+def test_losses_in_groups_equal_ddp_on_four_ranks(trained):
+    assert_groups_are_groups(trained, *TRAINED)
+    assert largest_difference(trained, "hsdp", TRAINED, ranks=4) <= TOLERANCE["fp32"]
 
 
 ACCUMULATED = (*flags_for("wikitext", "fp32", 4), "--no-instruments")

@@ -106,7 +106,7 @@ def ranks_saw(request, tmp_path_factory) -> list[dict]:
 
 
 def entry(size: int = 8 * MIB, dtype: str = "float32") -> dict:
-    return {"calls": 1, "bytes": size, "bytes_by_dtype": {dtype: size}}
+    return {"calls": 1, "bytes": size, "bytes_by_dtype": {dtype: size}, "bytes_by_group": {}}
 
 
 KIND_OF = {
@@ -137,7 +137,8 @@ def test_a_collective_is_counted_exactly_and_the_kernel_agrees(ranks_saw, name):
 
 def test_counts_add_up(ranks_saw):
     """Calls of one kind are summed, their dtypes kept apart."""
-    sums = {"calls": 2, "bytes": 16 * MIB, "bytes_by_dtype": {"float32": 8 * MIB, "bfloat16": 8 * MIB}}
+    dtypes = {"float32": 8 * MIB, "bfloat16": 8 * MIB}
+    sums = {"calls": 2, "bytes": 16 * MIB, "bytes_by_dtype": dtypes, "bytes_by_group": {}}
     counts = {"all_reduce": sums, "broadcast": entry(8 * MIB // len(ranks_saw))}
     assert [rank["thrice"]["counts"] for rank in ranks_saw] == [counts] * len(ranks_saw)
     assert kernel_agrees(ranks_saw, "thrice")
@@ -155,7 +156,7 @@ def test_an_unknown_collective_is_not_passed_over():
     """The bytes of a collective that PyTorch adds one day are not lost without a word."""
     counter = CollectiveCounter()
     refuse_uncounted(counter)
-    counter._count("all_reduce_twice_", ([torch.ones(1)], None))
+    counter._count("all_reduce_twice_", ([torch.ones(1)], None), ())
     with pytest.raises(NotImplementedError, match="all_reduce_twice_: not in NAMES"):
         refuse_uncounted(counter)
     schemas = [schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]

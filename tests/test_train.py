@@ -1,12 +1,14 @@
 """The arms, trained for real: does each do what its file says, and do the meters agree with each other?"""
 
 import pytest
-from conftest import SEQUENCE, STEPS, TRAINED, left_running
+from conftest import RANKS, SEQUENCE, STEPS, TRAINED, left_running
 
 from study.measure import readback
+from study.records.prediction import predicted, setup_of
 from study.records.schema import Observed, Record
 from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Settings
+from study.theory import nodes
 
 CPU_ADAM = "DeepSpeedCPUAdam"
 
@@ -25,6 +27,8 @@ TRUTH = {
     "fsdp2": ("FSDP", None, "none", "none", "AdamW"),
     "fsdp2_grad_op": ("FSDP", None, "none", "none", "AdamW"),
     "fsdp2_cpu": ("FSDP", None, "cpu", "cpu", "AdamW"),
+    "hsdp": ("FSDP", None, "none", "none", "AdamW"),
+    "zero3_hpz": ("DEEPSPEED", 3, "none", "none", "AdamW"),
 }
 ZERO = [name for name in NAMES if name.startswith("zero")]
 FSDP = [name for name in NAMES if name.startswith("fsdp2")]
@@ -36,7 +40,7 @@ def test_an_arm_is_what_its_name_says(arm, trained):
     assert "Traceback" not in run.output
     assert Record.model_validate(run.record).status == "done"
     seen = run.record["observed"]
-    ranks = 1 if arm == "single" else 2
+    ranks = RANKS.get(arm, 2)
     fields = ("distributed_type", "stage", "offload_optimizer", "offload_param", "optimizer")
     assert tuple(seen[name] for name in fields) == TRUTH[arm]
     assert (seen["ranks"], seen["ranks_counted"]) == (ranks, ranks)
@@ -114,6 +118,48 @@ def assert_fsdp_arms_differ(trained, *flags) -> None:
     assert gathered["fsdp2_grad_op"] == pytest.approx(4 * seen["parameters"], rel=0.001)
 
 
+def assert_groups_are_groups(trained, *flags) -> None:
+    """On four ranks, `hsdp` is neither DDP nor FSDP2: two groups share everything, and reduce it between them."""
+    record = trained("hsdp", *flags).record
+    seen, after = record["observed"], record["memory"]["components"]["per_rank"][0]["after_step"]
+    assert (seen["ranks"], seen["ranks_counted"], seen["fsdp"]["mesh"]) == (4, 4, [[2, 2]])
+    assert seen["held_parameters_per_rank"] == pytest.approx([seen["parameters"] / 2] * 4, rel=0.001)
+    assert after["moments"] / seen["parameters"] == pytest.approx(4, rel=0.01), "half of them, on four ranks"
+    assert [{kind: list(count["bytes_by_group"]) for kind, count in rank.items()} for rank in
+            record["traffic"]["per_rank"]] == [
+        {"all_gather": [group], "reduce_scatter": [group], "all_reduce": [across]}
+        for group, across in (("0 1", "0 2"), ("0 1", "1 3"), ("2 3", "0 2"), ("2 3", "1 3"))
+    ]  # fmt: skip
+    ddp = trained("ddp", *flags, ranks=4).record
+    assert ddp["observed"]["ranks"] == 4
+    assert ddp["observed"]["fsdp"] is None
+    assert not any(count["bytes_by_group"] for count in ddp["traffic"]["per_rank"][0].values())
+
+
+def test_between_groups_a_part_of_the_gradients_is_reduced_and_nothing_else(trained):
+    """Each number of the record against theory: inside a node, between nodes, and what a node sends on its links."""
+    record = Record.model_validate(trained("hsdp", *TRAINED).record)
+    counted = {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
+    expected = nodes.predicted(setup_of(record))
+    assert nodes.by_node(counted, 2) == nodes.by_node(expected, 2)
+    size = 4 * record.observed.parameters
+    assert nodes.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
+    assert nodes.sent_by_a_node(counted, 2) == pytest.approx(size, rel=0.01)
+    assert predicted(record).peak_bytes == pytest.approx(
+        record.memory.components.per_rank[0].tracked_peak_bytes, rel=0.03
+    )
+
+
+def test_a_second_copy_of_the_weights_is_there_and_moves_nothing_that_is_kept(trained):
+    """hpZ by DeepSpeed's defaults: of a small model nothing is gathered again, so the copy is made for nothing."""
+    seen = trained("zero3_hpz", *TRAINED).record["observed"]
+    assert (seen["second_partition_ranks"], seen["ranks"]) == (2, 2)
+    assert seen["second_partition_parameters"] == pytest.approx(seen["parameters"] / 2, rel=0.001)
+    plain = trained("zero3", *TRAINED).record
+    assert plain["observed"]["second_partition_ranks"] is plain["observed"]["second_partition_parameters"] is None
+    assert trained("zero3_hpz", *TRAINED).record["traffic"]["per_rank"] == plain["traffic"]["per_rank"]
+
+
 @pytest.mark.parametrize("init", ["random", "in_place"])
 def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     """Every parameter is cut in parts as it is made or loaded."""
@@ -124,7 +170,7 @@ def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     assert not trained("zero2", *TRAINED).record["observed"]["built_in_parts"]
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", *FSDP])
+@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", *FSDP, "hsdp"])
 def test_counted_bytes_agree_with_the_kernel(arm, trained):
     """Two independent counts of a step: collectives seen by the dispatcher, and bytes the process wrote to sockets."""
     traffic = trained(arm, *TRAINED).record["traffic"]

@@ -304,6 +304,8 @@ def _counts(record: Record) -> Iterator[str]:
     # once; through Accelerate it reduces in the last pass of a step alone.
     reduced, gathered = passes if stage > 1 else 1, 2 * passes + 1 if stage == 3 else 1
     gathered = 2 * passes if record.observed.fsdp else gathered
+    replicas, sharing = _groups(record)
+    reduced += 1 / sharing if replicas > 1 else 0  # each rank's part, between the groups
     for number, collectives in enumerate(record.traffic.per_rank):
         elements = {}
         for kind, moved in collectives.items():
@@ -325,9 +327,15 @@ def _counts(record: Record) -> Iterator[str]:
 
 def _whole(record: Record) -> int:
     """Elements of all parameters as collectives move them: FSDP2 pads the first dimension of each to a multiple of the
-    ranks, and the first rank holds a whole part."""
+    ranks that share it, and the first rank holds a whole part."""
     held, observed = record.observed.held_parameters_per_rank, record.observed
-    return held[0] * observed.ranks if observed.fsdp and held else observed.parameters
+    return held[0] * _groups(record)[1] if observed.fsdp and held else observed.parameters
+
+
+def _groups(record: Record) -> tuple[int, int]:
+    """Groups of ranks that hold the same, and the ranks of each: more than one group only under hybrid sharding."""
+    mesh = (record.observed.fsdp or {}).get("mesh") or [[]]
+    return tuple(mesh[0]) if len(mesh[0]) == 2 else (1, record.observed.ranks)
 
 
 def _kernel(record: Record) -> Iterator[str]:
@@ -423,10 +431,11 @@ def _states(record: Record) -> Iterator[str]:
     observed, count = record.observed, record.observed.parameters
     ranks_held = observed.held_parameters_per_rank
     if observed.fsdp:  # by rows, of which the last ranks may have fewer
-        if len(ranks_held) == observed.ranks and not _about(sum(ranks_held), count):
-            yield f"the ranks hold {sum(ranks_held)} parameters together, but there are {count}"
-        if ranks_held and not count / observed.ranks <= max(ranks_held) + EXACT_ELEMENTS:
-            yield f"no rank holds its share of {count / observed.ranks:.0f} parameters"
+        replicas, sharing = _groups(record)
+        if len(ranks_held) == observed.ranks and not _about(sum(ranks_held), count * replicas):
+            yield f"the ranks hold {sum(ranks_held)} parameters together, but there are {count * replicas}"
+        if ranks_held and not count / sharing <= max(ranks_held) + EXACT_ELEMENTS:
+            yield f"no rank holds its share of {count / sharing:.0f} parameters"
     share = count / observed.ranks if observed.stage == 3 else count
     for number, held in enumerate(ranks_held):
         if not observed.fsdp and not _about(held, share):

@@ -210,10 +210,12 @@ def counted(
     per: Literal["parameters", "step"] = "step",
     over: Side = None,
     unit: Literal["volume", "tensors", "calls"] = "volume",
+    node_ranks: int | None = None,
 ) -> Finding:
     """What collectives moved in a step: for each byte of weights, or as a ratio to the same cell elsewhere.
 
-    A single rank sends nothing, so it counts only if `where` asks for it.
+    With `node_ranks`, only what ranks of several nodes exchange counts, where so many ranks stand for a node. A single
+    rank sends nothing, so it counts only if `where` asks for it.
     """
     if "ranks" not in where:
         evidence = replace(evidence, runs=tuple(run for run in evidence.runs if run.ranks != 1))
@@ -221,9 +223,10 @@ def counted(
     what = f"{unit} of {'all collectives' if kinds is None else ', '.join(kinds)}"
     of_weights = per == "parameters" and over is None
     what += " over the bytes of all weights" if of_weights else ""
+    what += f" between nodes of {node_ranks} ranks" if node_ranks else ""
 
     def moved(runs: tuple[Run, ...]) -> list[float]:
-        sizes = [metrics.moved(run.record, kinds, unit) for run in runs]
+        sizes = [metrics.moved(run.record, kinds, unit, node_ranks) for run in runs]
         weights = [metrics.weight_bytes(run.record) if of_weights else 1 for run in runs]
         return [size / each for size, each in zip(sizes, weights, strict=True) if size is not None and each]
 

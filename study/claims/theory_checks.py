@@ -18,7 +18,7 @@ from study.machine.gpus import GPUS
 from study.spec.validation import nearest
 from study.text.numbers import count, short, size
 from study.theory import estimate as estimates
-from study.theory import papers
+from study.theory import nodes, papers
 from study.theory.advise import step_of
 from study.theory.architecture import Architecture, flops_per_row, generic, named
 from study.theory.architecture import parameters as count_parameters
@@ -316,6 +316,17 @@ def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit =
     return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {_listed(moved)}")
 
 
+@also_takes(setup_of)
+def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str = "all", **given) -> Finding:
+    """What an arm's collectives between nodes of so many ranks move in a step, over another arm's."""
+    moved = {}
+    for each in (arm, over):
+        between = nodes.by_node(nodes.predicted(setup_of(arm=each, **given)), node_ranks)["between"]
+        moved[each] = between if collective == "all" else {collective: between.get(collective, 0)}
+    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
+    return Finding(volume(moved[arm], "volume") / volume(moved[over], "volume"), working)
+
+
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
     """What a GPU sends while it receives as much, by the vendor; both directions together are twice that."""
     known = one_of(papers.LINKS, link, "link")
@@ -502,7 +513,7 @@ def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:
 
 STATES = (parameters, states_bytes, states_saving, states_ratio, largest_parameters, fewest_ranks)
 MEMORY = (fitted_bytes_per_parameter, rest_bytes, rest_spread, offloaded_states_bytes, peak_bytes, peak_saving)
-TRAFFIC = (traffic_ratio, deepspeed_traffic_ratio, traffic_bytes, link_bytes_per_s)
+TRAFFIC = (traffic_ratio, deepspeed_traffic_ratio, traffic_bytes, between_nodes_ratio, link_bytes_per_s)
 OTHER = (activation_bytes, float_format, step_ratio, utilization, offload_efficiency)
 QUANTITIES = {check.__name__: check for check in (*STATES, *MEMORY, *TRAFFIC, *OTHER)}
 BYTES = ("states_bytes", "rest_bytes", "offloaded_states_bytes", "peak_bytes", "activation_bytes", "traffic_bytes")

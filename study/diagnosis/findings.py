@@ -29,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "what every rank holds": memory.replicated,
     "gathers in a step": traffic.gathers,
     "gradients reduced in a step": traffic.reductions,
+    "the second copy of hpZ": traffic.second_copy,
 }
 
 

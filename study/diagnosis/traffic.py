@@ -42,3 +42,25 @@ def reductions(facts: Facts) -> list[Finding] | None:
             "L-34",
         )
     ]
+
+
+def second_copy(facts: Facts) -> list[Finding] | None:
+    """hpZ's copy serves the backward pass; what stage 3 does not release is not gathered there."""
+    seen = facts.observed
+    if facts.zero < 3 or seen.second_partition_ranks is None:
+        return [] if facts.is_known else None
+    if None in (facts.traffic, seen.second_partition_parameters, facts.whole_bytes):
+        return None
+    gathers = facts.traffic.get("all_gather")
+    if seen.second_partition_ranks >= seen.ranks or (gathers and gathers.bytes_by_group):
+        return []
+    held_bytes = seen.second_partition_parameters * facts.whole_bytes // seen.parameters
+    return [
+        Finding(
+            f"hpZ makes a second copy of the weights, {size(held_bytes)} on each rank, and nothing is gathered from "
+            "it: stage 3 releases only what exceeds stage3_max_live_parameters, a billion parameters by default",
+            "set stage3_max_live_parameters and stage3_max_reuse_distance to a fraction of the model's parameters, or "
+            "leave zero_hpz_partition_size out",
+            "P4-14",
+        )
+    ]

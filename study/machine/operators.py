@@ -43,7 +43,10 @@ OPERATORS = {
     "deepspeed_shm_comm": Operator("ShareMemCommBuilder", "collectives without a GPU"),
     "pin_memory": Operator("PinMemoryBuilder", "pinned host memory"),
     "async_io": Operator("AsyncIOBuilder", "offloading to disk"),
+    "quantizer": Operator("QuantizerBuilder", "collectives in 8 and 4 bits, of ZeRO++"),
 }
+QUANTIZES = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+NOT_ON_CPU = "This op had not been implemented on CPU backend."  # DeepSpeed's words
 
 
 # --- what is needed, what is compiled ------------------------------------------------------------------------------
@@ -53,12 +56,15 @@ def needed_by(arm: Arm, gpus: int) -> list[str]:
     """The operators that an arm loads."""
     names = [] if arm.deepspeed is None or gpus else ["deepspeed_shm_comm"]
     names += [] if arm.offload_optimizer == "none" else ["cpu_adam"]
+    zero = (arm.deepspeed or {}).get("zero_optimization", {})
+    names += ["quantizer"] if any(zero.get(key) for key in QUANTIZES) else []
     return names + (["pin_memory", "async_io"] if arm.uses_nvme else [])
 
 
 def missing(gpus: int) -> list[str]:
-    """The operators that some arm needs on this machine, and that are not compiled."""
-    return [name for name in OPERATORS if not (compiled(name) or (gpus and name == "deepspeed_shm_comm"))]
+    """The operators that some arm needs on this machine, and that are not compiled. Only variants need a quantizer."""
+    not_needed = {"quantizer"} | ({"deepspeed_shm_comm"} if gpus else set())
+    return [name for name in OPERATORS if not (compiled(name) or name in not_needed)]
 
 
 def compiled(name: str) -> bool:
@@ -78,6 +84,9 @@ def folder(name: str) -> Path:
 def why_not(name: str, gpus: int) -> Stop | None:
     """Why this machine cannot load an operator, None if it can as far as one can tell beforehand."""
     purpose = OPERATORS[name].purpose
+    if name == "quantizer" and not gpus:
+        what = f"{purpose}, need a GPU: without one DeepSpeed says {NOT_ON_CPU!r}"
+        return _unavailable(what, "use a machine with a GPU")
     if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
     if name == "async_io":

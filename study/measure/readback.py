@@ -111,7 +111,7 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
         add("weights" if partition is None and not in_parts else "gathered_weights", parameter.data)
-        add("weights", partition)
+        add("weights", [partition, getattr(parameter, "ds_secondary_tensor", None)])
         add("gradients", parameter.grad)
     add("constants", list(model.buffers()))
     return tensors
@@ -214,9 +214,23 @@ def _engine(engine, zero) -> dict:
         "accumulation": engine.gradient_accumulation_steps(),
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
         "overlap": bool(engine.zero_overlap_comm()),
+        "second_partition_ranks": _second_partition_ranks(engine),
         "autocast": autocast.get(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "deepspeed": _plain(config),
     }
+
+
+def _second_partition_ranks(engine) -> int | None:
+    """Ranks that share the second copy of hpZ. DeepSpeed notes it in each parameter, also without hpZ: with 1 rank."""
+    ranks = {getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()}
+    return max(ranks, default=1) if engine.zero_hpz_partition_size() > 1 else None
+
+
+def second_partition_parameters(model) -> int | None:
+    """Elements that this rank holds now of hpZ's second copy: each is made when its parameter is released."""
+    parts = [getattr(parameter, "ds_secondary_tensor", None) for parameter in model.parameters()]
+    held = sum(part.numel() for part in parts if part is not None)
+    return held or None
 
 
 def _plain(value):
@@ -248,6 +262,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "stage": arm.stage,
+        "second_partition_ranks": arm.second_partition(seen.ranks),
         "offload_optimizer": arm.offload_optimizer,
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),
@@ -282,9 +297,9 @@ def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str
     """Where FSDP2 is not what the arm promises. Accelerate may train without it, and say nothing."""
     if seen.fsdp is None:
         return [f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded"]
-    half = AUTOCAST.get(settings.precision)
+    half, sharing = AUTOCAST.get(settings.precision), arm.sharing_ranks(seen.ranks)
     expected = {
-        "mesh": [[seen.ranks]],
+        "mesh": [[arm.replicas, sharing] if arm.replicas > 1 else [sharing]],
         "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
         "gather_dtype": half,
         "reduce_dtype": half,

@@ -6,6 +6,7 @@ is `gloo_wire_bytes`, and the kernel's own count of what the process wrote check
 """
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,12 +50,12 @@ class CollectiveCounter(TorchDispatchMode):
             return NotImplemented  # it comes again, with what this rank holds of it
         out = function(*args, **(kwargs or {}))
         if function.namespace == "c10d":
-            self._count(function.__name__.split(".")[0], args[:2])
+            self._count(function.__name__.split(".")[0], args[:2], args)
         elif function.namespace == "_c10d_functional":  # it returns what it makes
-            self._count(function.__name__.split(".")[0], (args[0], out))
+            self._count(function.__name__.split(".")[0], (args[0], out), args)
         return out
 
-    def _count(self, name: str, values) -> None:
+    def _count(self, name: str, values, args) -> None:
         if name in MOVES_NOTHING:
             return
         if (kind := KINDS.get(name)) is None:
@@ -65,10 +66,22 @@ class CollectiveCounter(TorchDispatchMode):
         full = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
         count = self.counts.setdefault(kind, Collective(calls=0, bytes=0, bytes_by_dtype={}))
         count.calls += 1
+        group = _some_of_the_ranks(args)
         for tensor in full if kind != "barrier" else ():
             dtype = str(tensor.dtype).removeprefix("torch.")
             count.bytes += tensor.nbytes
             count.bytes_by_dtype[dtype] = count.bytes_by_dtype.get(dtype, 0) + tensor.nbytes
+            if group:
+                count.bytes_by_group[group] = count.bytes_by_group.get(group, 0) + tensor.nbytes
+
+
+def _some_of_the_ranks(args) -> str | None:
+    """The ranks that take part in a collective, from its arguments: "0 2". None if all do."""
+    scripted = (arg for arg in args if isinstance(arg, torch.ScriptObject))
+    group = next((arg for arg in scripted if arg._type().qualified_name().endswith(".ProcessGroup")), None)
+    group = dist.distributed_c10d._resolve_process_group(args[-1]) if group is None else dist.ProcessGroup.unbox(group)
+    ranks = dist.get_process_group_ranks(group)
+    return " ".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else None
 
 
 def refuse_uncounted(counter: CollectiveCounter) -> None:

@@ -159,7 +159,7 @@ def _one_memory(record: Record) -> str | None:
 def _sentence(row: dict, rows: list[dict], names: tuple[str, str], b: Record) -> str:
     name, more = row["component"], row["difference_bytes"]
     why = (GREW if more > 0 else SHRANK).get(name) or EITHER.get(name)
-    why = OF_FSDP.get(name, why) if more > 0 and (b.arm or "").startswith("fsdp") else why
+    why = OF_FSDP.get(name, why) if more > 0 and (b.arm or "").startswith(("fsdp", "hsdp")) else why
     words, amount = name.replace("_", " "), size(abs(more))
     lead = f"{names[1]} holds {amount} {'more' if more > 0 else 'less'} of {words} than {names[0]}"
     if more > 0 and not row["a_bytes"]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from study.errors import Stop
 from study.records.schema import Collective, Record
 from study.spec.validation import nearest
+from study.theory import nodes
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
@@ -24,12 +25,15 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
     bytes. None if one of the collectives has no such formula: gloo's reduce, for example, sends between 1.5 and 2.4
     times the tensor at two ranks, depending on its size.
     """
-    share = (ranks - 1) / ranks
     once, twice = ("all_gather", "broadcast", "all_to_all"), ("all_reduce", "reduce_scatter")
-    factor = {"barrier": 0.0} | dict.fromkeys(once, share) | dict.fromkeys(twice, 2 * share)
+    factor = {"barrier": 0} | dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
     if not counts.keys() <= factor.keys():
         return None
-    return sum(count.bytes * factor[kind] for kind, count in counts.items())
+    return sum(
+        size * factor[kind] * (len(group) - 1) / len(group)
+        for kind, count in counts.items()
+        for group, size in count.by_ranks(ranks).items()
+    )
 
 
 def dig(value, path: str):
@@ -180,13 +184,20 @@ def curve(record: Record, training: int | None = None) -> list[float] | None:
     return (record.loss.train or None) if training is None else dig(record, f"observed.runs.{training}.losses")
 
 
-def moved(record: Record, collectives: list[str] | None, unit: str) -> float | None:
-    """What collectives moved in a step, of the rank that moved most. In "volume" an all-reduce counts twice."""
+def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
+    """What collectives moved in a step, of the rank that moved most. In "volume" an all-reduce counts twice.
 
-    def of(kind: str, entry) -> float:
+    With `node_ranks`, only those count that ranks of several nodes take part in, if so many ranks are a node.
+    """
+
+    def of(kind: str, entry: Collective) -> float:
         if unit == "calls":
             return entry.calls
-        return entry.bytes * (2 if unit == "volume" and kind == "all_reduce" else 1)
+        size = entry.bytes
+        if node_ranks:
+            split = nodes.by_node({kind: entry.by_ranks(record.observed.ranks)}, node_ranks)
+            size = split["between"].get(kind, 0)
+        return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
 
     return most(
         sum(of(kind, entry) for kind, entry in counts.items() if collectives is None or kind in collectives)

@@ -18,6 +18,14 @@ def predicted(
     With `look` the model is looked at even where there are formulas for it, which needs torch the first time.
     None if its model, or the size of its data in the same memory, is not known here, and for scripts that are not ours.
     """
+    setup = setup_of(record, ranks, deepspeed, look)
+    return setup and estimate(setup)
+
+
+def setup_of(
+    record: Record, ranks: int | None = None, deepspeed: dict | None = None, look: bool = False
+) -> Setup | None:
+    """What theory needs to know of a run; None where `predicted` is."""
     requested, observed = record.requested, record.observed
     if record.is_script or record.is_watched:
         return None
@@ -35,13 +43,15 @@ def predicted(
     )
     # The rows are in the same memory as everything else, and so are those of the window that was read last.
     read = requested.micro_batch * (requested.accumulation * _last_window(record) - 1)
-    return estimate(replace(setup, data_bytes=data_bytes(setup, requested.task, (rows or 0) + read)))
+    return replace(setup, data_bytes=data_bytes(setup, requested.task, (rows or 0) + read))
 
 
 def _fsdp(observed: Observed) -> dict:
     """FSDP2 as Accelerate prepared it: the trainer has no other."""
     kind = "full_shard" if observed.fsdp["units_resharded_after_forward"] else "shard_grad_op"
-    return {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": observed.fsdp["offloads"]}
+    mesh = observed.fsdp["mesh"][0]
+    group = mesh[-1] if len(mesh) > 1 else None  # in a mesh of two dimensions the second one shards
+    return {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": observed.fsdp["offloads"], "group": group}
 
 
 def _last_window(record: Record) -> int:

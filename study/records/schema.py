@@ -180,6 +180,8 @@ class Observed(Section):
     parameters: Positive | None = None
     held_parameters: int | None = None
     held_parameters_per_rank: list[int] = []
+    second_partition_ranks: int | None = None  # that share another copy of the weights; None without hpZ
+    second_partition_parameters: int | None = None  # that this rank holds of it when it updates the others
     built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
     dtypes: dict[str, str | None] = {}
     steps: int | None = None
@@ -303,6 +305,13 @@ class Collective(Section):
     calls: int
     bytes: int
     bytes_by_dtype: dict[str, int]
+    bytes_by_group: dict[str, int] = {}  # by the ranks that take part, "0 2", where not all of them do
+
+    def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
+        """Bytes by the ranks that take part, of so many in all."""
+        groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
+        rest = self.bytes - sum(groups.values())
+        return groups | ({tuple(range(ranks)): rest} if rest or not groups else {})
 
 
 class LinkTraffic(Section):

@@ -28,8 +28,8 @@ INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
-# Three more for the arms of FSDP2, from the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
-WINE, INDIGO, OLIVE = "#882255", "#332288", "#999933"
+# Five more, for FSDP2 and for groups of ranks: the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
+WINE, INDIGO, OLIVE, TEAL, ROSE = "#882255", "#332288", "#999933", "#44aa99", "#cc6677"
 ARMS = {
     "single": (BLACK, "s"),
     "ddp": (GREY, "o"),
@@ -43,6 +43,8 @@ ARMS = {
     "fsdp2": (WINE, "h"),
     "fsdp2_grad_op": (INDIGO, "8"),
     "fsdp2_cpu": (OLIVE, "p"),
+    "hsdp": (TEAL, "H"),
+    "zero3_hpz": (ROSE, "p"),
 }
 # A variant has the colour of the arm that it varies, and its own marker among that arm's variants.
 VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H")

@@ -21,13 +21,13 @@ from study.outside import words as outside_words
 from study.records import stats
 from study.records.compare import compare
 from study.records.groups import by, groups, lines
-from study.records.prediction import predicted
+from study.records.prediction import predicted, setup_of
 from study.records.runs import Run, Runs
 from study.report import published
 from study.spec import arms
 from study.spec.shapes import shape_of
 from study.text.numbers import size
-from study.theory import papers
+from study.theory import nodes, papers
 from study.theory.architecture import named, parameters
 from study.theory.estimate import estimate
 from study.theory.replay import as_rows
@@ -52,6 +52,7 @@ PARTS = {
 }
 PREDICTORS = ("ours", "deepspeed", "accelerate")
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
+ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 FIRST_COLUMNS = ("arm", "model", "environment", "runs", "s/step", "from", "to", "vs A", "peak MB", "loss")
 
 
@@ -331,7 +332,10 @@ def traffic(runs: Runs) -> list[dict]:
     for group, line, repeats in ((group, *each) for group, members in known.items() for each in lines(members).items()):
         run = repeats[0]
         all_reduce = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
-        moved = {kind: papers.wire_bytes({kind: size}, run.ranks) / all_reduce for kind, size in run.traffic.items()}
+        moved = dict.fromkeys(run.traffic, 0.0)
+        for kind, count in run.record.traffic.per_rank[0].items():
+            for ranks, size_bytes in count.by_ranks(run.ranks).items():
+                moved[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks)) / all_reduce
         # Without what is not worth a bar, such as a loss that is averaged over ranks.
         counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
         paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
@@ -345,6 +349,39 @@ def traffic(runs: Runs) -> list[dict]:
             bar = place | {"source": source}
             rows += [bar | {"collective": kind, "times": times, "n": n} for kind, times in bars.items()]
     return rows
+
+
+def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
+    """What a step moves inside nodes and between them, if so many ranks stand for a node; and what a rank then holds.
+
+    What a node sends is on rings that enter and leave each node once. `kernel`: what the kernel saw written over what
+    gloo should write. Theory knows only models with formulas here.
+    """
+    several = [run for run in runs.done if run.traffic and run.ranks > node_ranks and run.ranks % node_ranks == 0]
+    rows = []
+    for group, members in groups(several).items():
+        members.sort(key=lambda run: ORDER.get(run.arm, len(ORDER)))
+        rows += [{"group": group} | _between_nodes(run, node_ranks) for run in members]
+    return rows
+
+
+def _between_nodes(run: Run, node_ranks: int) -> dict:
+    moved = {kind: count.by_ranks(run.ranks) for kind, count in run.record.traffic.per_rank[0].items()}
+    split, setup = nodes.by_node(moved, node_ranks), setup_of(run.record)
+    theory = setup and nodes.by_node(nodes.predicted(setup), node_ranks)["between"]
+    wire, kernel = run.record.traffic.gloo_wire_bytes[0], run.record.traffic.kernel_bytes_written[0]
+    held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
+    return {
+        "arm": run.arm,
+        "ranks": f"{run.ranks} virtual" if run.virtual else str(run.ranks),
+        "inside MB": sum(split["inside"].values()) / 1e6,
+        "between MB": sum(split["between"].values()) / 1e6,
+        "predicted between MB": theory and sum(theory.values()) / 1e6,
+        "a node sends MB": nodes.sent_by_a_node(moved, node_ranks) / 1e6,
+        "kernel": kernel / wire if wire and kernel else None,
+        "weights at peak MB": held.get("weights", 0) / 1e6 if held else None,
+        "peak MB": run.peak_bytes and run.peak_bytes / 1e6,
+    }
 
 
 def scores(cells: list[dict]) -> list[dict]:

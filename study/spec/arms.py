@@ -34,6 +34,7 @@ NOT_BESIDE_JSON = (
 NAMES = (
     *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
+    *("hsdp", "zero3_hpz"),
 )
 # What an FSDP arm must say, because Accelerate's default is another, or because only this is read back.
 FSDP_FIXED = {
@@ -42,6 +43,7 @@ FSDP_FIXED = {
     "fsdp_cpu_ram_efficient_loading": (False, "only the first rank would load weights, unlike in the other arms"),
 }
 FSDP_CHOICES = ("fsdp_reshard_after_forward", "fsdp_offload_params")
+REPLICAS, SHARDS = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,32 @@ class Arm:
     offload_optimizer: str = "none"
     offload_param: str = "none"
     clipping: float = 0.0
+    replicas: int = 1  # groups of ranks of which each holds everything, in parts: with FSDP that is HSDP
+    shards: int | str = "auto"  # ranks of such a group; auto: all ranks, divided among the groups
+
+    @property
+    def divides_ranks(self) -> bool:
+        """Whether it has groups of ranks, which are meant to be nodes."""
+        return self.replicas > 1 or self.second_partition(2) is not None
+
+    def second_partition(self, ranks: int) -> int | None:
+        """Of so many ranks, those that share a second copy of the weights (hpZ of ZeRO++), if there is one."""
+        zero = (self.deepspeed or {}).get("zero_optimization", {})
+        among = zero.get("zero_hpz_partition_size", 1) if self.stage == 3 else 1
+        return min(among, ranks) if among > 1 else None
+
+    def sharing_ranks(self, ranks: int) -> int:
+        """How many of so many ranks hold everything together, each a part. A Stop where groups do not come out even."""
+        any_size = self.shards == "auto"
+        least = self.replicas * (2 if any_size else self.shards)
+        if self.replicas > 1 and (ranks % self.replicas or ranks < least or (ranks > least and not any_size)):
+            needed = f"{least} ranks, or another multiple of {self.replicas} above it" if any_size else f"{least} ranks"
+            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {needed}"
+            raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
+        if (pair := self.second_partition(ranks)) and ranks % pair:
+            what = f"{self.name} keeps a second copy of the weights in groups of {pair} ranks (got {ranks})"
+            raise Stop(what, f"give a multiple of {pair} ranks", "unavailable")
+        return ranks // self.replicas
 
     @property
     def uses_nvme(self) -> bool:
@@ -85,7 +113,9 @@ def read(path: Path) -> Arm:
     if kind == "FSDP":
         fsdp = _fsdp(path, config.get("fsdp_config"))
         home = "cpu" if fsdp["fsdp_offload_params"] else "none"
-        return Arm(path.stem, path, kind, processes, fsdp=fsdp, offload_optimizer=home, offload_param=home)
+        groups = _groups(path, config.get("parallelism_config"))
+        return Arm(path.stem, path, kind, processes, fsdp=fsdp, offload_optimizer=home, offload_param=home, **groups)
+    _require("parallelism_config" not in config, path, "parallelism_config is read with FSDP alone", kind)
     if kind != "DEEPSPEED":
         return Arm(path.stem, path, kind, processes)
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
@@ -136,6 +166,20 @@ def _fsdp(path: Path, section) -> dict:
     return section
 
 
+def _groups(path: Path, section) -> dict:
+    """How many groups of ranks there are, and of how many ranks; all ranks are one where nothing is said."""
+    if section is None:
+        return {}
+    _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
+    if unknown := section.keys() - {REPLICAS, SHARDS}:
+        what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back"
+        raise Stop(what, f"leave only {REPLICAS} and {SHARDS} in parallelism_config")
+    replicas, shards = section.get(REPLICAS, 1), section.get(SHARDS, "auto")
+    _require(type(replicas) is int and replicas > 0, path, f"{REPLICAS} must be at least 1", replicas)
+    _require(shards == "auto" or (type(shards) is int and shards > 1), path, f"{SHARDS} must be 2 or more", shards)
+    return {"replicas": replicas, "shards": shards}
+
+
 def _deepspeed(path: Path, section) -> dict:
     """The DeepSpeed config of an arm: its json, or what Accelerate makes of the keys in the yaml itself."""
     section = {} if section is None else section
@@ -170,6 +214,8 @@ def _checked(path: Path, config) -> dict:
     zero = config["zero_optimization"]
     _require(isinstance(zero, dict), path, "zero_optimization must be an object", zero)
     _require(zero.get("stage", 0) in STAGES, path, "stage must be 0, 1, 2 or 3", zero.get("stage"))
+    among = zero.get("zero_hpz_partition_size", 1)
+    _require(type(among) is int and among >= 0, path, "zero_hpz_partition_size must be a number of ranks", among)
     zero = {name: value for name, value in zero.items() if name not in OFFLOADS or value is not None}
     for part in OFFLOADS:
         section = zero.get(part, {})
@@ -199,4 +245,5 @@ def digest(name: str) -> str:
     """A short digest of an arm's files without their comments: it changes whenever the arm does."""
     arm = read(all_paths()[name])
     content = [arm.distributed_type, arm.num_processes, arm.deepspeed, *([arm.fsdp] if arm.fsdp else [])]
+    content += [arm.replicas, arm.shards] if arm.replicas > 1 else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

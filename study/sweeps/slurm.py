@@ -101,6 +101,8 @@ def read(path: Path) -> Cluster:
 
 def layout(cell: Cell, cluster: Cluster) -> tuple[int, int]:
     """How many nodes a cell takes, and how many ranks on each. A Stop where the cluster file has too little."""
+    if cell.value("hosts"):
+        raise Stop("this cell runs over an emulated cluster", "run it without --on slurm", "unavailable")
     arm = arms.read(arms.all_paths()[cell.arm])
     if cell.value("virtual_ranks") or arm.distributed_type == "NO" or cell.script != "train":
         return 1, cell.ranks or 1

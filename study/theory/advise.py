@@ -82,6 +82,8 @@ def advise(question: Question) -> Advice:
     check(question)
     rows = tuple(best_of_arm(question, arm_named(name)) for name in arms.NAMES)
     fitting = [row for row in rows if row.fits]
+    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: what can help there is to offload
+        fitting = [row for row in fitting if row.arm == "single" or row.offloads]
     choice = best_of(fitting)
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
@@ -108,6 +110,9 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         return Row(arm.name, False, "one GPU only")
     if arm.uses_nvme and question.disk_bytes_per_s is None:
         return Row(arm.name, False, "no disk")
+    if arm.divides_ranks and question.gpus <= question.local:
+        return Row(arm.name, False, "one node")
+    arm = on_nodes(arm, question)
     precision = question.precision or usual_precision(arm)
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)
@@ -120,6 +125,16 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
     return best_of([row for row in tried if row.fits]) or max(tried, key=lambda row: row.headroom_bytes)
 
 
+def on_nodes(arm: Arm, question: Question) -> Arm:
+    """The arm with groups of ranks as large as the nodes, if it has groups."""
+    if arm.replicas > 1:
+        return replace(arm, replicas=max(2, question.gpus // question.local))
+    if not arm.divides_ranks:
+        return arm
+    zero = arm.deepspeed["zero_optimization"] | {"zero_hpz_partition_size": question.local}
+    return replace(arm, deepspeed=arm.deepspeed | {"zero_optimization": zero})
+
+
 def usual_precision(arm: Arm) -> str:
     """DeepSpeed keeps fp32 master copies of 16-bit weights. Without it Accelerate keeps the weights in fp32."""
     return "bf16_cast" if arm.deepspeed else "bf16"
@@ -130,8 +145,9 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     if arm.offload_optimizer != "none":
         return 0
     stage, recipe, trains = 3 if arm.fsdp else arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
-    states = sum(papers.states_bytes(trains, stage, question.gpus, recipe).values())
-    frozen = (parameters(question.model) - trains) / (question.gpus if stage == 3 else 1)
+    ranks = arm.sharing_ranks(question.gpus)
+    states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
+    frozen = (parameters(question.model) - trains) / (ranks if stage == 3 else 1)
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
 
 
@@ -209,7 +225,7 @@ def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
 def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
     return Setup(
         model=question.model,
-        **distribution(arm),
+        **distribution(arm, question.gpus),
         ranks=question.gpus,
         precision=question.precision,
         micro_batch=micro_batch,

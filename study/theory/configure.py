@@ -8,7 +8,7 @@ import yaml
 from study.errors import Stop
 from study.spec import arms
 from study.spec.settings import AUTOCAST
-from study.theory.advise import BUCKETS, Advice, Row
+from study.theory.advise import BUCKETS, Advice, Row, on_nodes
 from study.theory.answer import machine, precision_in_words, use
 from study.theory.question import Question
 
@@ -19,6 +19,8 @@ WHY_YAML = {
     "num_machines": "run this on each of them, with --machine_rank and --main_process_ip of the first",
     "main_process_port": {0: "any free port", 29500: "the same on all machines"},
     "mixed_precision": "autocast; the weights stay fp32",
+    arms.REPLICAS: "one copy of everything for each node",
+    arms.SHARDS: "GPUs of a node",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
 WHY_JSON = {
@@ -29,6 +31,7 @@ WHY_JSON = {
     "fp16": "fp16 weights with fp32 master copies and loss scaling: this GPU has no bf16, or fp16 was wanted",
     "torch_autocast": "weights stay fp32, products are computed in 16 bits",
     "stage": "default 0",
+    "zero_hpz_partition_size": "GPUs of a node, which keep a second copy of the weights for the backward pass",
     "overlap_comm": "gradients are reduced while others are computed; the default depends on the stage",
     "reduce_bucket_size": "gradients reduced at once; the default of 5e8 costs GB",
     "allgather_bucket_size": "weights gathered at once; the default of 5e8 costs GB",
@@ -49,11 +52,14 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     keeps the master copy.
     """
     question, row = advice.question, _row(advice, arm)
-    ours = arms.read(arms.all_paths()[row.arm])
+    ours = on_nodes(arms.read(arms.all_paths()[row.arm]), question)
     nodes = question.gpus // question.local
     accelerate = yaml.safe_load(ours.path.read_text()) | {"num_processes": question.gpus, "num_machines": nodes}
     if nodes > 1:  # a port that is free on one machine may not be free on another
         accelerate["main_process_port"] = 29500
+    if ours.replicas > 1:
+        sizes = {arms.REPLICAS: ours.replicas, arms.SHARDS: question.gpus // ours.replicas}
+        accelerate |= {"parallelism_config": sizes}
     precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None

@@ -38,10 +38,7 @@ class Engine:
         if self.stage == 3:
             self.part = sum(ceil(tensor.elements / self.ranks) for tensor in self.tensors)
             self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
-        # The copy of the weights that hpZ gathers in the backward pass: it stays from the first forward pass on.
-        self.second_part = 0
-        if setup.second_partition:
-            self.second_part = sum(ceil(tensor.elements / setup.second_partition) for tensor in self.all_tensors)
+        self.second_ranks = setup.second_partition
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
@@ -110,6 +107,15 @@ def owned_whole(engine: Engine) -> int:
     return sum(tensor.elements for tensor in engine.tensors if tensor.name in owned)
 
 
+def second_copy(engine: Engine, released: int) -> dict[str, int]:
+    """hpZ's second copy of so many elements: made when a weight is released, and gone after the update.
+
+    What an earlier pass of the step has released has it in the last one as well (stage3.py, _post_step).
+    """
+    elements = everything(engine) if engine.accumulation > 1 else released
+    return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes} if engine.second_ranks else {}
+
+
 def stays_gathered(engine: Engine) -> int:
     """Bytes of the small weights that stay whole from step to step."""
     return sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes * engine.gathers
@@ -140,7 +146,8 @@ def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
 def _at_start(engine: Engine) -> dict:
     w, everything, accumulates = engine.weight_bytes, engine.elements, engine.accumulation > 1
     if engine.stage == 3:
-        return {"gathered_weights": gathered(engine)}
+        second = second_copy(engine, engine.fetches.released_at_turn)
+        return second | {"gathered_weights": gathered(engine)}
     if engine.stage == 0 and engine.ranks > 1:
         # DDP's buckets, in which the gradients are; those of earlier microbatches are not in them yet.
         return {"gradients": everything * w * (2 if accumulates else 1)}
@@ -209,14 +216,15 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     w, limit = engine.weight_bytes, engine.bucket_elements
     alive = gathered(engine)
     stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
-    bucket, filled, large = [], 0, 0
+    bucket, filled, large, released = [], 0, 0, engine.fetches.released_at_turn
     all_stay = engine.fetches.at_turn == everything(engine) and refetched(engine) == 0
     for last, flat in last_fetches(engine):
-        yield {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
+        states = {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
+        yield states | second_copy(engine, released)
 
     def moment(activations: Held, extra: int) -> dict:
         states = {"activations": activations.kept, "gathered_weights": alive, "gradients": large * w}
-        return states | {"temporaries": activations.in_use + extra}
+        return states | {"temporaries": activations.in_use + extra} | second_copy(engine, released)
 
     nothing = Held(0, 0)
     for tensor, most, complete in [*profile.gradients, Gradient(None, nothing, nothing)]:
@@ -231,14 +239,14 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
         if tensor is None:
             break
         if tensor.name not in stay and not all_stay and engine.gathers:
-            alive = engine.fetches.backward[tensor.name] * w
+            alive, released = engine.fetches.backward[tensor.name] * w, engine.fetches.released[tensor.name]
         yield moment(most, elements * w)
         bucket, filled = [*bucket, tensor], filled + elements
         large += elements if elements > limit else 0
         if (
             tensor.name not in stay and all_stay and tensor.block != "embeddings"
         ):  # whose backward hook comes after the last reduce
-            alive = max(alive - elements * w, stay_bytes)
+            alive, released = max(alive - elements * w, stay_bytes), released + elements
 
 
 # --- stage 3's gathered weights ------------------------------------------------------------------------------------
@@ -255,6 +263,8 @@ class Fetches:
 
     at_turn: int  # at the end of the forward pass
     backward: dict[str, int]  # when the backward pass comes to a tensor
+    released_at_turn: int  # of weights that were released until then, whether they are whole again or not
+    released: dict[str, int]
     fetched: int  # gathered in both passes, without those that always stay
 
 
@@ -281,6 +291,7 @@ def fetches(
     ahead, whole = dict.fromkeys(size, -1), set(stay)
     always = alive = sum(size[name] for name in stay)
     at_turn, backward, fetched = alive, {}, 0
+    released_once, released_at_turn, released_by = set(), 0, {}
     for step, names in enumerate(order):
         fetching = {name for name in names if name not in whole}
         unseen = {name for name in names if ahead[name] < step}
@@ -299,17 +310,19 @@ def fetches(
         whole |= fetching
         alive, fetched = alive + own + more, fetched + own + more
         if step == len(forward) - 1:
-            at_turn = alive
+            at_turn, released_at_turn = alive, sum(size[name] for name in released_once)
         elif step >= len(forward):
             backward |= dict.fromkeys(names, alive)
+            released_by |= dict.fromkeys(names, sum(size[name] for name in released_once))
         released = {name for name in names if name not in stay and ahead[name] <= step + 1}
         for name in list(released):
             again = next((use for use in uses[name] if use > step), None)
             if again is not None and before[again] - before[step + 1] < reuse:
                 released.remove(name)
         whole -= released
+        released_once |= released
         alive -= sum(size[name] for name in released)
-    return Fetches(at_turn, backward, fetched)
+    return Fetches(at_turn, backward, released_at_turn, released_by, fetched)
 
 
 def _modules(model: Architecture | Transformer) -> list[list[str]]:

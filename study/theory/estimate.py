@@ -165,7 +165,7 @@ def standing(engine: Engine) -> dict[str, int]:
                 states["host_gradients"] += deepspeed_memory.owned_whole(engine) * w
         return states
     states |= {
-        "weights": (mine + engine.second_part) * w + frozen,
+        "weights": mine * w + frozen,
         "gradients": mine * w,
         "buckets": engine.bucket_elements * w,
     }
@@ -204,7 +204,7 @@ def _update(engine: Engine) -> Iterator[dict]:
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
-        stay = _after_step(engine)
+        stay = _after_step(engine) | deepspeed_memory.second_copy(engine, deepspeed_memory.everything(engine))
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group

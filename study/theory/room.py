@@ -38,7 +38,8 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     """
     if settings.init == "none":
         return 0
-    values = distribution(arm) | {"ranks": settings.virtual_ranks, "device": "cuda" if gpu else "cpu"}
+    ranks, device = settings.virtual_ranks, "cuda" if gpu else "cpu"
+    values = distribution(arm, ranks) | {"ranks": ranks, "device": device}
     try:
         prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     except Stop:

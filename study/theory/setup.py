@@ -62,7 +62,8 @@ class Setup:
     def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
         """The setup of an arm of `accelerate_configs/`. An arm without a group runs on one rank."""
         arm = arm_named(arm_name)
-        return cls(model=model, ranks=1 if arm.distributed_type == "NO" else ranks, **distribution(arm), **values)
+        ranks = 1 if arm.distributed_type == "NO" else ranks
+        return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
 
     @classmethod
     def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
@@ -83,7 +84,7 @@ class Setup:
     def second_partition(self) -> int | None:
         """Ranks that share a second copy of the weights for the backward pass (hpZ of ZeRO++), if there is one."""
         among = self._zero.get("zero_hpz_partition_size", 1)
-        return among if self.stage == 3 and among > 1 else None
+        return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
     @property
     def _zero(self) -> dict:
@@ -145,12 +146,14 @@ class Setup:
         return 4 if self.precision == "fp32" else 2
 
 
-def distribution(arm: arms.Arm) -> dict:
-    """What a setup says of how training is distributed, as the files of an arm have it."""
+def distribution(arm: arms.Arm, ranks: int) -> dict:
+    """What a setup says of how training is distributed over so many ranks, as the files of an arm have it."""
+    sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
         return {"deepspeed": arm.deepspeed}
     kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
-    return {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
+    by = {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
+    return by | ({"group": sharing} if arm.replicas > 1 else {})
 
 
 @functools.cache

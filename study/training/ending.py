@@ -20,6 +20,10 @@ from study.training.launch import Launch, ranks_alive
 from study.training.log import say
 
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
+REFUSALS = {  # words of a library that cannot train something, with what to do
+    # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
+    "already managed by another FSDP group": "take zero3: Accelerate divides this model so that FSDP2 cannot shard it",
+}
 
 
 def interrupt_when_told(parent: int) -> None:
@@ -79,6 +83,9 @@ def reason(error: BaseException, launch: Launch | None = None, capped: bool = Fa
         return Stop("another rank died without a word", remedy, where="another rank")
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "interrupted")
+    for words, remedy in REFUSALS.items():
+        if words in str(error):
+            return Stop(f"PyTorch refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
     return Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
 
 

@@ -189,9 +189,14 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     for _ in range(SETTLING_STEPS):
         step()
     dtypes: dict = {}
+
+    def look() -> None:
+        dtypes.update(readback.dtypes(run.model, run.optimizer))
+        observed.second_partition_parameters = readback.second_partition_parameters(run.model)
+
     before = traffic.socket_bytes_written()
     with (
-        readback.before_each_update(run.optimizer, lambda: dtypes.update(readback.dtypes(run.model, run.optimizer))),
+        readback.before_each_update(run.optimizer, look),
         traffic.CollectiveCounter() as counter,
     ):
         step()

@@ -43,8 +43,8 @@ class Seen:
 
 
 def describe(run: Run) -> list[Machine]:
-    """The machines of a run with their ranks, in the order of the ranks. Empty for a run on one machine."""
-    if not several():
+    """The machines of a run with their ranks, in the order of the ranks. Empty for a run on one, emulated hosts or not."""
+    if not several() or run.settings.hosts:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
     interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")

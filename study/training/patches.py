@@ -6,7 +6,7 @@ import inspect
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from study.measure.hardware import CUDA
@@ -51,6 +51,17 @@ def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: 
     for state in (AcceleratorState, PartialState):
         state._shared_state["distributed_type"] = DistributedType.FSDP
         state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another device to FSDP2 and to fake tensors
+
+
+def groups_without_a_gpu(groups: ParallelismConfig | None) -> None:
+    """Let Accelerate divide the ranks of FSDP2 into groups on a CPU too: what it does with them on GPUs.
+
+    Accelerate 1.15 refuses to: when it looks, on a CPU it is not FSDP2 yet that runs (`fsdp_without_a_gpu`).
+    """
+    if groups is not None:
+        applied.add("groups_without_a_gpu")
+        AcceleratorState._shared_state["parallelism_config"] = groups
+        AcceleratorState._shared_state["device_mesh"] = groups.get_device_mesh("cpu")
 
 
 def deepspeed_sees_free_memory(cap: MemoryCap | None) -> None:

@@ -14,6 +14,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
+    ParallelismConfig,
 )
 
 from study.errors import Stop
@@ -124,6 +125,8 @@ def tracker_options(settings: Settings, folder: Path) -> dict:
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
     """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
+    ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
+    sharing_ranks = arm.sharing_ranks(ranks)
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: no process group
     if settings.virtual_ranks:
         virtual.become_one_of(settings.virtual_ranks)
@@ -145,10 +148,14 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         if settings.precision == "fp16" and not CUDA:
             raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
         plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher made of the yaml
+        groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
+        os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # Accelerate cannot read `auto`
         # Without a GPU, cpu=False would give two independent trainings.
-        accelerator = Accelerator(cpu=not CUDA, mixed_precision=autocast or "no", fsdp_plugin=plugin, **common)
+        common |= {"cpu": not CUDA, "mixed_precision": autocast or "no", "fsdp_plugin": plugin}
+        accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
         if plugin and not CUDA:
             patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
+            patches.groups_without_a_gpu(groups)
         return accelerator
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))

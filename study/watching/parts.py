@@ -89,8 +89,8 @@ def arm_of(seen, fsdp: int | None) -> str | None:
     if seen.stage is not None:
         homes = (seen.stage, seen.offload_optimizer, seen.offload_param)
         for name in arms.NAMES:
-            arm = arms.read(arms.all_paths()[name])
-            if (arm.stage, arm.offload_optimizer, arm.offload_param) == homes:
+            arm, second = arms.read(arms.all_paths()[name]), seen.second_partition_ranks is not None
+            if (arm.stage, arm.offload_optimizer, arm.offload_param, arm.divides_ranks) == (*homes, second):
                 return name
         parts = [
             f"{part}_{home}" for part, home in zip(("optimizer", "param"), homes[1:], strict=True) if home != "none"
@@ -98,7 +98,8 @@ def arm_of(seen, fsdp: int | None) -> str | None:
         return "_".join([f"zero{seen.stage}", *parts])
     if seen.fsdp is not None:
         kept = "" if seen.fsdp["units_resharded_after_forward"] else "_grad_op"
-        return "fsdp2" + kept + ("_cpu" if seen.fsdp["offloads"] else "")
+        groups = any(len(mesh) == 2 for mesh in seen.fsdp["mesh"])
+        return ("hsdp" if groups else "fsdp2") + kept + ("_cpu" if seen.fsdp["offloads"] else "")
     if fsdp is not None:
         return f"fsdp{fsdp}"
     if seen.bucket_bytes is not None:

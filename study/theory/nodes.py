@@ -1,0 +1,97 @@
+"""Which bytes of a step stay inside a node, and which go between nodes. Ranks fill one node after the other."""
+
+from study.theory import fsdp_memory
+from study.theory.deepspeed_memory import Engine
+from study.theory.estimate import traffic
+from study.theory.fsdp_memory import Sharding
+from study.theory.setup import Setup
+
+# By collective: bytes of the whole tensor, by the ranks that take part.
+Groups = dict[str, dict[tuple[int, ...], float]]
+RING = {"all_reduce": 2.0, "barrier": 0.0}  # how often a rank sends its share of the tensor; the others: once
+
+
+def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
+    """Bytes by collective among ranks of one node, and among ranks of several.
+
+    A collective among several nodes counts with all its bytes, as papers count them.
+    """
+    split: dict[str, dict[str, float]] = {"inside": {}, "between": {}}
+    for kind, groups in moved.items():
+        for ranks, size in groups.items():
+            where = split["inside" if len(_nodes(ranks, node_ranks)) == 1 else "between"]
+            if size:
+                where[kind] = where.get(kind, 0) + size
+    return split
+
+
+def sent_by_a_node(moved: Groups, node_ranks: int) -> float:
+    """What a node sends to others, on rings that enter and leave each node once.
+
+    In a ring over all ranks only the last rank of a node sends to the next one. Where each rank has a ring of its own
+    to its like in other nodes, all of them send.
+    """
+    sent = 0.0
+    for kind, groups in moved.items():
+        for ranks, size in groups.items():
+            nodes = _nodes(ranks, node_ranks)
+            if len(nodes) > 1:
+                rings = node_ranks * len(nodes) / len(ranks)
+                sent += rings * RING.get(kind, 1.0) * size * (len(ranks) - 1) / len(ranks)
+    return sent
+
+
+def _nodes(ranks: tuple[int, ...], node_ranks: int) -> set[int]:
+    return {rank // node_ranks for rank in ranks}
+
+
+def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
+    """What an optimizer step of the first rank moves, among which ranks. ZeRO++'s gradients ask how large nodes are."""
+    everyone = tuple(range(setup.ranks))
+    if setup.fsdp:
+        moved, sharing = fsdp_memory.traffic(Sharding(setup)), setup.sharing_ranks
+        replicas = tuple(range(0, setup.ranks, sharing))
+        return {kind: {replicas if kind == "all_reduce" else everyone[:sharing]: size} for kind, size in moved.items()}
+    engine = Engine(setup)
+    moved: Groups = {kind: {everyone: size} for kind, size in traffic(engine).items()}
+    if setup.second_partition and "all_gather" in moved:
+        # All ranks gather each weight once; whatever is gathered after that comes from hpZ's second copy.
+        once = (engine.part + engine.frozen_part) * engine.ranks * setup.weight_bytes
+        second, everything = everyone[: setup.second_partition], moved["all_gather"][everyone]
+        moved["all_gather"] = {everyone: once}
+        moved["all_gather"][second] = moved["all_gather"].get(second, 0) + everything - once
+    zero = (setup.deepspeed or {}).get("zero_optimization", {})
+    if engine.stage == 3 and zero.get("zero_quantized_weights"):
+        moved["all_gather"] = _in_8_bits(engine, moved["all_gather"])
+    if engine.stage == 3 and zero.get("zero_quantized_gradients") and node_ranks:
+        moved |= _in_4_bits(engine, moved["reduce_scatter"][everyone], node_ranks)
+    return moved
+
+
+def _in_8_bits(engine: Engine, gathered: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
+    """qwZ: a byte for each element that a pass gathers. Read in DeepSpeed 0.19.8, never run.
+
+    Without the scales, 4 bytes for some thousand elements. Small weights that stay whole are gathered as they are.
+    """
+    everyone = max(gathered, key=len)
+    stay = sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes
+    as_they_are = {everyone: stay}
+    return {
+        ranks: (size - as_they_are.get(ranks, 0)) / engine.weight_bytes + as_they_are.get(ranks, 0)
+        for ranks, size in gathered.items()
+    }
+
+
+def _in_4_bits(engine: Engine, reduced: float, node_ranks: int) -> Groups:
+    """qgZ: half a byte for each element, exchanged inside a node and then, of a rank's part, between nodes.
+
+    Read in DeepSpeed 0.19.8 (all_to_all_quant_reduce), never run; without the scales. Vectors, and tensors that 2 N
+    does not divide, are reduced as they are.
+    """
+    even = sum(t.elements for t in engine.tensors if len(t.shape) > 1 and t.elements % (2 * engine.ranks) == 0)
+    even *= engine.accumulation
+    inside, across = tuple(range(node_ranks)), tuple(range(0, engine.ranks, node_ranks))
+    exchanged = {inside: even / 2, across: even / 2 / node_ranks}
+    rest = {tuple(range(engine.ranks)): reduced - even * engine.weight_bytes}
+    exchanged = {ranks: size for ranks, size in exchanged.items() if len(ranks) > 1}
+    return {"reduce_scatter": rest, "all_to_all": exchanged}

@@ -1,0 +1,173 @@
+"""Bytes inside a node and between nodes: by hand, and where they are read from records."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+from shaped import finished, put, runs
+
+from study.machine.operators import NOT_ON_CPU
+from study.records import metrics
+from study.records.prediction import setup_of
+from study.records.schema import Collective, Record
+from study.report import tables
+from study.theory import nodes
+from study.theory.architecture import describe, parameters
+from study.theory.setup import Setup
+
+EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
+
+
+def moved(**groups) -> dict[str, Collective]:
+    """Collectives of four ranks, 100 bytes for each group."""
+    return {
+        kind: Collective(
+            calls=len(chosen),
+            bytes=100 * len(chosen),
+            bytes_by_dtype={"float32": 100 * len(chosen)},
+            bytes_by_group={" ".join(map(str, ranks)): 100 for ranks in chosen if ranks != EVERYONE},
+        )
+        for kind, chosen in groups.items()
+    }
+
+
+def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
+    count = moved(all_gather=[EVERYONE, PAIR])["all_gather"]
+    assert count.by_ranks(4) == {PAIR: 100, EVERYONE: 100}
+    assert moved(barrier=[])["barrier"].by_ranks(2) == {(0, 1): 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "where", "sent"),
+    [
+        ("all_gather", EVERYONE, "between", 75),  # the last rank of a node sends 3/4 of it to the next node
+        ("all_reduce", EVERYONE, "between", 150),
+        ("reduce_scatter", PAIR, "inside", 0),
+        ("all_reduce", ACROSS, "between", 200),  # both ranks of a node send, each half of it twice
+    ],
+)
+def test_what_a_node_sends_by_hand(kind, ranks, where, sent):
+    groups = {kind: {ranks: 100}}
+    assert nodes.by_node(groups, 2)[where] == {kind: 100}
+    assert nodes.sent_by_a_node(groups, 2) == sent
+    assert nodes.sent_by_a_node(groups, 4) == 0, "all of them in one node"
+
+
+def test_gloo_writes_as_much_as_each_group_has_ranks():
+    assert metrics.gloo_wire_bytes(moved(all_gather=[EVERYONE, PAIR]), 4) == 75 + 50
+    assert metrics.gloo_wire_bytes(moved(all_reduce=[ACROSS]), 4) == 100
+
+
+MODEL = describe("bert-large")
+SIZE = 4 * parameters(MODEL)
+
+
+def between(arm: str, ranks: int = 16, node_ranks: int = 8, **changes) -> dict[str, float]:
+    setup = replace(Setup.of_arm(MODEL, arm, ranks=ranks), **changes)
+    split = nodes.by_node(nodes.predicted(setup), node_ranks)
+    return {kind: size / SIZE for kind, size in split["between"].items()}
+
+
+def test_between_nodes_by_the_papers():
+    """Two nodes of eight. FSDP, stage 3: 2 M gathered, M scattered (P4). Hybrid sharding: an all-reduce of M/8 (P5)."""
+    assert between("fsdp2") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
+    assert between("zero3_textbook") == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
+    assert between("hsdp") == pytest.approx({"all_reduce": 1 / 8}, rel=0.02)
+    assert between("zero3_hpz_textbook") == pytest.approx({"all_gather": 1, "reduce_scatter": 1}, rel=0.02)
+    assert between("ddp") == {"all_reduce": 1}
+
+
+def test_with_several_passes_hpz_gathers_between_nodes_once():
+    """Its copy serves all passes of a step but the first forward pass."""
+    thrice = between("zero3_hpz_textbook", accumulation=3)
+    assert thrice == pytest.approx({"all_gather": 1, "reduce_scatter": 3}, rel=0.02)
+    assert between("zero3_textbook", accumulation=3)["all_gather"] == pytest.approx(6, rel=0.02)
+
+
+def test_zeropp_sends_a_quarter_of_stage_3():
+    """P4: 0.5 M, nothing and 0.25 M for M, M and M, of weights in 16 bits that are all gathered twice; many nodes."""
+    textbook = Setup.of_arm(MODEL, "zero3_textbook", ranks=512, precision="bf16_cast")
+    zero = textbook.deepspeed["zero_optimization"]
+    more = {"zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True}
+    zeropp = replace(textbook, deepspeed=textbook.deepspeed | {"zero_optimization": zero | more})
+    sent = {}
+    for setup in (textbook, zeropp):
+        moved = nodes.predicted(setup, 8)
+        sent[setup] = {kind: nodes.sent_by_a_node({kind: groups}, 8) * 2 / SIZE for kind, groups in moved.items()}
+    assert sent[textbook] == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
+    quantized = sent[zeropp]
+    assert quantized["all_gather"] == pytest.approx(0.5, rel=0.02)
+    assert quantized["all_to_all"] + quantized["reduce_scatter"] == pytest.approx(0.25, rel=0.1), "vectors in 16 bits"
+    assert "all_to_all" not in nodes.predicted(textbook, 8)
+
+
+def test_the_table_of_a_folder_of_runs(tmp_path):
+    """Two ranks are one node of two: they have no row."""
+    counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
+    of_four = finished("four", "ddp", 4)
+    of_four["traffic"]["per_rank"] = [counts] * 4
+    (row,) = tables.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
+    assert (row["arm"], row["ranks"]) == ("ddp", "4")
+    assert (row["inside MB"], row["between MB"], row["a node sends MB"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
+
+
+# --- the records of `study sweep nodes`, kept in the repository ------------------------------------------------------
+
+KEPT = ROOT / "reports" / "cpu-2core" / "runs" / "nodes"
+DIVIDED = ("hsdp", "zero3_hpz", "zero3_hpz_textbook")
+
+
+@functools.cache
+def kept(part: str, arm: str) -> Record:
+    (path,) = KEPT.glob(f"{part}-{arm}-????????-*/record.json")
+    return Record.model_validate_json(path.read_text())
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_on_four_ranks_the_losses_of_60_steps_equal_ddps(arm):
+    """The arms differ in what they hold and move; their losses do not."""
+    ours, ddp = kept("parity", arm), kept("parity", "ddp")
+    assert (ours.observed.ranks_counted, ddp.observed.ranks_counted) == (4, 4)
+    assert (ddp.observed.fsdp, ddp.observed.stage) == (None, None)
+    if arm == "hsdp":
+        assert ours.observed.fsdp["mesh"] == [[2, 2]]
+    else:
+        assert ours.observed.second_partition_ranks == 2
+        half = ours.observed.parameters / 2
+        assert ours.observed.second_partition_parameters == pytest.approx(half, rel=0.001)
+    assert nodes.by_node(groups_of(ours), 2) != nodes.by_node(groups_of(ddp), 2)
+    assert ours.observed.weights_checksum == ddp.observed.weights_checksum
+    assert len(ours.loss.train) == 60
+    assert ours.loss.train == pytest.approx(ddp.loss.train, abs=1e-5)
+
+
+def groups_of(record: Record) -> nodes.Groups:
+    return {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
+    record = kept("parity", arm)
+    counted, expected = (nodes.by_node(groups, 2) for groups in (groups_of(record), nodes.predicted(setup_of(record))))
+    for where in ("inside", "between"):
+        assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
+    wires = zip(record.traffic.kernel_bytes_written, record.traffic.gloo_wire_bytes, strict=True)
+    assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)
+
+
+@pytest.mark.parametrize("arm", DIVIDED)
+def test_a_virtual_rank_of_four_holds_and_moves_what_a_real_one_does(arm):
+    virtual, real = kept("virtual", arm), kept("parity", arm)
+    assert (virtual.observed.backend, real.observed.backend) == ("fake", "gloo")
+    assert virtual.traffic.per_rank[0] == real.traffic.per_rank[0]
+    held, real_held = (record.memory.components.per_rank[0] for record in (virtual, real))
+    for role in {*real_held.at_peak, *held.at_peak} - {"other"}:  # the rows of the data set: another number of them
+        sizes = held.at_peak.get(role, 0), real_held.at_peak.get(role, 0)
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01, abs=4096), role
+
+
+def test_what_zeropp_quantizes_is_unavailable_in_the_librarys_words():
+    for arm in ("zero3_qwz", "zero3_qgz"):
+        record = kept("quantized", arm)
+        assert (record.status, NOT_ON_CPU in record.error.message) == ("unavailable", True)
