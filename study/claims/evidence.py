@@ -168,7 +168,7 @@ def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
         for value in values:
             if value not in known and not (name == "arm" and _may_yet_come(value, known)):
                 raise Stop(f"{name} cannot be {value!r}", nearest(str(value), filter(None, known)))
-    elif name in Requested.model_fields:
+    elif name in Requested.model_fields and name not in OBSERVED:
         try:
             _list_of(name).validate_python(values)
         except ValidationError as error:

@@ -169,6 +169,7 @@ class Observed(Section):
     tf32: bool | None = None
     parameters: Positive | None = None
     held_parameters: int | None = None
+    trained_parameters: int | None = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
     built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
     dtypes: dict[str, str | None] = {}

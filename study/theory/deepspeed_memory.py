@@ -6,12 +6,14 @@ components are those of a record. Comments name the DeepSpeed file that a step f
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
+from study.theory import moments
 from study.theory.architecture import Architecture, tensors
+from study.theory.moments import Piece
 from study.theory.profile import Gradient, Held, Profile, Tensor
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
@@ -45,7 +47,7 @@ class Engine:
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
-        self.foreach = setup.optimizer == "foreach"  # a square root of one moment beside it
+        self.optimizer = setup.optimizer
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero.get("reduce_bucket_size", 5e8))
         overlap = zero.get("overlap_comm")
@@ -66,6 +68,87 @@ class Engine:
         self.pins_parts = self.weights_home == "cpu" and bool(zero["offload_param"].get("pin_memory", True))
         # Stage 3 makes whole weights of the parts; a single rank that holds them on its device does not.
         self.gathers = self.ranks > 1 or (setup.on_gpu and self.weights_home != "none")
+
+    @functools.cached_property
+    def pieces(self) -> list[Piece]:
+        """The tensors as the optimizer has them: with a stage, one vector of this rank's parts; two under Muon."""
+        if self.stage == 0:
+            return [moments.piece(tensor) for tensor in self.tensors]
+        halves = [self.tensors]
+        if self.optimizer == "muon":
+            halves = [[t for t in self.tensors if moments.is_for_muon(t) is of_muon] for of_muon in (True, False)]
+        return [Piece((self._part(half),), of_muon) for half, of_muon in zip(halves, (True, False), strict=False)]
+
+    def _part(self, group: Sequence[Tensor]) -> int:
+        """Elements of the first rank's part of tensors that are one group of the optimizer."""
+        if self.stage == 3:
+            return sum(ceil(tensor.elements / self.ranks) for tensor in group)
+        return padded(sum(tensor.elements for tensor in group), self.ranks) // self.ranks
+
+    @property
+    def moments_bytes(self) -> int:
+        if self.optimizer == "muon" and self.stage:
+            rest = [piece for piece in self.pieces if not piece.of_muon]
+            return moments.held_bytes("fused", rest, self.state_bytes) + self.momentum_bytes
+        return moments.held_bytes(self.optimizer, self.pieces, self.state_bytes)
+
+    @property
+    def momentum_bytes(self) -> int:
+        """Muon's, in DeepSpeed.
+
+        It has the type of the gradients. Stages 1 and 2 keep it for the whole of a tensor of which the rank owns
+        something (_muon_momentum_buffer).
+        """
+        part = self._part(self.matrices)
+        if self.stage == 3:
+            return self.weight_bytes * part
+        by_shape = sorted(self.matrices, key=lambda tensor: tensor.shape, reverse=True)  # as MuonWithAuxAdam does
+        return self.weight_bytes * owned_of(by_shape, part)
+
+    @property
+    def muon_buffers_bytes(self) -> int:
+        """What DeepSpeed keeps for Muon beside its momentum from step to step.
+
+        Stages 1 and 2: the momentum again, for steps that are skipped (_muon_staging_momentum). Stage 3: parts of
+        gradients as they are sent, and whole ones as they come (_partitioned_buffers_all_gather), a bucket at most.
+        """
+        if self.optimizer != "muon" or self.stage == 0:
+            return 0
+        if self.stage < 3:
+            return self.momentum_bytes
+        sent = [self._part(group) for group in self._bounded(self.matrices)]
+        return self.weight_bytes * (self.ranks + 1) * sum(dict.fromkeys(sent))
+
+    @property
+    def gathered_for_muon(self) -> int:
+        """Elements that stage 3 gathers for an update beside the weights: gradients and momenta, as whole matrices, and
+        again once each rank has multiplied one of each round (_muon_update_sub_group)."""
+        if self.optimizer != "muon":
+            return 0
+        gathered = 0
+        for group in self._bounded(self.matrices):
+            sizes = [tensor.elements for tensor in group]
+            rounds = [sizes[i : i + self.ranks] for i in range(0, len(sizes), self.ranks)]
+            gathered += self.ranks * (self._part(group) + sum(map(max, rounds)))
+        return 2 * gathered
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [tensor for tensor in self.tensors if moments.is_for_muon(tensor)]
+
+    def _bounded(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Tensors in their order, as many at a time as a bucket takes."""
+        groups: list[list[Tensor]] = []
+        for tensor in tensors:
+            if not groups or sum(each.elements for each in groups[-1]) + tensor.elements > self.bucket_elements:
+                groups.append([])
+            groups[-1].append(tensor)
+        return groups
+
+    @property
+    def made_bytes(self) -> int:
+        """What an update makes beside what there is."""
+        return moments.made_bytes(self.optimizer, self.pieces, self.state_bytes)
 
     @functools.cached_property
     def fetches(self) -> "Fetches":
@@ -108,6 +191,12 @@ def owned_whole(engine: Engine) -> int:
     """Elements of the tensors, each counted whole, of which the first rank owns something."""
     owned = first_part(engine)
     return sum(tensor.elements for tensor in engine.tensors if tensor.name in owned)
+
+
+def owned_of(tensors: Sequence[Tensor], part: int) -> int:
+    """The same of tensors that are flattened by themselves, of which the rank owns the first so many elements."""
+    begins = accumulate((tensor.elements for tensor in tensors), initial=0)
+    return sum(tensor.elements for tensor, begin in zip(tensors, begins, strict=False) if begin < part)
 
 
 def stays_gathered(engine: Engine) -> int:

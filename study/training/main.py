@@ -15,13 +15,15 @@ from study.machine import disk as nvme
 from study.machine import operators
 from study.measure import readback
 from study.measure.hardware import CUDA
+from study.models.adapters import freeze
 from study.records import store
 from study.records.schema import Record, Time
 from study.spec import arms
+from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
-from study.training import ending, finish, limits, models, patches, setup, sharding, virtual
+from study.training import ending, finish, limits, models, optimizers, patches, setup, sharding, virtual
 from study.training.data import load_data
 from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
 from study.training.log import quiet
@@ -54,6 +56,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank)
         check(settings)
+        combinations.check(settings, arm)
         if settings.virtual_ranks:
             room.check(settings, arm, CUDA)
         limits.set_threads(settings.threads)
@@ -116,17 +119,20 @@ def prepare(run: Run) -> None:
             models.drawn_weights(settings, config)
     model = models.build_model(settings, config, accelerator.device)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    torch.manual_seed(settings.seed)  # adapters are drawn alike, however the weights came about
+    freeze(model, settings.lora_rank, settings.train_only)
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
-    options = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
-    kind = models.MasterAdamW if with_master and run.arm.fsdp is None else torch.optim.AdamW
     if run.arm.fsdp:
         sharding.name_layers(accelerator, model)
+    optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
-        run.model, run.optimizer = accelerator.prepare(model, kind(model.parameters(), **options))
+        run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
-        sharding.with_master(run.optimizer, run.model, options)
+        # Accelerate looks for the model's own parameters in the optimizer, so it prepares another one first. The copies
+        # are of the parts that a rank holds, which `prepare` has made.
+        run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
     if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
