@@ -12,7 +12,10 @@ from study.spec import arms
 from study.training import setup
 
 PATHS = arms.all_paths()
-VARIANTS = ("zero1_default", "zero2_default", "zero2_reduce", "zero3_default", "zero3_init_off", "zero3_textbook")
+VARIANTS = (
+    *("zero1_default", "zero2_default", "zero2_reduce", "zero3_deepcompile", "zero3_default", "zero3_init_off"),
+    *("zero3_qgz", "zero3_qwz", "zero3_superoffload", "zero3_textbook", "zero3_zenflow"),
+)
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
 FAIR = [name for name in arms.NAMES if name.startswith("zero")]
 
@@ -20,6 +23,8 @@ ENGINE = {"distributed_type", "train_micro_batch_size_per_gpu", "gradient_accumu
 SHIPPED = {"overlap_comm", "reduce_bucket_size"}
 GATHER, PREFETCH = "allgather_bucket_size", "stage3_prefetch_bucket_size"
 RELEASE = {f"stage3_{key}" for key in ("max_live_parameters", "max_reuse_distance", "param_persistence_threshold")}
+ZENFLOW = {f"zenflow.{key}" for key in ("topk_ratio", "select_strategy", "select_interval", "update_interval")}
+ZENFLOW |= {"zenflow.overlap_step", "optimizer.type", "optimizer.params.lr", "optimizer.params.weight_decay"}
 OPTIMIZER, PARAM = "offload_optimizer.device", "offload_param.device"
 
 SIBLINGS = [  # one arm, another, and every setting in which they differ
@@ -37,6 +42,11 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("zero2", "zero2_reduce", {"use_multi_rank_bucket_allreduce"}),
     ("zero3", "zero3_textbook", RELEASE | {PREFETCH}),
     ("zero3", "zero3_init_off", {"zero3_init_flag"}),
+    ("zero3", "zero3_qwz", {"zero_quantized_weights"}),
+    ("zero3", "zero3_qgz", {"zero_quantized_gradients"}),
+    ("zero3", "zero3_deepcompile", {"compile.deepcompile"}),
+    ("zero3", "zero3_superoffload", {OPTIMIZER, "offload_optimizer.pin_memory", "offload_optimizer.super_offload"}),
+    ("zero3", "zero3_zenflow", {OPTIMIZER, "offload_optimizer.pin_memory"} | ZENFLOW),
     ("ddp", "fsdp2", {"distributed_type", *(f"fsdp_config.{key}" for key in (*arms.FSDP_FIXED, *arms.FSDP_CHOICES))}),
     ("fsdp2", "fsdp2_grad_op", {"fsdp_config.fsdp_reshard_after_forward"}),
     ("fsdp2", "fsdp2_cpu", {"fsdp_config.fsdp_offload_params"}),
@@ -128,6 +138,8 @@ OFFLOADS = {  # optimizer states, weights; the others keep both on the device
     "zero3_cpu": ("cpu", "cpu"),
     "zero3_nvme": ("nvme", "cpu"),
     "fsdp2_cpu": ("cpu", "cpu"),
+    "zero3_superoffload": ("cpu", "none"),
+    "zero3_zenflow": ("cpu", "none"),
 }
 
 

@@ -130,7 +130,7 @@ def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""
     values = as_dict(resolve(Settings(task=task), gpu=False))
     blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
-    blank |= {"virtual_ranks", "log_with", *(["train_rows"] if task == "wikitext" else [])}
+    blank |= {"virtual_ranks", "log_with", "lora_rank", "train_only", *(["train_rows"] if task == "wikitext" else [])}
     assert {name for name, value in values.items() if value is None} == blank
 
 

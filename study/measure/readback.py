@@ -319,6 +319,11 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
     return digest.hexdigest()[:16] if accelerator.is_main_process else None
 
 
+def shapes(model) -> list[tuple[int, ...]]:
+    """The shape of each parameter, however it is partitioned."""
+    return [tuple(getattr(each, "ds_shape", each.shape)) for each in plain_model(model).parameters()]
+
+
 @contextlib.contextmanager
 def _whole(parameter, device: torch.device):
     """Within it: a parameter with all its values."""

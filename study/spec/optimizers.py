@@ -28,7 +28,7 @@ WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor 
 def classes(optimizer: str | None, arm: Arm) -> set[str]:
     """The classes that a run's optimizer may have: its own, that with a master copy, that of offloading."""
     if arm.deepspeed and arm.offload_optimizer != "none":
-        return {"DeepSpeedCPUAdam"}
+        return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
     name = CLASSES[optimizer or "adamw"]
     return {name, f"Master{name}"}
 

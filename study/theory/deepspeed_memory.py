@@ -53,6 +53,9 @@ class Engine:
         overlap = zero.get("overlap_comm")
         self.overlap = self.stage == 3 if overlap is None else bool(overlap)
         self.reduces_by_all_reduce = zero.get("use_multi_rank_bucket_allreduce", True)  # stages 1 and 2
+        # ZeRO++: bytes of an element as it is sent, in 8 and in 4 bits. Its scales are left out.
+        self.gathered_bytes = 1 if zero.get("zero_quantized_weights") else self.weight_bytes
+        self.quantizes_gradients = bool(zero.get("zero_quantized_gradients"))
         self.prefetch_elements = int(zero.get("stage3_prefetch_bucket_size", 5e7))
         self.persistent_elements = int(zero.get("stage3_param_persistence_threshold", 1e5))
         self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]

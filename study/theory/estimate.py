@@ -265,9 +265,13 @@ def traffic(engine: Engine) -> dict[str, int]:
     whole = engine.part * engine.ranks
     # Muon takes whole gradients: stage 3 does not scatter them.
     reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * steps}
+    if engine.quantizes_gradients and engine.ranks > 1:
+        reduced = {"all_to_all": whole * steps // 2}
     if engine.ranks == 1:
         return reduced
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     again = deepspeed_memory.refetched(engine)
     whole += engine.frozen_part * engine.ranks
-    return reduced | {"all_gather": ((whole - stay + again) * steps + stay + engine.gathered_for_muon) * w}
+    return reduced | {
+        "all_gather": ((whole - stay + again) * steps + stay) * engine.gathered_bytes + engine.gathered_for_muon * w
+    }

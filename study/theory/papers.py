@@ -14,6 +14,7 @@ RECIPES = {
     "mixed-adam": (2, 2, 12),  # P1 3.1: fp32 master copy and two fp32 moments, K = 12; our bf16_cast
     "fp32-adam": (4, 4, 8),  # no master copy: the weights are fp32; our fp32, and bf16 by autocast
     "bf16-adam": (2, 2, 4),  # weights and moments in bf16, no master copy
+    "bf16-adam-master": (2, 2, 6),  # and a master copy in bf16, as DeepSpeed keeps it
     "bf16-adam-8bit": (2, 2, 2),  # moments of a byte each, no master copy
     "mixed-adam-bf16-states": (2, 2, 8),  # fp32 master, bf16 moments
     "mixed-adam-8bit": (2, 2, 6),  # fp32 master, moments of a byte each; their scales (< 2 %) left out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from accelerate.utils import DummyOptim
 
 from study.errors import Stop
 from study.machine import disk as nvme
@@ -99,10 +100,15 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
         if settings.init == "none"
         else contextlib.nullcontext()
     ):
-        prepare(run)
-        record.observed.memory_cap = cap
-        record.time = Time(setup_s=time.perf_counter() - started)
-        step_again = train(run)
+        try:
+            prepare(run)
+            record.observed.memory_cap = cap
+            record.time = Time(setup_s=time.perf_counter() - started)
+            step_again = train(run)
+        except Exception as error:
+            if stop := ending.without_cuda(arm, error):
+                raise stop from error
+            raise
         in_step = finish.after_training(run, step_again)
     finish.print_summary(run)
     if in_step and settings.log_with:
@@ -124,9 +130,14 @@ def prepare(run: Run) -> None:
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
+    has_weights = settings.init != "in_place" and not run.is_virtual
+    before = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
     if run.arm.fsdp:
         sharding.name_layers(accelerator, model)
-    optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
+    if "optimizer" in (run.arm.deepspeed or {}):
+        optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
+    else:
+        optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
@@ -147,7 +158,7 @@ def prepare(run: Run) -> None:
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.built_in_parts = built_in_parts
-    if settings.init != "in_place" and not run.is_virtual:
+    if has_weights:
         seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
     seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
     seen.patches = sorted(patches.applied)
@@ -160,3 +171,19 @@ def prepare(run: Run) -> None:
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
         raise Stop(what, "fix the arm's files", where="prepare")
+    if (seen.weights_checksum, readback.shapes(run.model)) != before:
+        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
+        raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
+    if run.arm.for_cuda_alone == "DeepCompile":
+        refuse_without_deepcompile(run)
+
+
+def refuse_without_deepcompile(run: Run) -> None:
+    """DeepSpeed 0.19.8 says nothing where it compiles nothing."""
+    from deepspeed.compile.util import is_deepcompile_supported
+
+    if not run.model.is_deepcompile_active():
+        supported = is_deepcompile_supported()
+        what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
+        remedy = "give --compile" if supported else "use an NVIDIA GPU"
+        raise Stop(what, remedy, "failed" if supported else "unavailable", "prepare")
