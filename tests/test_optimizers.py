@@ -13,9 +13,11 @@ from study.measure import readback
 from study.models.adapters import Adapted, freeze
 from study.models.build import build
 from study.models.config import load
+from study.records import runs
 from study.records.prediction import predicted
 from study.records.schema import Observed, Record
-from study.spec.arms import all_paths, read
+from study.report import states
+from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
 from study.spec.settings import Settings
 from study.theory import moments, papers
@@ -97,6 +99,24 @@ def test_bf16_states_are_in_bf16(run):
         "moments": 4,
         "gradients": 2,
     }
+
+
+def test_kept_records_hold_what_is_predicted():
+    """Of each component, of the peak and of each collective; and the table of the report shows them."""
+    kept = states.of_protocol(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
+    assert len({states.what_changes(run) for run in kept}) >= 6
+    rows = states.bytes_per_parameter(replace(runs.load([]), runs=tuple(kept)))
+    held = [row for row in rows if row["predicted"] is not None]
+    assert len(held) == len(rows) > 3 * len(kept)
+    for row in held:
+        assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
+    for run in kept:
+        theory, rank = predicted(run.record), run.record.memory.components.per_rank[0]
+        # Under stage 3 the peaks of Muon's update and of adapters miss by 1.2 and 1.5 %: see reports/log.md.
+        known = 0.02 if run.arm == "zero3" and (run.optimizer == "muon" or run.lora_rank) else 0.01
+        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=known)
+        sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
+        assert sent == pytest.approx(theory.traffic, rel=0.01)
 
 
 # --- what an optimizer keeps -----------------------------------------------------------------------------------------

@@ -136,6 +136,24 @@ class Engine:
         return 2 * gathered
 
     @property
+    def made_for_muon(self) -> int:
+        """Bytes that stage 3 makes at most before an update, outside its buffers (_muon_update_sub_group).
+
+        Whole gradients and momenta of a bucket, copies of this rank's parts, and of matrices that are not alike, both
+        again as they are sent and come. Measured once: 1.2 % of a peak more, which is not understood.
+        """
+        if self.optimizer != "muon" or self.stage != 3:
+            return 0
+        most = 0
+        for group in self._bounded(self.matrices):
+            rounds = [group[i : i + self.ranks] for i in range(0, len(group), self.ranks)]
+            unlike = [each for each in rounds if len(each) < self.ranks or len({t.shape for t in each}) > 1]
+            sent = max((t.elements for each in unlike for t in each), default=0) * 2 * (1 + self.ranks)
+            updated = max(tensor.elements for tensor in group)
+            most = max(most, 2 * sum(tensor.elements for tensor in group) + self._part(group) + sent + updated)
+        return self.weight_bytes * most
+
+    @property
     def matrices(self) -> list[Tensor]:
         return [tensor for tensor in self.tensors if moments.is_for_muon(tensor)]
 

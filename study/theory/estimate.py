@@ -195,6 +195,7 @@ def _update(engine: Engine) -> Iterator[dict]:
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
+        yield {"activations": engine.made_for_muon}  # outside autograd, records count them so
         stay = _after_step(engine)
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
