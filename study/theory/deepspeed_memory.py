@@ -381,8 +381,8 @@ def fetches(
     """
     size = {tensor.name: tensor.elements for tensor in tensors(model)}
     stay = {name for name, elements in size.items() if elements <= persistent_elements}
-    forward = _modules(model)
-    order = forward + forward[::-1]
+    forward, without = _modules(model), _without_backward(model)
+    order = forward + [names for names in forward[::-1] if not names or not without.issuperset(names)]
     queue = deque((name, step) for step, names in enumerate(order) for name in names)
     uses = defaultdict(list)  # the steps in which a tensor is used
     for name, step in queue:
@@ -420,6 +420,13 @@ def fetches(
         whole -= released
         alive -= sum(size[name] for name in released)
     return Fetches(at_turn, backward, fetched)
+
+
+def _without_backward(model: Architecture | Transformer) -> set[str]:
+    """Frozen tables beside the input embeddings: no gradient comes through them. Through the input embeddings one does,
+    because checkpointed layers need it (enable_input_require_grads)."""
+    beside = (tensor for tensor in tensors(model)[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
+    return {tensor.name for tensor in beside if not tensor.trains}
 
 
 def _modules(model: Architecture | Transformer) -> list[list[str]]:
