@@ -12,8 +12,11 @@ from study.spec import arms
 from study.training import setup
 
 PATHS = arms.all_paths()
-VARIANTS = ("zero1_default", "zero2_default", "zero2_reduce", "zero2_small_buckets", "zero3_default")
-VARIANTS = (*VARIANTS, "zero3_hpz_textbook", "zero3_init_off", "zero3_qgz", "zero3_qwz", "zero3_textbook")
+VARIANTS = (
+    *("zero1_default", "zero2_default", "zero2_reduce", "zero2_small_buckets", "zero3_deepcompile", "zero3_default"),
+    *("zero3_hpz_textbook", "zero3_init_off", "zero3_qgz", "zero3_qwz", "zero3_superoffload", "zero3_textbook"),
+    "zero3_zenflow",
+)
 ON_DEEPSPEED = [name for name in PATHS if name.startswith("zero")]
 FAIR = [name for name in arms.NAMES if name.startswith("zero")]
 
@@ -21,6 +24,8 @@ ENGINE = {"distributed_type", "train_micro_batch_size_per_gpu", "gradient_accumu
 SHIPPED = {"overlap_comm", "reduce_bucket_size"}
 GATHER, PREFETCH = "allgather_bucket_size", "stage3_prefetch_bucket_size"
 RELEASE = {f"stage3_{key}" for key in ("max_live_parameters", "max_reuse_distance", "param_persistence_threshold")}
+ZENFLOW = {f"zenflow.{key}" for key in ("topk_ratio", "select_strategy", "select_interval", "update_interval")}
+ZENFLOW |= {"zenflow.overlap_step", "optimizer.type", "optimizer.params.lr", "optimizer.params.weight_decay"}
 OPTIMIZER, PARAM = "offload_optimizer.device", "offload_param.device"
 
 SIBLINGS = [  # one arm, another, and every setting in which they differ
@@ -39,14 +44,17 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("zero2", "zero2_small_buckets", {"reduce_bucket_size"}),
     ("zero3", "zero3_textbook", RELEASE | {PREFETCH}),
     ("zero3", "zero3_init_off", {"zero3_init_flag"}),
+    ("zero3", "zero3_qwz", {"zero_quantized_weights"}),
+    ("zero3", "zero3_qgz", {"zero_quantized_gradients"}),
+    ("zero3", "zero3_deepcompile", {"compile.deepcompile"}),
+    ("zero3", "zero3_superoffload", {OPTIMIZER, "offload_optimizer.pin_memory", "offload_optimizer.super_offload"}),
+    ("zero3", "zero3_zenflow", {OPTIMIZER, "offload_optimizer.pin_memory"} | ZENFLOW),
     ("ddp", "fsdp2", {"distributed_type", *(f"fsdp_config.{key}" for key in (*arms.FSDP_FIXED, *arms.FSDP_CHOICES))}),
     ("fsdp2", "fsdp2_grad_op", {"fsdp_config.fsdp_reshard_after_forward"}),
     ("fsdp2", "fsdp2_cpu", {"fsdp_config.fsdp_offload_params"}),
     ("fsdp2", "hsdp", {f"parallelism_config.{key}" for key in (arms.REPLICAS, arms.SHARDS)}),
     ("zero3", "zero3_hpz", {"zero_hpz_partition_size"}),
     ("zero3_textbook", "zero3_hpz_textbook", {"zero_hpz_partition_size"}),
-    ("zero3", "zero3_qwz", {"zero_quantized_weights"}),
-    ("zero3", "zero3_qgz", {"zero_quantized_gradients"}),
 ]
 
 
@@ -135,6 +143,8 @@ OFFLOADS = {  # optimizer states, weights; the others keep both on the device
     "zero3_cpu": ("cpu", "cpu"),
     "zero3_nvme": ("nvme", "cpu"),
     "fsdp2_cpu": ("cpu", "cpu"),
+    "zero3_superoffload": ("cpu", "none"),
+    "zero3_zenflow": ("cpu", "none"),
 }
 
 

@@ -132,7 +132,8 @@ def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""
     values = as_dict(resolve(Settings(task=task), gpu=False))
     blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
-    blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", *(["train_rows"] if task == "wikitext" else [])}
+    blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only"}
+    blank |= {"train_rows"} if task == "wikitext" else set()
     assert {name for name, value in values.items() if value is None} == blank
 
 

@@ -17,8 +17,8 @@ from study.machine.gpus import GPUS, peak_flops
 from study.records import store
 from study.records.metrics import ELEMENT_BYTES, gloo_wire_bytes
 from study.records.schema import Record, Time
-from study.spec import arms
-from study.spec.settings import AUTOCAST
+from study.spec import arms, optimizers
+from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.theory.architecture import FAMILIES, describe, flops_per_row, parameters
 
@@ -41,6 +41,8 @@ NEEDED = {
 }
 MEASURED = {"loss": True, "time": True, "memory": True, "traffic": True, "energy": True, "observed": {"runs"}}
 NESTED_MEMORY = (("peak_allocated", "peak_reserved"), ("peak_reserved", "the device"), ("device_used", "the device"))
+ADAM = ("AdamW", "MasterAdamW", "DeepSpeedCPUAdam")  # two moments of an element each
+MUON_GATHERS = 6  # stage 3: whole gradients and momenta, and both again for each matrix, padded in its round
 GRADIENTS, WEIGHTS = ("all_reduce", "reduce_scatter", "reduce"), ("all_gather", "broadcast")  # what they move
 
 
@@ -126,11 +128,14 @@ def _promises(record: Record) -> Iterator[str]:
     for name, value in expected.items():
         if (real := getattr(observed, name)) != value:
             yield f"{name}: requested {value!r}, observed {real!r}"
-    weights = "bfloat16" if requested.precision == "bf16_cast" else "float32"
+    weights = "bfloat16" if requested.precision in HALF_WEIGHTS else "float32"
     if dtypes.get("weights") != weights:
         yield f"weights: {requested.precision} means {weights}, observed {dtypes.get('weights')}"
-    if dtypes.get("moments") not in ("float32", None):  # None: on the disk
-        yield f"the optimizer's moments are {dtypes['moments']}; every arm must have float32"
+    promised = optimizers.moments_dtypes(requested.optimizer, requested.precision)
+    if dtypes.get("moments") not in {*promised, None}:  # None: on the disk
+        yield f"the optimizer's moments are {dtypes['moments']}; every arm must have {' or '.join(sorted(promised))}"
+    if arm and observed.optimizer not in (classes := optimizers.classes(requested.optimizer, arm)):
+        yield f"the optimizer is {observed.optimizer}, but {' or '.join(sorted(classes))} was requested"
     if observed.ranks_counted not in (None, observed.ranks):
         yield f"{observed.ranks} ranks, but {observed.ranks_counted} took part in a collective"
     for name in PROFILERS:
@@ -218,6 +223,8 @@ def _operations(record: Record) -> Iterator[str]:
         return  # other families have no formulas
     if requested.data != "embedded" and SHAPES[requested.model].get("vocab_size") is None:
         return  # the vocabulary is that of its data
+    if requested.lora_rank or requested.train_only:
+        return  # adapters come on top, and nothing is computed for the gradient of a frozen weight
     count, per_row = _shape(requested.model, requested.sequence)
     if record.observed.parameters != count:
         yield f"{requested.model} has {count} parameters, observed {record.observed.parameters}"
@@ -306,6 +313,10 @@ def _counts(record: Record) -> Iterator[str]:
     gathered = 2 * passes if record.observed.fsdp else gathered
     replicas, sharing = _groups(record)
     reduced += 1 / sharing if replicas > 1 else 0  # each rank's part, between the groups
+    if record.requested.optimizer == "muon" and stage == 3:
+        gathered += MUON_GATHERS
+    trained = record.observed.trained_parameters
+    trained = count if trained in (None, record.observed.parameters) else trained  # of FSDP2's as collectives move them
     for number, collectives in enumerate(record.traffic.per_rank):
         elements = {}
         for kind, moved in collectives.items():
@@ -317,8 +328,9 @@ def _counts(record: Record) -> Iterator[str]:
             words = f"{total / count:.3g} elements a parameter, more often than in a step"
             yield f"rank {number}: {', '.join(WEIGHTS)} moved {words}"
         total = sum(elements.get(kind, 0) for kind in GRADIENTS)
-        if not _about(total, reduced * count) and (record.observed.ranks > 1 or total > reduced * count):
-            words = f"{total / count:.3g} elements a parameter, {'more' if total > reduced * count else 'less'} often"
+        expected = reduced * trained
+        if not _about(total, expected) and (record.observed.ranks > 1 or total > expected):
+            words = f"{total / trained:.3g} elements a parameter, {'more' if total > expected else 'less'} often"
             yield f"rank {number}: {', '.join(GRADIENTS)} moved {words} than in a step"
     steps, timed = record.energy.steps, len(record.time.step_s)
     if steps is not None and timed and steps != timed:
@@ -429,6 +441,7 @@ def _engine(record: Record) -> Iterator[str]:
 def _states(record: Record) -> Iterator[str]:
     """Each rank holds its share of the parameters, and Adam's two moments of its share of the states."""
     observed, count = record.observed, record.observed.parameters
+    trained = observed.trained_parameters or count
     ranks_held = observed.held_parameters_per_rank
     if observed.fsdp:  # by rows, of which the last ranks may have fewer
         replicas, sharing = _groups(record)
@@ -441,14 +454,14 @@ def _states(record: Record) -> Iterator[str]:
         if not observed.fsdp and not _about(held, share):
             yield f"rank {number}: {held} parameters are held, but its share is {share:.0f}"
     for number, part in enumerate(record.memory.components.per_rank):
-        share = (
-            ranks_held[number] if observed.fsdp and ranks_held else count / (observed.ranks if observed.stage else 1)
-        )
+        share = trained / (observed.ranks if observed.stage else 1)
+        if observed.fsdp and ranks_held:
+            share = ranks_held[number] if trained == count else math.nan  # which of them train is not recorded
         for name, times in (("moments", 2), ("master", 1)):
             size_bytes = (part.at_peak or {}).get(name)  # None: on the disk, or the weights are their own master
-            if not size_bytes or observed.dtypes.get(name) != "float32" or "Adam" not in (observed.optimizer or ""):
+            if not size_bytes or observed.dtypes.get(name) != "float32" or observed.optimizer not in ADAM:
                 continue
-            if not _about(size_bytes / 4 / times, share):
+            if not math.isnan(share) and not _about(size_bytes / 4 / times, share):
                 yield f"rank {number}: {name} are {size_bytes} bytes, but its share is {4 * share * times:.0f}"
 
 
@@ -463,9 +476,11 @@ def _collectives(record: Record) -> Iterator[str]:
             yield f"rank {number}: {empty[0]} moved bytes without a call"
         if observed.wrapper == "DistributedDataParallel" and elements > count / 2:
             yield f"rank {number}: DDP gathers no weights, but {elements:.0f} elements were gathered"
-        if stage in (1, 2) and observed.ranks > 1 and not _about(elements, count):
-            yield f"rank {number}: stage {stage} gathers {count} elements after a step, not {elements:.0f}"
-        if (stage == 3 or observed.fsdp) and "reduce_scatter" not in seen:
+        trained = observed.trained_parameters or count
+        if stage in (1, 2) and observed.ranks > 1 and not _about(elements, trained):
+            yield f"rank {number}: stage {stage} gathers {trained} elements after a step, not {elements:.0f}"
+        scatters = (stage == 3 and record.requested.optimizer != "muon") or observed.fsdp  # Muon takes whole gradients
+        if scatters and "reduce_scatter" not in seen:
             yield f"rank {number}: stage 3 and FSDP scatter gradients, but no reduce_scatter was seen"
         if stage in (1, 2) and moved and max(moved)[1] != observed.dtypes.get("weights"):
             yield f"rank {number}: the weights are {observed.dtypes.get('weights')}, but {max(moved)[1]} was gathered"

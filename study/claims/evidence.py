@@ -42,6 +42,13 @@ SAME_PRECISION = {"bf16": ("bf16", "bf16_cast")}  # a document that says bf16 ma
 ABOUT = 0.1  # of parameters and of a device's memory, which documents round
 MISSPELT = 0.75  # how alike a name is to that of an arm
 HOMES = ("nvme", "cpu", "none")
+# What nearly every document takes for granted. Runs with anything else count only for claims that name the setting.
+USUAL = {
+    "optimizer": (None, "adamw"),
+    "lora_rank": (None,),
+    "train_only": (None,),
+    "precision": (None, "fp32", "bf16", "fp16", "bf16_cast"),
+}
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
 UNSEALED = "they are not sealed. study keep RUNS --into reports/YOUR-MACHINE seals them"
 UNKNOWN = Record(run_id="unknown", started_utc="")  # a name that it refuses is not one of any record
@@ -151,6 +158,8 @@ def choose(
         known = facts(run)
         if run.status not in statuses or not all(known[name] in values for name, values in wanted):
             continue
+        if not _is_usual(run, {*where, *claim.conditions}):
+            continue
         differs = differences(run, claim)
         if differs.keys() <= transfers:
             counting.append(run)
@@ -162,6 +171,12 @@ def choose(
     return Chosen(tuple(counting), tuple(others), (*(words for words, _ in frequent), *_notes(counting)))
 
 
+def _is_usual(run: Run, named: set[str]) -> bool:
+    """Whether a run has only usual settings but for those that a claim names."""
+    requested = run.record.requested
+    return all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
+
+
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
     """Refuse what no run can have. It would look as if that run had not been made yet."""
     if name not in FACTS:
@@ -171,7 +186,7 @@ def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
         for value in values:
             if value not in known and not (name == "arm" and _may_yet_come(value, known)):
                 raise Stop(f"{name} cannot be {value!r}", nearest(str(value), filter(None, known)))
-    elif name in Requested.model_fields:
+    elif name in Requested.model_fields and name not in OBSERVED:
         try:
             _list_of(name).validate_python(values)
         except ValidationError as error:

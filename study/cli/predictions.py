@@ -18,7 +18,9 @@ from study.machine.gpus import GPUS, gpu_named, num_gpus
 from study.outside.written import accuracy
 from study.records import store
 from study.records.schema import Record
+from study.spec import optimizers
 from study.spec.arms import ROOT
+from study.spec.optimizers import refusal
 from study.spec.settings import Settings, check, resolve
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
@@ -30,16 +32,16 @@ from study.theory.advise import Advice
 from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
 from study.theory.memory_kinds import in_words, memory_kinds
-from study.theory.papers import OF_PRECISION, states_bytes
+from study.theory.papers import recipe_of, states_bytes
 from study.theory.purchase import fewest, remedies
 from study.theory.question import Given, Question, bytes_of, counts_of
-from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named
+from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
 from study.theory.transformer import CUDA_DIFFERENCES
 
 WIDTH = 100
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
-Precision = Literal["fp32", "bf16", "fp16", "bf16_cast"]
+Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]
 
 
 def estimate(
@@ -47,7 +49,7 @@ def estimate(
     *,
     arm: str = "zero3",
     ranks: int = 8,
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "bf16_cast",
+    precision: Precision = "bf16_cast",
     recipe: str | None = None,
     micro_batch: int = 1,
     accumulation: int = 1,
@@ -70,8 +72,9 @@ def estimate(
         wanted: The model. --params alone give the ZeRO paper's model states, and no more.
         arm: A file in accelerate_configs/.
         ranks: How many processes share the training.
-        precision: As in the trainer; or bf16_pure: weights, gradients and optimizer states in bf16.
-        recipe: For the paper's model states: mixed-adam, fp32-adam and others. Default: what the precision means.
+        precision: As in the trainer.
+        recipe: For the paper's model states: mixed-adam, fp32-adam and others. Default: what the precision and the
+            optimizer mean.
         micro_batch: Rows per rank and pass.
         accumulation: Passes per step.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
@@ -79,7 +82,8 @@ def estimate(
         attention: Fused (sdpa), or written out (eager). Default: fused where transformers has it for the model.
         loss: From all logits at once, as the trainer computes it; in_place, by a kernel that overwrites them; or
             chunked, as Liger does it.
-        optimizer: PyTorch's fused AdamW, as the trainer's, or foreach, which needs a copy of a moment.
+        optimizer: PyTorch's fused AdamW, as the trainer's; foreach, which needs a copy of a moment; or another one
+            of the trainer's.
         fsdp: PyTorch's own sharding, a layer a unit, instead of an arm: full_shard or shard_grad_op.
         frozen: Weights that do not train: as the others, or under autocast in bf16.
         device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
@@ -90,6 +94,8 @@ def estimate(
         as_json: Print it as JSON.
     """
     chosen, whole, kinds, step = arm_named(arm), None, None, None
+    if fsdp is None and (stop := refusal(chosen, trainers_name(optimizer), precision)):
+        raise stop
     if explain and gpu is None:
         raise Stop("--explain is about the time of a step", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
@@ -119,7 +125,7 @@ def estimate(
         if gpu is not None:
             step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu)))
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp, chosen.stage or 0)
-    states = states_bytes(params, stage, ranks, recipe or OF_PRECISION[precision])
+    states = states_bytes(params, stage, ranks, recipe or recipe_of(precision, optimizer))
     if as_json:
         answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
         predicted = {"estimate": whole and dataclasses.asdict(whole), "kinds": kinds and dataclasses.asdict(kinds)}
@@ -161,6 +167,7 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
     if settings.steps is None:
         settings = replace(settings, steps=2, warmup_steps=1)
     check(settings)
+    optimizers.check(settings, chosen)
     room.check(resolve(settings, gpu), chosen, gpu)
     changed = {name: value for name, value in vars(settings).items() if value != getattr(Settings, name)}
     with tempfile.TemporaryDirectory() as folder:
@@ -200,6 +207,7 @@ def advise(
     precision: Precision | None = None,
     checkpointing: Literal["try", "on", "off"] = "try",
     frozen: Frozen = "bf16",
+    optimizer: Optimizer = "fused",
     disk: str | None = None,
     gpus_per_node: int | None = None,
     write: Path | None = None,
@@ -219,6 +227,7 @@ def advise(
         precision: As in the trainer. Default: 16 bits, in the usual way of each arm.
         checkpointing: Recompute activations. Default: where it helps.
         frozen: Weights that do not train, as with --lora-rank: loaded in bf16, or as the others.
+        optimizer: PyTorch's fused AdamW, foreach, or another one of the trainer's.
         disk: What a node's disk reads and writes, such as 6GB/s. Without one nothing is offloaded to disk.
         gpus_per_node: They share a host. Default: 8, or as many as such machines have.
         write: A new file for an Accelerate config, with a DeepSpeed json beside it where one is needed.
@@ -235,6 +244,7 @@ def advise(
         precision=precision,
         checkpointing={"try": None, "on": True, "off": False}[checkpointing],
         frozen=frozen,
+        optimizer=optimizer,
         disk_bytes_per_s=disk and bytes_of(disk, "--disk", "B/s"),
     )
     model = asked_for(wanted, sequence or 1)

@@ -42,7 +42,7 @@ def claims(
     Args:
         claim: Ids such as S000-13, in any case. With --checks: names of checks.
         runs: Folders with runs in them, at any depth. Default: runs/, and the runs/ of every folder in reports/.
-        document: 000 to 003, P1 to P5, pages or libraries. This and the next three leave the claims that are so.
+        document: 000 to 003, P1 to P5, O, pages or libraries. This and the next three leave the claims that are so.
         verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or "contradicts itself".
         basis: measured, virtual, tried, predicted, "own numbers" or read. What was not tested here has none.
         kind: memory, bytes, time, capacity, convergence or configuration.

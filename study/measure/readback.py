@@ -16,8 +16,9 @@ import torch.distributed as dist
 from study.measure import fsdp, memory
 from study.measure.hardware import CUDA
 from study.records.schema import Network, Observed, RankComponents
+from study.spec import optimizers
 from study.spec.arms import Arm
-from study.spec.settings import AUTOCAST, Settings
+from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings
 
 if TYPE_CHECKING:  # a bare loop does without it, and need not wait for its import
     from accelerate import Accelerator
@@ -30,12 +31,13 @@ ROLES = {
     "gradients": "averaged_gradients all_grad_tensors grad_partitions_flat_buffer offload_gradient_dict "
     "accumulated_grads_in_cpu lp_grad_partitions_flat_pin_buffers",
     "buckets": "ipg_buckets",
-    "staging": "param_buffer_of_bit16_for_cpu_offload_groups temp_grad_buffer_for_cpu_offload "
+    "staging": "_muon_pending_momentum _muon_allgather_buffers "
+    "param_buffer_of_bit16_for_cpu_offload_groups temp_grad_buffer_for_cpu_offload "
     "temp_grad_buffer_for_gpu_offload lp_param_contiguous_pin_buffer hp_params_pin_buffers",
     "swap": "optimizer_swapper",
 }
 
-OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad")
+OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momentum")
 LOOKS = 2  # the first misses the components at the peak if its step peaks lower than the step before
 
 PROMISED_TYPES = {  # what Accelerate may call an arm's distributed_type once it runs, with a GPU or without
@@ -133,7 +135,8 @@ def dtypes(model, optimizer) -> dict[str, str | None]:
     by_role = tensors_by_role(model, optimizer)
     result = {}
     for role in ("weights", "gradients", "master", "moments"):
-        kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in by_role[role] if tensor.is_floating_point()}
+        numbers = [tensor for tensor in by_role[role] if tensor.is_floating_point() or tensor.dtype == torch.uint8]
+        kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in numbers}
         result[role] = " ".join(sorted(kinds)) or None
     return result
 
@@ -187,16 +190,17 @@ def device_of(model) -> torch.device:
 
 
 def _sizes(model) -> dict[str, int]:
-    """Parameters of the model, and those that this rank holds."""
-    whole = held = 0
+    """Parameters of the model, those that this rank holds, and those that train."""
+    whole = held = trained = 0
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
-            whole, held = whole + parameter.ds_numel, held + parameter.ds_tensor.numel()
+            size, part = parameter.ds_numel, parameter.ds_tensor.numel()
         else:
-            whole, held = whole + parameter.numel(), held + getattr(parameter, "_local_tensor", parameter).numel()
+            size, part = parameter.numel(), getattr(parameter, "_local_tensor", parameter).numel()
+        whole, held, trained = whole + size, held + part, trained + size * parameter.requires_grad
     if fsdp.version(model) == 1:
         return fsdp.sizes(model)
-    return {"parameters": whole, "held_parameters": held}
+    return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
 
 
 def _engine(engine, zero) -> dict:
@@ -274,6 +278,10 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     }
     pairs = {name: (value, getattr(seen, name)) for name, value in expected.items()}
     differences = [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
+    if seen.optimizer not in (promised := optimizers.classes(settings.optimizer, arm)):
+        differences.append(f"optimizer: promised {' or '.join(sorted(promised))}, observed {seen.optimizer}")
+    if (seen.trained_parameters < seen.parameters) != bool(settings.lora_rank or settings.train_only):
+        differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
     if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
@@ -311,11 +319,12 @@ def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:
     """Weights or moments that are not held in the recipe's dtype, as when fp32 parameters on disk become bf16."""
-    expected = {"weights": "bfloat16" if settings.precision == "bf16_cast" else "float32"}
+    expected = {"weights": {"bfloat16" if settings.precision in HALF_WEIGHTS else "float32"}}
     if seen["moments"] is not None:  # else they are on the disk now
-        expected["moments"] = "float32"
-    wrong = {role: dtype for role, dtype in expected.items() if seen[role] != dtype}
-    return [f"{role}: {settings.precision} promises {wrong[role]}, observed {seen[role]}" for role in wrong]
+        expected["moments"] = optimizers.moments_dtypes(settings.optimizer, settings.precision)
+    wrong = {role: " or ".join(sorted(dtypes)) for role, dtypes in expected.items() if seen[role] not in dtypes}
+    how = f"{settings.precision} with {settings.optimizer}"
+    return [f"{role}: {how} promises {promised}, observed {seen[role]}" for role, promised in wrong.items()]
 
 
 def loss_scale(accelerator: "Accelerator", optimizer) -> float | None:
@@ -333,6 +342,11 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
                 digest.update(name.encode())
                 digest.update(values.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16] if accelerator.is_main_process else None
+
+
+def shapes(model) -> list[tuple[int, ...]]:
+    """The shape of each parameter, however it is partitioned."""
+    return [tuple(getattr(each, "ds_shape", each.shape)) for each in plain_model(model).parameters()]
 
 
 @contextlib.contextmanager

@@ -4,19 +4,23 @@ import re
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from study.errors import Stop
+
+CLASSIFIERS = ("classifier", "score")  # transformers' names of heads that are drawn anew for a task, so they train
 
 
 class Adapted(nn.Module):
     """A linear layer that is frozen, plus the product of two thin matrices that train."""
 
-    def __init__(self, base: nn.Linear, rank: int):
+    def __init__(self, base: nn.Linear | Conv1D, rank: int):
         super().__init__()
         dtype = base.weight.dtype
+        taken, given = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
         self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False, dtype=dtype)
-        self.up = nn.Linear(rank, base.out_features, bias=False, dtype=dtype)
+        self.down = nn.Linear(taken, rank, bias=False, dtype=dtype)
+        self.up = nn.Linear(rank, given, bias=False, dtype=dtype)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -24,17 +28,19 @@ class Adapted(nn.Module):
 
 
 def freeze(model: nn.Module, lora_rank: int | None = None, train_only: str | None = None) -> None:
-    """Freeze a model but for adapters of this rank at every linear layer but the head, or for tensors with names that a
-    regular expression matches."""
+    """Freeze a model but for adapters of this rank at every linear layer and a classifier, or for tensors with names
+    that a regular expression matches."""
     if lora_rank is None and train_only is None:
         return
     for name, tensor in model.named_parameters():
-        tensor.requires_grad_(train_only is not None and re.search(train_only, name) is not None)
+        is_head = lora_rank is not None and name.split(".")[0] in CLASSIFIERS
+        tensor.requires_grad_(is_head or (train_only is not None and re.search(train_only, name) is not None))
     if lora_rank is not None:
         head = model.get_output_embeddings()
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
-                if isinstance(child, nn.Linear) and child is not head and not isinstance(module, Adapted):
+                is_layer = isinstance(child, (nn.Linear, Conv1D)) and child is not head
+                if is_layer and not child.weight.requires_grad and not isinstance(module, Adapted):
                     setattr(module, name, Adapted(child, lora_rank))
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model trains with --train-only {train_only}", "give a part of a tensor's name")

@@ -46,6 +46,7 @@ EITHER = {
     "other": "the data set on this rank, and what was allocated before training",
 }
 SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "dropout")
+SETTINGS += ("lora_rank", "train_only")
 OBSERVED = ("parameters", "ranks", "device", "attention")
 
 
@@ -124,6 +125,7 @@ def unlike(a: Record, b: Record) -> str | None:
     """In what two runs differ besides their arm, in a sentence; None if in nothing."""
     pairs = {name: (getattr(a.requested, name), getattr(b.requested, name)) for name in SETTINGS}
     pairs |= {name: (getattr(a.observed, name), getattr(b.observed, name)) for name in OBSERVED}
+    pairs["optimizer"] = tuple(run.requested.optimizer or "adamw" for run in (a, b))
     pairs["measure version"] = (a.measure_version, b.measure_version)
     differ = [
         f"{name.replace('_', ' ')} {first} and {second}" for name, (first, second) in pairs.items() if first != second

@@ -69,8 +69,9 @@ def architecture(record: Record, look: bool = False) -> Architecture | Transform
     name = shape_of(requested.model)
     if name not in SHAPES:
         return None
-    if look or SHAPES[name]["model_type"] not in FAMILIES:
-        model = Transformer.of(config_of(name), name, dropout=requested.dropout)
+    part = {"lora_rank": requested.lora_rank, "train_only": requested.train_only}
+    if look or SHAPES[name]["model_type"] not in FAMILIES or any(part.values()):
+        model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
         return model if size in (None, parameters(model)) else None
     model = describe(name, VOCABULARY, requested.dropout)
     if SHAPES[name]["vocab_size"] is None and requested.data != "embedded" and size:
@@ -88,5 +89,6 @@ def data_rows(requested: Requested) -> int | None:
 
 
 def data_bytes(setup: Setup, task: str, rows: int) -> int:
-    """Bytes of so many rows: what a pass reads, and for reviews a label."""
-    return rows * (inputs_bytes(setup) // setup.micro_batch + (8 if task == "imdb" else 0))
+    """Bytes of so many rows: what a pass reads, and for reviews a label, which a model that was looked at reads too."""
+    label = 8 if task == "imdb" and isinstance(setup.model, Architecture) else 0
+    return rows * (inputs_bytes(setup) // setup.micro_batch + label)

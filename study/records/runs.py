@@ -20,6 +20,7 @@ from study.spec.arms import NAMES
 
 # Settings that say where files are or how often something is printed. They change no number.
 NOT_IN_A_CELL = ("run_dir", "nvme_dir", "cache_dir", "config_file", "log_every", "trust_remote_code")
+FIRST_OPTIMIZER = "adamw"  # of records that name none: there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # the same in a resolved DeepSpeed config
 SETTINGS = frozenset(Requested.model_fields)
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
@@ -105,6 +106,8 @@ class Run:
     def cell(self) -> dict:
         """Everything that was asked for and can change a number: settings, arm, seed, and the number of ranks."""
         cell = {name: value for name, value in self.record.requested if value is not None and name not in NOT_IN_A_CELL}
+        if cell.get("optimizer") == FIRST_OPTIMIZER:
+            del cell["optimizer"]
         if self.record.observed.data_checksum:  # it identifies the rows; in which folder they were does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
         return cell | (_watched_cell(self.record) if self.record.is_watched else {}) | {"ranks": self.ranks}

@@ -179,6 +179,7 @@ class Observed(Section):
     tf32: bool | None = None
     parameters: Positive | None = None
     held_parameters: int | None = None
+    trained_parameters: int | None = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
     second_partition_ranks: int | None = None  # that share another copy of the weights; None without hpZ
     second_partition_parameters: int | None = None  # that this rank holds of it when it updates the others

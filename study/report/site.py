@@ -38,7 +38,7 @@ from study.text.numbers import short
 from study.text.tables import say
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
-NOTEBOOKS = ("claims", "compare", "fsdp2", "network", *REPLICATIONS, "machines", "predictions")
+NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", *REPLICATIONS, "machines", "predictions")
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site

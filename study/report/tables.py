@@ -40,6 +40,7 @@ DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
 # What decides memory: two peaks are compared only where these are equal.
 SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
+SETTINGS += ("optimizer", "lora_rank", "train_only")
 SET_BY_MODEL = ("lr", "attention")  # their defaults depend on it
 PARTS = {
     "weights": ("weights",),

@@ -88,6 +88,20 @@ class Arm:
         return ranks // self.replicas
 
     @property
+    def for_cuda_alone(self) -> str | None:
+        """What of an arm DeepSpeed has for NVIDIA GPUs alone. What it does without one, it says itself, or nobody."""
+        config = self.deepspeed or {}
+        zero = config.get("zero_optimization", {})
+        asked = {
+            "qwZ": zero.get("zero_quantized_weights"),
+            "qgZ": zero.get("zero_quantized_gradients"),
+            "SuperOffload": zero.get("offload_optimizer", {}).get("super_offload"),
+            "ZenFlow": zero.get("zenflow"),
+            "DeepCompile": config.get("compile", {}).get("deepcompile"),
+        }
+        return next((name for name, value in asked.items() if value), None)
+
+    @property
     def uses_nvme(self) -> bool:
         return "nvme" in (self.offload_optimizer, self.offload_param)
 

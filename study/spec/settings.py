@@ -28,6 +28,7 @@ CapGiB = Annotated[float, Field(ge=0.01, le=2**20)]  # under a cap of a few MiB 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +58,18 @@ class Settings:
     losses can be compared. in_place: drawn where they live and never saved, for shapes too large for that; losses of
     two arms are then not comparable. none: tensors with shapes and no values, which need no memory; for virtual ranks
     only, which then tell of any model on any machine. Default: pretrained for a hub name, random otherwise."""
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "fp32"
     """fp32; bf16: autocast over fp32 weights; fp16: the same with PyTorch's loss scaling, for GPUs without bf16;
-    bf16_cast: bf16 weights with an fp32 master copy."""
+    bf16_cast: bf16 weights with an fp32 master copy; bf16_pure: weights and optimizer states in bf16, and so is the
+    master copy, which DeepSpeed keeps all the same."""
+    optimizer: Optimizer = "adamw"
+    """adamw; adamw_8bit: bitsandbytes', with moments of 8 bits; sgd: with momentum 0.9; adafactor: PyTorch's, with a
+    row and a column for each matrix of second moments; muon: DeepSpeed's, with one momentum for the matrices of the
+    layers, and AdamW for the rest."""
+    lora_rank: Count | None = None
+    """Freeze the weights, and train two matrices of this rank beside each linear layer (LoRA), and the head."""
+    train_only: str | None = None
+    """Freeze the weights but those whose name this regular expression matches."""
     micro_batch: Count = 8
     """Rows per rank and forward pass."""
     accumulation: Count = 1
@@ -85,7 +95,7 @@ class Settings:
     lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises to its peak. After them it falls linearly to zero."""
     weight_decay: NotNegative = 0.0
-    """AdamW's weight decay."""
+    """The optimizer's weight decay."""
     dropout: Probability | None = None
     """Dropout probability everywhere in the model. Default: the model's own."""
     seed: Seed = 42
@@ -130,6 +140,7 @@ class Settings:
 
 
 Repair = Literal["none", "fresh_model", "engaged"]  # of the published script: see study/bench/as_printed.py
+HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}  # precisions that are autocast over fp32 weights
 
 

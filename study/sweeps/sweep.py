@@ -25,6 +25,7 @@ from study.machine.gpus import num_gpus
 from study.records import schema, store
 from study.records.schema import Record
 from study.spec import arms
+from study.spec.optimizers import refusal
 from study.spec.validation import nearest
 from study.sweeps import launches, protocol
 from study.sweeps.launches import Turn
@@ -85,7 +86,8 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
     if not gpus and needed_bytes > host_bytes:
         what = f"{ranks} ranks need at least {size(needed_bytes)} of host memory, and there are {size(host_bytes)}"
         return Stop(what, "give fewer ranks", "unavailable")
-    if (stop := doctor.why_not(arm, gpus)) or not gpus:
+    refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
+    if (stop := doctor.why_not(arm, gpus) or refused) or not gpus:
         return stop
     model, virtual, precision = (cell.value(name) for name in ("model", "virtual_ranks", "precision"))
     return room.host_is_too_small(str(model), arm, precision, ranks, virtual, host_bytes)

@@ -12,13 +12,14 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.spec import arms
 from study.spec.arms import Arm
+from study.spec.optimizers import refusal
 from study.theory import papers
 from study.theory.architecture import parameters, trained
 from study.theory.estimate import Estimate, estimate
 from study.theory.memory_kinds import reserve_bytes
 from study.theory.question import Question, check
 from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.setup import Setup, arm_named, distribution
+from study.theory.setup import Setup, arm_named, distribution, trainers_name
 from study.theory.steptime import Machine, StepTime, step_time
 
 SEPARABLE, SEPARABLE_S = 0.1, 0.005  # predictions do not tell steps apart that differ by less than both together
@@ -114,6 +115,8 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         return Row(arm.name, False, "one node")
     arm = on_nodes(arm, question)
     precision = question.precision or usual_precision(arm)
+    if refusal(arm, trainers_name(question.optimizer), precision):
+        return Row(arm.name, False, "its optimizer", precision)
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)
     tried = []
@@ -144,8 +147,8 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     """Model states that an arm keeps on a GPU: if they do not fit, nothing else needs to be known of it."""
     if arm.offload_optimizer != "none":
         return 0
-    stage, recipe, trains = 3 if arm.fsdp else arm.stage or 0, papers.OF_PRECISION[precision], trained(question.model)
-    ranks = arm.sharing_ranks(question.gpus)
+    stage, trains = 3 if arm.fsdp else arm.stage or 0, trained(question.model)
+    ranks, recipe = arm.sharing_ranks(question.gpus), papers.recipe_of(precision, question.optimizer)
     states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
     frozen = (parameters(question.model) - trains) / (ranks if stage == 3 else 1)
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
@@ -234,5 +237,6 @@ def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),
         frozen=question.frozen,
+        optimizer=question.optimizer,
         device="cuda",
     )

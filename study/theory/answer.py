@@ -16,6 +16,7 @@ IN_WORDS = {
     "bf16": "bf16 autocast over fp32 weights",
     "fp16": "fp16 autocast over fp32 weights, with loss scaling",
     "bf16_cast": "bf16 weights with fp32 master copies",
+    "bf16_pure": "bf16 weights and optimizer states",
 }
 
 
@@ -147,6 +148,9 @@ def assumptions(question: Question) -> list[str]:
     else:
         with_deepspeed, without = (precision_in_words(name, question) for name in ("bf16_cast", "bf16"))
         lines.append(f"precision: {with_deepspeed} (ddp, single and fsdp2: {without})")
+    if question.optimizer not in ("fused", "foreach"):
+        muon = ", without what its update multiplies" if question.optimizer == "muon" else ""
+        lines.append(f"the optimizer is {question.optimizer}: its time is that of the bytes it reads and writes{muon}")
     if not gpu.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
     if architecture.trained(question.model) < architecture.parameters(question.model):

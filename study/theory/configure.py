@@ -11,6 +11,7 @@ from study.spec.settings import AUTOCAST
 from study.theory.advise import BUCKETS, Advice, Row, on_nodes
 from study.theory.answer import machine, precision_in_words, use
 from study.theory.question import Question
+from study.theory.setup import trainers_name
 
 # Why a line is not what Accelerate or DeepSpeed take by default. A line that is not here is a default, or required.
 WHY_YAML = {
@@ -27,7 +28,8 @@ WHY_JSON = {
     "train_micro_batch_size_per_gpu": "rows per pass of the advice",
     "gradient_accumulation_steps": "passes of the advice",
     "gradient_clipping": "not clipped, as without DeepSpeed; its default is 1.0",
-    "bf16": "bf16 weights with fp32 master copies",
+    "bf16": "bf16 weights; master copies and optimizer states in fp32 unless it says bf16 of them",
+    "zero_allow_untested_optimizer": "the optimizer is not one that DeepSpeed has tested",
     "fp16": "fp16 weights with fp32 master copies and loss scaling: this GPU has no bf16, or fp16 was wanted",
     "torch_autocast": "weights stay fp32, products are computed in 16 bits",
     "stage": "default 0",
@@ -75,7 +77,11 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
         autocast = {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}
         deepspeed["torch_autocast"] = autocast
     elif precision != "fp32":
-        deepspeed[precision.removesuffix("_cast")] = {"enabled": True}
+        deepspeed[precision.removesuffix("_cast").removesuffix("_pure")] = {"enabled": True}
+    if precision == "bf16_pure":
+        deepspeed["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    if question.optimizer not in ("fused", "foreach"):
+        deepspeed["zero_allow_untested_optimizer"] = True
     if ours.uses_nvme:
         if nvme_dir is None:
             raise Stop(f"{row.arm} needs a folder on a disk", "give --nvme-dir")
@@ -167,5 +173,7 @@ def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[s
     if (deepspeed or precision not in AUTOCAST) and precision != "fp16_cast":
         flags = f"--precision {precision} --micro-batch {row.micro_batch} --accumulation {row.accumulation}"
         flags += f" --sequence {question.sequence}" + (" --checkpointing" if row.checkpointing else "")
+        if (optimizer := trainers_name(question.optimizer)) != "adamw":
+            flags += f" --optimizer {optimizer}"
         lines.append(f"With study/train.py: {flags}")
     return lines

@@ -147,11 +147,11 @@ def standing(engine: Engine) -> dict[str, int]:
         return {
             "weights": everything * w + frozen,
             "master": b * everything * engine.master,
-            "moments": 2 * b * everything,
+            "moments": engine.moments_bytes,
         }
     # DeepSpeed keeps a copy even of fp32 weights: 4 / N bytes a parameter that the papers do not have. It keeps one of
     # bf16 weights in bf16, too (bf16_master_weights_and_grads).
-    states = {"master": b * mine, "moments": 2 * b * mine}
+    states = {"master": b * mine, "moments": engine.moments_bytes, "staging": engine.muon_buffers_bytes}
     if engine.stage < 3:
         states["weights"] = deepspeed_memory.padded(everything, engine.ranks) * w + frozen
         if engine.offloads:
@@ -198,17 +198,18 @@ def _update(engine: Engine) -> Iterator[dict]:
     w, b, mine = engine.weight_bytes, engine.state_bytes, engine.part
     copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
-        copies = b * engine.elements * engine.foreach
-        # MasterAdamW: the gradients in fp32 as well
-        yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": copies}
+        # With a master copy: the gradients in fp32 as well
+        yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": engine.made_bytes}
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
+        yield {"activations": engine.made_for_muon}  # outside autograd, records count them so
         stay = _after_step(engine) | deepspeed_memory.second_copy(engine, deepspeed_memory.everything(engine))
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
-        yield stay | {"temporaries": b * group * (1 + engine.foreach)}  # _release_sub_group frees them
+        made = engine.made_bytes * group // mine
+        yield stay | {"temporaries": b * group + made}  # _release_sub_group frees them
     else:
         owned = deepspeed_memory.first_part(engine)
         whole = deepspeed_memory.owned_whole(engine) * w
@@ -216,7 +217,7 @@ def _update(engine: Engine) -> Iterator[dict]:
         yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
         flat = mine * w if len(owned) > 1 else 0
         yield {"gradients": whole, "activations": flat + copied * mine}
-        yield {"activations": b * mine * (1 + engine.foreach)}  # the whole gradients are freed by now
+        yield {"activations": b * mine + engine.made_bytes}  # the whole gradients are freed by now
 
 
 def _after_step(engine: Engine) -> dict[str, int]:
@@ -271,10 +272,15 @@ def traffic(engine: Engine) -> dict[str, int]:
         weights = deepspeed_memory.padded(everything, engine.ranks) * w
         return {kind: everything * w * (steps if engine.stage == 2 else 1), "all_gather": weights}
     whole = engine.part * engine.ranks
-    reduced = {"reduce_scatter": whole * w * steps}
+    # Muon takes whole gradients: stage 3 does not scatter them.
+    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * steps}
+    if engine.quantizes_gradients and engine.ranks > 1:
+        reduced = {"all_to_all": whole * steps // 2}
     if engine.ranks == 1:
         return reduced
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     again = deepspeed_memory.refetched(engine)
     whole += engine.frozen_part * engine.ranks
-    return reduced | {"all_gather": ((whole - stay + again) * steps + stay) * w}
+    return reduced | {
+        "all_gather": ((whole - stay + again) * steps + stay) * engine.gathered_bytes + engine.gathered_for_muon * w
+    }

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
+from study.theory import moments as moment_bytes
 from study.theory.architecture import tensors
 from study.theory.deepspeed_memory import reads_out_by_embeddings
+from study.theory.moments import Piece
 from study.theory.profile import Held, Profile, Tensor
 from study.theory.setup import Setup
 
@@ -126,8 +128,17 @@ def standing(sharding: Sharding) -> dict[str, int]:
     return {
         "weights": trains * setup.stored_bytes + sharding.part(trains=False) * setup.frozen_bytes,
         "master": master,
-        "moments": 2 * setup.state_bytes * trains,
+        "moments": moment_bytes.held_bytes(setup.optimizer, pieces(sharding), setup.state_bytes),
     }
+
+
+def pieces(sharding: Sharding) -> list[Piece]:
+    """The tensors as the optimizer has them: a rank's rows of each."""
+    trained = [tensor for unit in sharding.units.values() for tensor in unit if tensor.trains]
+    if not sharding.by_accelerate:
+        return [moment_bytes.piece(tensor, (sharding.rows(tensor),)) for tensor in trained]
+    rows = ((tensor, ceil(tensor.shape[0] / sharding.ranks)) for tensor in trained)
+    return [moment_bytes.piece(tensor, (count, *tensor.shape[1:])) for tensor, count in rows]
 
 
 def gradients(sharding: Sharding) -> int:
@@ -149,9 +160,9 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
 
 def _update(sharding: Sharding) -> dict[str, int]:
     setup, trains = sharding.setup, sharding.part(trains=True)
-    copies = setup.state_bytes * trains * (setup.optimizer == "foreach")
+    made = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
     master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
-    return {"gradients": gradients(sharding), "temporaries": copies + master}
+    return {"gradients": gradients(sharding), "temporaries": made + master}
 
 
 def _earlier(sharding: Sharding) -> int:

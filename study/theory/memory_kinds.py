@@ -13,6 +13,7 @@ from math import ceil
 from study.machine.gpus import GPUS, Gpu
 from study.text.numbers import size
 from study.theory import estimate as estimates
+from study.theory import moments
 from study.theory.allocator import Allocator, Block, rounded, segment_bytes
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import estimate
@@ -142,7 +143,10 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
         sizes.append(sum(elements for elements, trains in weights if trains) * setup.weight_bytes)  # DDP's buckets
     trained = [elements for elements, trains in weights if trains]
     master = [elements * setup.state_bytes for elements in trained if setup.precision == "bf16_cast"]
-    return sizes + master, [elements * setup.state_bytes for elements in trained for _ in range(2)]
+    shares = ((t, (ceil(t.elements / share),) if share > 1 else None) for t in setup.model.tensors if t.trains)
+    pieces = [moments.piece(tensor, shape) for tensor, shape in shares]
+    held = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
+    return sizes + master, [each // 2 for each in held for _ in range(2)]
 
 
 def _beside(setup: Setup) -> list[int]:
@@ -164,7 +168,7 @@ def _update(setup: Setup) -> list[int]:
         moments = estimates.moments(Engine(setup), estimates.profile(setup))
         parts = [int(size) for when, now in moments if when == "update" for size in now.values()]
         return [max(parts, default=0)]
-    if setup.optimizer == "fused" or setup.fsdp_offload:
+    if setup.optimizer != "foreach" or setup.fsdp_offload:
         return []
     share = setup.sharing_ranks if setup.fsdp else 1
     return [ceil(t.elements / share) * setup.state_bytes for t in setup.model.tensors if t.trains]

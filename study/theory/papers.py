@@ -14,17 +14,27 @@ RECIPES = {
     "mixed-adam": (2, 2, 12),  # P1 3.1: fp32 master copy and two fp32 moments, K = 12; our bf16_cast
     "fp32-adam": (4, 4, 8),  # no master copy: the weights are fp32; our fp32, and bf16 by autocast
     "bf16-adam": (2, 2, 4),  # weights and moments in bf16, no master copy
+    "bf16-adam-master": (2, 2, 6),  # and a master copy in bf16, as DeepSpeed keeps it
     "bf16-adam-8bit": (2, 2, 2),  # moments of a byte each, no master copy
     "mixed-adam-bf16-states": (2, 2, 8),  # fp32 master, bf16 moments
     "mixed-adam-8bit": (2, 2, 6),  # fp32 master, moments of a byte each; their scales (< 2 %) left out
+    "fp32-adam-8bit": (4, 4, 2),
     "fp32-sgd-momentum": (4, 4, 4),
     "mixed-sgd-momentum": (2, 2, 8),  # fp32 master and one fp32 momentum
+    "bf16-sgd-momentum": (2, 2, 2),
+    "fp32-adafactor": (4, 4, 0),  # a row and a column for each matrix, left out
+    "mixed-adafactor": (2, 2, 4),
+    "bf16-adafactor": (2, 2, 0),
+    "fp32-muon": (4, 4, 4),  # one momentum; what is not a matrix of a layer, with Adam's two, left out
+    "mixed-muon": (2, 2, 8),
+    "bf16-muon": (2, 2, 2),
 }
 OF_PRECISION = {
     **dict.fromkeys(("fp32", "bf16", "fp16"), "fp32-adam"),
     "bf16_cast": "mixed-adam",
     "bf16_pure": "bf16-adam",
 }
+OF_OPTIMIZER = {"adamw_8bit": "adam-8bit", "sgd": "sgd-momentum", "adafactor": "adafactor", "muon": "muon"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,12 @@ LINKS = {
 
 # P2 table 4, on a DGX-2's host: CPU-Adam takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8 and 10 billion.
 CPU_ADAM_S_PER_BILLION = 0.26
+
+
+def recipe_of(precision: str, optimizer: str) -> str:
+    """The recipe of a precision with an optimizer, as a setup names both."""
+    weights = OF_PRECISION[precision].removesuffix("-adam")
+    return f"{weights}-{OF_OPTIMIZER.get(optimizer, 'adam')}"
 
 
 def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed-adam") -> dict[str, float]:

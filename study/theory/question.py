@@ -9,12 +9,12 @@ from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.spec.validation import nearest
 from study.theory import papers
 from study.theory.architecture import Architecture
-from study.theory.setup import Frozen
+from study.theory.setup import Frozen, Optimizer
 from study.theory.transformer import Transformer
 
 # All assumed until measured; an advice says so.
 SEQUENCE, BATCH = 2048, 128  # tokens of a row, if the model reads so many; rows of a step, up to a multiple of the GPUs
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast")  # that the trainer has
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
 LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # a node's memory is mostly twice that of its GPUs or more
 NODE_GPUS = 8
 
@@ -32,6 +32,7 @@ class Given:
     checkpointing: bool | None = None
     disk_bytes_per_s: float | None = None
     frozen: Frozen = "bf16"
+    optimizer: Optimizer = "fused"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Question:
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
     frozen: Frozen = "bf16"  # weights that do not train, where the others are not bf16: as experts load them
+    optimizer: Optimizer = "fused"
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
@@ -81,6 +83,7 @@ class Question:
             disk_bytes_per_s=given.disk_bytes_per_s,
             gpus_per_node=per_node,
             frozen=given.frozen,
+            optimizer=given.optimizer,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
 

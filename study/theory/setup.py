@@ -6,17 +6,16 @@ from typing import Literal
 
 from study.errors import Stop
 from study.spec import arms
-from study.spec.settings import AUTOCAST
+from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 from study.spec.validation import nearest
 from study.theory.architecture import Architecture
 from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
 
 Loss = Literal["whole", "in_place", "chunked"]
-Optimizer = Literal["fused", "foreach"]
+Optimizer = Literal["fused", "foreach", "adamw_8bit", "sgd", "adafactor", "muon"]  # the first two are AdamW
 Fsdp = Literal["full_shard", "shard_grad_op"]
 FsdpBy = Literal["torch", "accelerate"]
 Frozen = Literal["as_weights", "bf16"]
-HALF_WEIGHTS = ("bf16_cast", "bf16_pure")  # precisions whose weights are bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class Setup:
     logits: Literal["fp32", "as_computed"] = "fp32"  # the loss's; older models of transformers leave them in 16 bits
     keeps_cache: bool = False  # of keys and values, until the loss is there: older GPT-BigCode, where it is recomputed
     cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
-    optimizer: Optimizer = "fused"  # as the trainer's; foreach needs a copy of a moment during the update
+    optimizer: Optimizer = "fused"  # as the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
     # Ranks that share states (and weights) among themselves; such groups hold the same: FSDP's HYBRID_SHARD, or stage 1
     # within a node. None: all ranks.
@@ -69,7 +68,8 @@ class Setup:
     def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
         """The setup of a run's settings, or of what its record says was requested."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
-        return cls(model=model, **{name: getattr(settings, name) for name in names}, **values)
+        optimizer = "fused" if settings.optimizer in ("adamw", None) else settings.optimizer  # None: of older records
+        return cls(model=model, optimizer=optimizer, **{name: getattr(settings, name) for name in names}, **values)
 
     @property
     def stage(self) -> int:
@@ -144,6 +144,11 @@ class Setup:
     def product_bytes(self) -> int:
         """Bytes of an element of what matrices are multiplied with."""
         return 4 if self.precision == "fp32" else 2
+
+
+def trainers_name(optimizer: Optimizer) -> str:
+    """What the trainer calls an optimizer: both ways of AdamW are one to it."""
+    return "adamw" if optimizer in ("fused", "foreach") else optimizer
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:

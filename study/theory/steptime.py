@@ -121,12 +121,21 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
     return spans, parts | {"update": sum(task.seconds for task in updates)}
 
 
+def update_bytes(setup: Setup) -> float:
+    """Bytes of memory traffic for a parameter: with other moments than AdamW's, those less that are read and written.
+
+    What Muon multiplies in an update is not counted.
+    """
+    adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
+    return UPDATE_BYTES[setup.precision] - 2 * (adam - others)
+
+
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     engine, gpu = Engine(setup), GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
     owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
     offloads = engine.optimizer_home != "none" or setup.fsdp_offload
-    update_s = UPDATE_BYTES[setup.precision] * owned / gpu.memory_bytes_per_s
+    update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
     if offloads:  # the published speed is that of a whole host, which updates what all its ranks own
         update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION

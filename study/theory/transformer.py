@@ -15,7 +15,7 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 6  # of what is in the cache: one more for each change of its meaning
+FORMAT = 7  # of what is in the cache: one more for each change of its meaning
 # Attention that keeps no scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 

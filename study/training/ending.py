@@ -14,7 +14,9 @@ import torch.distributed as dist
 from study.errors import Stop
 from study.machine.linux import die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.failures import device_is_full, host_is_full, lost_connection
+from study.measure.hardware import CUDA
 from study.records import store
+from study.spec.arms import Arm
 from study.training import machines
 from study.training.launch import Launch, ranks_alive
 from study.training.log import say
@@ -87,6 +89,18 @@ def reason(error: BaseException, launch: Launch | None = None, capped: bool = Fa
         if words in str(error):
             return Stop(f"PyTorch refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
     return Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
+
+
+def without_cuda(arm: Arm, error: Exception) -> Stop | None:
+    """Why an arm for NVIDIA GPUs alone ended without one: in the library's own words. None for any other error."""
+    if CUDA or arm.for_cuda_alone is None or lost_another_rank(error):
+        return None
+    said = error.__cause__ if isinstance(error, Stop) and error.__cause__ else error
+    if isinstance(said, Stop):
+        return None
+    line = str(said).strip().partition("\n")[0]
+    what = f"{arm.for_cuda_alone} of {arm.name} needs an NVIDIA GPU ({type(said).__name__}: {line})"
+    return Stop(what, f"use one; study estimate --arm {arm.name} predicts it", "unavailable", "prepare")
 
 
 def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | None = None) -> None:

@@ -9,20 +9,23 @@ from pathlib import Path
 
 import torch
 import tyro
+from accelerate.utils import DummyOptim
 
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import operators
 from study.measure import network, readback
 from study.measure.hardware import CUDA
+from study.models.adapters import freeze
 from study.records import store
 from study.records.schema import Record, Time
 from study.spec import arms
+from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
-from study.training import ending, finish, limits, machines, models, patches, setup, sharding, virtual
+from study.training import ending, finish, limits, machines, models, optimizers, patches, setup, sharding, virtual
 from study.training.data import load_data
 from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
 from study.training.log import quiet
@@ -55,6 +58,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank)
         check(settings)
+        combinations.check(settings, arm)
         if settings.virtual_ranks:
             room.check(settings, arm, CUDA)
         limits.set_threads(settings.threads, settings.hosts)
@@ -98,10 +102,15 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
         if settings.init == "none"
         else contextlib.nullcontext()
     ):
-        prepare(run)
-        record.observed.memory_cap = cap
-        record.time = Time(setup_s=time.perf_counter() - started)
-        step_again = train(run)
+        try:
+            prepare(run)
+            record.observed.memory_cap = cap
+            record.time = Time(setup_s=time.perf_counter() - started)
+            step_again = train(run)
+        except Exception as error:
+            if stop := ending.without_cuda(arm, error):
+                raise stop from error
+            raise
         in_step = finish.after_training(run, step_again)
     finish.print_summary(run)
     if in_step and settings.log_with:
@@ -118,17 +127,25 @@ def prepare(run: Run) -> None:
             models.drawn_weights(settings, config)
     model = models.build_model(settings, config, accelerator.device)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    torch.manual_seed(settings.seed)  # adapters are drawn alike, however the weights came about
+    freeze(model, settings.lora_rank, settings.train_only)
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
-    options = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
-    kind = models.MasterAdamW if with_master and run.arm.fsdp is None else torch.optim.AdamW
+    has_weights = settings.init != "in_place" and not run.is_virtual
+    before = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
     if run.arm.fsdp:
         sharding.name_layers(accelerator, model)
+    if "optimizer" in (run.arm.deepspeed or {}):
+        optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
+    else:
+        optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
-        run.model, run.optimizer = accelerator.prepare(model, kind(model.parameters(), **options))
+        run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
-        sharding.with_master(run.optimizer, run.model, options)
+        # Accelerate looks for the model's own parameters in the optimizer, so it prepares another one first. The copies
+        # are of the parts that a rank holds, which `prepare` has made.
+        run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
     if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
@@ -145,7 +162,7 @@ def prepare(run: Run) -> None:
         seen.network = network.describe(run.gathered(network.seen_from_here()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.built_in_parts = built_in_parts
-    if settings.init != "in_place" and not run.is_virtual:
+    if has_weights:
         seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
     seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
     seen.patches = sorted(patches.applied)
@@ -158,3 +175,19 @@ def prepare(run: Run) -> None:
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
         raise Stop(what, "fix the arm's files", where="prepare")
+    if (seen.weights_checksum, readback.shapes(run.model)) != before:
+        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
+        raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
+    if run.arm.for_cuda_alone == "DeepCompile":
+        refuse_without_deepcompile(run)
+
+
+def refuse_without_deepcompile(run: Run) -> None:
+    """DeepSpeed 0.19.8 says nothing where it compiles nothing."""
+    from deepspeed.compile.util import is_deepcompile_supported
+
+    if not run.model.is_deepcompile_active():
+        supported = is_deepcompile_supported()
+        what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
+        remedy = "give --compile" if supported else "use an NVIDIA GPU"
+        raise Stop(what, remedy, "failed" if supported else "unavailable", "prepare")

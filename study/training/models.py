@@ -1,4 +1,4 @@
-"""The model of a run, the starting weights that all arms share, and the optimizer of bf16_cast."""
+"""The model of a run, and the starting weights that all arms share."""
 
 import copy
 from pathlib import Path
@@ -12,7 +12,7 @@ from study.machine import hub
 from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs
 from study.models.build import build
-from study.spec.settings import Settings
+from study.spec.settings import HALF_WEIGHTS, Settings
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.training import cache
 
@@ -51,7 +51,7 @@ def on_meta(settings: Settings, config) -> PreTrainedModel:
 
 
 def weights_dtype(settings: Settings) -> torch.dtype:
-    return torch.bfloat16 if settings.precision == "bf16_cast" else torch.float32
+    return torch.bfloat16 if settings.precision in HALF_WEIGHTS else torch.float32
 
 
 def drawn_weights(settings: Settings, config) -> Path:
@@ -122,31 +122,3 @@ def _published(settings: Settings) -> str:
         raise Stop(f"--model {settings.model} has no published weights", "give --init random")
     hub.prepare_to_load(name)
     return name
-
-
-class MasterAdamW(torch.optim.AdamW):
-    """AdamW for bf16 weights with an fp32 master copy, as DeepSpeed does it, for arms without DeepSpeed.
-
-    Per parameter: 2 bytes of weight and 2 of gradient in the model, 4 of master copy and 8 of moments here, as in the
-    ZeRO paper (section 3.1); and 4 more during an update, for the gradient in fp32.
-    """
-
-    def __init__(self, parameters, **settings):
-        self.held = list(parameters)
-        self.master = [p.detach().float().requires_grad_() for p in self.held]
-        super().__init__(self.master, **settings)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for master, held in zip(self.master, self.held, strict=True):
-            master.grad = None if held.grad is None else held.grad.float()
-        super().step(closure)
-        # FSDP2's are parts of tensors, and it has no such copy of them as such.
-        here = ([getattr(each, "_local_tensor", each) for each in all_of] for all_of in (self.held, self.master))
-        torch._foreach_copy_(*here)
-        for master in self.master:
-            master.grad = None
-
-    def zero_grad(self, set_to_none: bool = True):
-        for held in self.held:
-            held.grad = None

@@ -25,7 +25,7 @@ from study.records import store
 from study.records.schema import Requested
 from study.spec import arms
 from study.spec.arms import Arm
-from study.spec.settings import AUTOCAST, Settings, as_dict
+from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
 from study.training import loading, machines, models, patches, virtual
 from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
@@ -166,8 +166,14 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device, before and after every pass
     if autocast:
         config["torch_autocast"] = {"enabled": True, "dtype": AUTOCAST[autocast], "lower_precision_safe_modules": []}
-    elif settings.precision == "bf16_cast":
+    elif settings.precision in HALF_WEIGHTS:
         config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
+        pure = settings.precision == "bf16_pure"
+        config["bf16"] |= {"bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
+    if settings.optimizer != "adamw":
+        config["zero_allow_untested_optimizer"] = True
+    if settings.optimizer == "muon" and arm.stage == 3:
+        config["zero_optimization"]["reduce_scatter"] = False  # else it raises: Muon takes whole gradients
     for part in ("offload_optimizer", "offload_param"):
         section = config["zero_optimization"].get(part) or {}
         if section.get("device") == "nvme":

@@ -1,0 +1,79 @@
+"""What an optimizer keeps of the gradients it has seen, and what it makes during an update: bytes, by its tensors.
+
+DDP and one process give an optimizer each tensor as it is, FSDP2 a rank's rows of each, and DeepSpeed's ZeRO one flat
+vector of all. What works by matrices or by blocks keeps another number of bytes of a vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from study.theory.profile import Tensor
+
+NOT_FOR_MUON = ("embed", "lm_head")  # deepspeed/__init__.py, set_optimizer_flags: by name, so GPT-2's `wte` is for it
+LEAST_8BIT_ELEMENTS = 4096  # bitsandbytes 0.50: smaller tensors keep fp32 (optim/optimizer.py, min_8bit_size)
+BLOCK_ELEMENTS = 256  # with one fp32 scale for each block of a moment
+QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for each moment, shared by all tensors
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor as the optimizer has it."""
+
+    shape: tuple[int, ...]
+    of_muon: bool = False
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def in_8_bits(self) -> bool:
+        return self.elements >= LEAST_8BIT_ELEMENTS
+
+
+def is_for_muon(tensor: Tensor) -> bool:
+    """Whether DeepSpeed takes a tensor for one that Muon may update."""
+    return len(tensor.shape) >= 2 and not any(word in tensor.name.lower() for word in NOT_FOR_MUON)
+
+
+def piece(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Piece:
+    return Piece(shape or tensor.shape, is_for_muon(tensor))
+
+
+def held_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int:
+    """Bytes of all moments; `state_bytes` is that of an element where an optimizer keeps them in the weights' type."""
+    if optimizer == "adamw_8bit":
+        tables = QUANTILES_BYTES if any(each.in_8_bits for each in pieces) else 0
+        return sum(map(_of_8_bits, pieces)) + tables
+    return state_bytes * sum(_elements(optimizer, each) for each in pieces)
+
+
+def _of_8_bits(each: Piece) -> int:
+    if not each.in_8_bits:
+        return 2 * 4 * each.elements
+    return 2 * (each.elements + 4 * ceil(each.elements / BLOCK_ELEMENTS))
+
+
+def _elements(optimizer: str, each: Piece) -> int:
+    if optimizer == "sgd":
+        return each.elements
+    if optimizer == "muon":
+        return each.elements * (1 if each.of_muon else 2)
+    if optimizer == "adafactor":  # torch 2.13: a row and a column of each matrix, and all of a vector
+        rows = each.shape[:-1]
+        return prod(rows) + each.elements // rows[-1] if rows else each.elements
+    return 2 * each.elements
+
+
+def made_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int:
+    """Bytes that an update makes at most beside weights, gradients and moments; of one tensor at a time.
+
+    What bitsandbytes' operator for a CPU makes inside itself is not counted: records do not see it, and its kernel for
+    a GPU makes nothing.
+    """
+    if optimizer == "foreach":
+        return state_bytes * sum(each.elements for each in pieces)
+    if optimizer == "adafactor":  # the estimate of the second moments; of a vector, its squares as well
+        return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in pieces), default=0)
+    return 0

@@ -1,0 +1,72 @@
+"""Arms for NVIDIA GPUs alone: what each says without one, in the library's words; and weights that change unasked."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT, launch
+
+from study.spec.arms import all_paths, read
+from study.theory.architecture import describe, parameters
+from study.theory.estimate import estimate
+from study.theory.setup import Setup
+
+SHORT = ("--steps", "2", "--warmup-steps", "1", "--sequence", "16", "--eval-rows", "8")
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+OF_CUDA = {
+    "zero3_qwz": "qwZ",
+    "zero3_qgz": "qgZ",
+    "zero3_superoffload": "SuperOffload",
+    "zero3_zenflow": "ZenFlow",
+    "zero3_deepcompile": "DeepCompile",
+}
+
+
+@WITHOUT_CUDA
+@pytest.mark.parametrize(
+    ("arm", "said"),
+    [
+        ("zero3_superoffload", "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs"),
+        ("zero3_deepcompile", "is_deepcompile_supported() is False"),
+    ],
+)
+def test_an_arm_without_its_gpu_is_unavailable(arm, said, tmp_path, cache):
+    run = launch(f"variants/{arm}", tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
+    assert run.code == 1
+    assert run.record["status"] == "unavailable"
+    assert said in run.record["error"]["message"]
+    assert "Traceback" not in run.output
+
+
+@WITHOUT_CUDA
+def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
+    """ZenFlow of DeepSpeed 0.19.8 reads matrices back as if it had not flattened them transposed."""
+    config = json.loads((ROOT / "accelerate_configs/variants/deepspeed/zero3_zenflow.json").read_text())
+    zero = {key: value for key, value in config["zero_optimization"].items() if not key.startswith("stage3")}
+    (tmp_path / "zenflow.json").write_text(json.dumps(config | {"zero_optimization": zero | {"stage": 2}}))
+    text = all_paths()["zero3_zenflow"].read_text()
+    path = tmp_path / "zenflow.yaml"
+    path.write_text(
+        text.replace("accelerate_configs/variants/deepspeed/zero3_zenflow.json", f"{tmp_path}/zenflow.json")
+    )
+    run = launch(path, tmp_path / "run", *SHORT, cache=cache, launcher=("--num_processes", "1"))
+    assert run.code == 1
+    assert "preparing the model changed them" in run.record["error"]["message"]
+
+
+@pytest.mark.parametrize("arm", OF_CUDA)
+def test_each_is_predicted(arm):
+    model = describe("bert-large")
+    assert read(all_paths()[arm]).for_cuda_alone == OF_CUDA[arm]
+    ours, plain = (
+        estimate(Setup.of_arm(model, name, ranks=8, precision="bf16_cast", device="cuda")) for name in (arm, "zero3")
+    )
+    assert (ours.host_bytes > 0) is (arm in ("zero3_superoffload", "zero3_zenflow"))
+    whole = parameters(model)
+    if arm == "zero3_qwz":
+        assert ours.traffic["all_gather"] == pytest.approx(plain.traffic["all_gather"] / 2, rel=0.01)
+    elif arm == "zero3_qgz":
+        assert ours.traffic["all_to_all"] == pytest.approx(whole / 2, rel=0.01)
+        assert "reduce_scatter" not in ours.traffic
+    else:
+        assert ours.traffic == plain.traffic

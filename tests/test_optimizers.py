@@ -1,0 +1,271 @@
+"""What changes the 16 bytes: other optimizers, bf16 states, adapters and frozen weights, measured and predicted."""
+
+import importlib.util
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from study.cli import commands
+from study.errors import Stop
+from study.measure import readback
+from study.models.adapters import Adapted, freeze
+from study.models.build import build
+from study.models.config import load
+from study.records import runs
+from study.records.prediction import predicted
+from study.records.schema import Observed, Record
+from study.report import states
+from study.spec.arms import ROOT, all_paths, read
+from study.spec.optimizers import check, refusal
+from study.spec.settings import Settings
+from study.theory import moments, papers
+from study.theory.architecture import describe
+from study.theory.estimate import estimate
+from study.theory.moments import Piece, held_bytes
+from study.theory.setup import Setup
+from study.training import optimizers
+
+FLAGS = ("--task", "wikitext", "--steps", "8", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
+RUNS = {
+    "ddp, muon": ("ddp", "--optimizer", "muon"),
+    "zero1, muon": ("zero1", "--optimizer", "muon"),
+    "zero3, muon": ("zero3", "--optimizer", "muon"),
+    "zero3, bf16_pure": ("zero3", "--precision", "bf16_pure"),
+    "ddp, adapters": ("ddp", "--lora-rank", "4"),
+    "zero3, adapters": ("zero3", "--lora-rank", "4"),
+}
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    """A function that gives the record of one of RUNS."""
+
+    def record(name: str) -> Record:
+        arm, *flags = RUNS[name]
+        return Record(**trained(arm, *FLAGS, *flags).record)
+
+    return record
+
+
+def components(record: Record) -> dict[str, int]:
+    return record.memory.components.per_rank[0].after_step
+
+
+MISSES = {  # peaks that are not predicted within 1 %, as reports/log.md has them
+    ("zero3", "fp32", "muon"): 0.013,
+    ("zero2", "bf16_cast", "muon"): 0.035,
+    ("fsdp2", "fp32", "adamw, LoRA of rank 4"): 0.15,
+}
+
+
+# --- two real ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_component_is_as_predicted(name, run):
+    record = run(name)
+    theory, held = predicted(record), components(record)
+    for part in ("weights", "master", "moments", "gradients", "buckets", "staging"):
+        assert held.get(part, 0) == pytest.approx(theory.after_step.get(part, 0), rel=0.01), part
+    measured = record.memory.components.per_rank[0].tracked_peak_bytes
+    assert measured == pytest.approx(theory.peak_bytes, rel=0.01)
+    sent = {kind: moved.bytes for kind, moved in record.traffic.per_rank[0].items() if moved.bytes > 100}
+    assert sent == pytest.approx(theory.traffic, rel=0.01)
+
+
+@pytest.mark.parametrize(("arms", "frozen"), [(("ddp", "zero1", "zero3"), False), (("ddp", "zero3"), True)])
+def test_the_arms_agree(arms, frozen, run):
+    records = [run(f"{arm}, {'adapters' if frozen else 'muon'}") for arm in arms]
+    assert len({record.observed.wrapper for record in records}) == 2
+    assert all((record.observed.trained_parameters < record.observed.parameters) is frozen for record in records)
+    first = records[0].loss.train
+    assert first[-1] < first[0]
+    assert all(record.loss.train == pytest.approx(first, abs=1e-5) for record in records[1:])
+
+
+def test_muon_saves_half_but_deepspeed_keeps_its_momentum_twice(run):
+    alone, in_stage_1 = run("ddp, muon"), run("zero1, muon")
+    parameters = alone.observed.parameters
+    assert components(alone)["moments"] == pytest.approx(4 * parameters, rel=0.01)
+    held = components(in_stage_1)
+    # Whole matrices of which a rank owns a part, not the part; and all of it again.
+    assert held["staging"] > 0.9 * held["moments"]
+
+
+def test_bf16_states_are_in_bf16(run):
+    record = run("zero3, bf16_pure")
+    dtypes = record.observed.dtypes
+    assert {dtypes[role] for role in ("weights", "master", "moments")} == {"bfloat16"}
+    assert record.observed.deepspeed["bf16"]["bf16_optimizer_states"] is True
+    held, share = components(record), record.observed.parameters / 2
+    assert {role: round(held[role] / share, 1) for role in ("weights", "master", "moments", "gradients")} == {
+        "weights": 2,
+        "master": 2,
+        "moments": 4,
+        "gradients": 2,
+    }
+
+
+def test_kept_records_hold_what_is_predicted():
+    """Of each component, of the peak and of each collective; and the table of the report shows them."""
+    kept = states.of_protocol(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
+    assert len({states.what_changes(run) for run in kept}) >= 6
+    rows = states.bytes_per_parameter(replace(runs.load([]), runs=tuple(kept)))
+    held = [row for row in rows if row["predicted"] is not None]
+    assert len(held) == len(rows) > 3 * len(kept)
+    for row in held:
+        assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
+    for run in kept:
+        theory, rank = predicted(run.record), run.record.memory.components.per_rank[0]
+        what = (run.arm, run.precision, states.what_changes(run))
+        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=MISSES.get(what, 0.01))
+        sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
+        assert sent == pytest.approx(theory.traffic, rel=0.01)
+
+
+# --- what an optimizer keeps -----------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_works_by_matrices_keeps_more_of_a_vector():
+    matrix, vector = Piece((512, 256)), Piece((512 * 256,))
+    assert held_bytes("adafactor", [matrix], 4) == 4 * (512 + 256)
+    assert held_bytes("adafactor", [vector], 4) == 4 * 512 * 256  # what DeepSpeed's stages give it
+    assert held_bytes("fused", [matrix], 4) == held_bytes("fused", [vector], 4) == 8 * 512 * 256
+
+
+def test_moments_of_eight_bits_have_scales_and_small_tensors_have_none():
+    large, small = Piece((1024, 512)), Piece((64,))
+    assert held_bytes("adamw_8bit", [large], 4) == 2 * (1024 * 512 + 4 * 2048) + 2048
+    assert held_bytes("adamw_8bit", [small], 4) == 2 * 4 * 64
+
+
+@pytest.mark.parametrize(("name", "is_for_muon"), [("transformer.wte.weight", True), ("bert.embeddings.word", False)])
+def test_muon_knows_embeddings_by_their_name_alone(name, is_for_muon):
+    from deepspeed import set_optimizer_flags
+
+    tensor = moments.Tensor(name, (64, 32), "embeddings")
+    assert moments.is_for_muon(tensor) is is_for_muon
+    parameter = torch.nn.Parameter(torch.zeros(64, 32))
+
+    class Model:
+        def named_parameters(self):
+            return [(name, parameter)]
+
+    config = type("Config", (), {"optimizer_name": "muon", "optimizer_params": {}})
+    set_optimizer_flags(config, Model())
+    assert parameter.use_muon is is_for_muon
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16_cast", "bf16_pure"])
+def test_an_estimate_is_smaller_with_smaller_moments(optimizer, precision):
+    recipe = papers.RECIPES[papers.recipe_of(precision, optimizer)]
+    assert recipe[2] < papers.RECIPES[papers.OF_PRECISION[precision]][2] or optimizer == "sgd"
+    model = describe("bert-large")
+    adam, other = (
+        estimate(Setup.of_arm(model, "ddp", ranks=8, precision=precision, optimizer=name, device="cuda"))
+        for name in ("fused", optimizer)
+    )
+    assert other.after_step["moments"] < adam.after_step["moments"]
+    assert other.peak_bytes < adam.peak_bytes
+
+
+def test_a_master_copy_goes_with_each_optimizer():
+    model = torch.nn.Linear(8, 8).bfloat16()
+    before = model.weight.detach().clone()
+    settings = Settings(optimizer="sgd", lr=0.1, precision="bf16_cast")
+    optimizer = optimizers.build(settings, model, with_master=True)
+    model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    assert type(optimizer).__name__ == "MasterSGD"
+    assert optimizer.master[0].dtype == torch.float32
+    assert torch.equal(model.weight, optimizer.master[0].bfloat16())
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
+    model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 8))
+    optimizer = optimizers.build(Settings(optimizer="adamw_8bit", lr=0.1), model)
+    model(torch.ones(2, 128)).sum().backward()
+    optimizer.step()
+    tensors = [tensor for state in optimizer.state.values() for tensor in readback.tensors_in(state)]
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    pieces = [Piece(tuple(parameter.shape)) for parameter in model.parameters()]
+    assert sum(storages.values()) == held_bytes("adamw_8bit", pieces, 4)
+
+
+# --- what trains -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "head"), [("bert-tiny", "classifier"), ("gpt2", None)])
+def test_adapters_train_and_a_classifier_does(name, head):
+    model = build(load(name), "meta")
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    freeze(model, lora_rank=2)
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".down." in key or ".up." in key or key.split(".")[0] == head for key in trained)
+    assert any(isinstance(module, Adapted) for module in model.modules())
+    assert sum(model.get_parameter(key).numel() for key in trained) < 0.05 * whole
+
+
+# --- what does not go together ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arm", "optimizer", "precision", "reason"),
+    [
+        ("zero2_cpu", "sgd", "fp32", "DeepSpeedCPUAdam"),
+        ("zero3_cpu", "adamw", "bf16_pure", "fp32_optimizer_states=False"),
+        ("fsdp2", "adamw_8bit", "fp32", "mixed torch.Tensor and DTensor"),
+        ("fsdp2", "adafactor", "fp32", "in-place operations"),
+        ("fsdp2", "muon", "fp32", "gather each matrix"),
+    ],
+)
+def test_a_refusal_says_why(arm, optimizer, precision, reason):
+    stop = refusal(read(all_paths()[arm]), optimizer, precision)
+    assert reason in stop.what
+    assert stop.status == "unavailable"
+    assert refusal(read(all_paths()[arm]), "adamw", "fp32") is None
+
+
+@pytest.mark.parametrize("command", ["virtual", "estimate --model gpt2"])
+def test_the_command_line_refuses_before_anything_runs(command, capsys, monkeypatch):
+    words = [*command.split(), "--arm", "zero2_cpu", "--optimizer", "sgd", "--ranks", "2"]
+    monkeypatch.setattr("sys.argv", ["study", *words])
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # which it changes
+    with pytest.raises(SystemExit) as end:
+        commands.main()
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "DeepSpeedCPUAdam" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_adapters_and_other_choices_of_what_trains_exclude_each_other():
+    arm = read(all_paths()["ddp"])
+    with pytest.raises(Stop, match="both say what trains"):
+        check(Settings(lora_rank=2, train_only="bias"), arm)
+    with pytest.raises(Stop, match="transformers does not know"):
+        check(Settings(lora_rank=2, save=True), arm)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(Stop, match="needs bitsandbytes") as stopped:
+        optimizers.build(Settings(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
+    assert stopped.value.status == "unavailable"
+
+
+def test_another_optimizer_than_promised_fails_the_run():
+    arm, settings = read(all_paths()["ddp"]), Settings(optimizer="sgd")
+    seen = Observed(distributed_type="MULTI_CPU", ranks=2, ranks_counted=2, optimizer="AdamW", parameters=4)
+    wrong = readback.mismatches(arm, settings, seen.model_copy(update={"trained_parameters": 4}), 2)
+    assert any("promised MasterSGD or SGD, observed AdamW" in words for words in wrong)
+    frozen = readback.mismatches(
+        arm, replace(settings, lora_rank=2), seen.model_copy(update={"trained_parameters": 4}), 2
+    )
+    assert any("4 of 4 parameters train" in words for words in frozen)
