@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from study.errors import Stop
-from study.records.privacy import safe_name, without_paths
+from study.inputs.names import safe_name
+from study.records.privacy import without_paths
 
 PART_BYTES = 14 * 2**20
 LAST_LINES = 200  # of the logs of a run that is not done

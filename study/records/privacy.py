@@ -1,11 +1,7 @@
-"""What is taken out of records before they are shared, and which names may become files."""
+"""What is taken out of records before they are shared."""
 
 import ipaddress
 import re
-
-from study.errors import Stop
-
-LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
 
 # An absolute path of two parts or more, as itself or as a file: address. What stands before it tells it from a relative
 # path, from the // of an address and from the end of an HTML element; compilers are given -I/usr/include.
@@ -47,12 +43,3 @@ def _hidden(address: str) -> str:
     except ValueError:  # a time of day, or another number with points in it
         return address
     return address if known.is_loopback or known.is_unspecified else "(IP address)"
-
-
-def safe_name(name) -> str:
-    """The same name, if it can be the name of a file in a folder and lead to no other. For all that a record names."""
-    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise Stop(f"{name!r:.80} cannot be the name of a file", "give a name without slashes and control characters")
-    if len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
-        raise Stop(f"{name!r:.80} is too long for the name of a file", f"give at most {LONGEST_NAME_BYTES} bytes")
-    return name

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from study.errors import Stop
-from study.records.privacy import safe_name
+from study.inputs.names import safe_name
 from study.spec.settings import Settings
 
 SCHEMA = 2  # 1: no `cell`; sections that were not written are null

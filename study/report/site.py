@@ -26,10 +26,11 @@ import psutil
 from study.claims import ledger, words
 from study.claims.verdict import VERDICTS
 from study.errors import Stop
+from study.inputs.names import safe_name
 from study.machine import output
 from study.records import runs as records
 from study.records import store
-from study.records.privacy import safe_name, without_paths
+from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.report import captions, figures, notebook, style, tables
 from study.report import readme as digest
