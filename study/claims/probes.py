@@ -41,7 +41,13 @@ LIMIT_S = 300
 AT_A_TIME = 2  # processes of at most 1.5 GB, and each rendezvous has a port that is free
 TIMED = ("cpu_adam_speed",)  # scripts that measure time: nothing runs beside them
 NEEDED = ("deepspeed", "accelerate", "torch")
-LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers")
+# What claims may ask about: these modules, and the classes and functions in them. Nothing else is imported.
+MODULES = (
+    *("accelerate", "accelerate.utils", "torch.distributed.fsdp", "torch.nn.utils", "transformers"),
+    *("deepspeed.autotuning.constants", "deepspeed.runtime.constants"),
+    *("deepspeed.runtime.zero.config", "deepspeed.runtime.zero.offload_config"),
+)
+CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # others read files that their arguments name
 
 
 class Answer(BaseModel):
@@ -94,15 +100,31 @@ KINDS = {"tried": Kind(TRIED, CONFIGURATIONS | {"reproduction": reproduction}, "
 
 
 def refusal(trial: dict) -> Stop | None:
-    """Anybody may write a claims file: no other script is run, and nothing but the libraries is imported."""
+    """Anybody may write a claims file: no other script is run, nothing but these modules is imported, no file is read
+    that it names, and no value is shown that the libraries keep to themselves."""
     name, base, path = trial.get("name"), trial.get("base", "plain"), trial.get("of")
     if trial["what"] == "reproduction" and name not in scripts():
         return Stop(f"there is no reproduction {name}", nearest(name, scripts()))
     if base not in (bases := ("plain", *arms.all_paths())):
         return Stop(f"there is no arm {base}", nearest(base, bases))
-    if path is not None and path.partition(".")[0] not in LIBRARIES:
-        return Stop(f"{path} is in none of the libraries that are tried", f"choose one of {', '.join(LIBRARIES)}")
+    if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
+        return Stop(f"{path:.200} is in none of the modules that are asked", f"choose from {', '.join(MODULES)}")
+    if trial["what"] == "constructed" and path not in CONSTRUCTED:
+        return Stop(f"{path:.200} is not constructed", f"choose from {', '.join(CONSTRUCTED)}")
+    words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
+    if private := next((word for word in words if word.startswith("_")), None):
+        return Stop(f"{private:.80} is private to a library", "name what it shows")
+    if file := _file_named(trial.get("change")):
+        return Stop(f"{file:.80} names a file", "give its content as deepspeed_config")
     return None
+
+
+def _file_named(change) -> str | None:
+    """A key of a changed config that names a file, None without one."""
+    if not isinstance(change, dict):
+        return None
+    named = (key for key, value in change.items() if key.endswith(("file", "path")) and "nvme" not in key)
+    return next(named, None) or next(filter(None, map(_file_named, change.values())), None)
 
 
 def scripts() -> dict[str, Path]:

@@ -15,6 +15,7 @@ from study.errors import Stop
 from study.inputs.names import safe_name
 from study.spec.settings import Settings
 
+MAX_CHARACTERS = 100_000  # of a text: the longest in our records has 152; a launch's last lines have some thousands
 SCHEMA = 2  # 1: no `cell`; sections that were not written are null
 # Raise it when the way something is measured changes: records of two versions are not pooled.
 # 2: the copy that gloo makes for a reduce-scatter is not in a stage 3 run's tracked memory any more.
@@ -30,7 +31,9 @@ KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # it
 class Section(BaseModel):
     """A part of a record. An empty one means that nothing of it is known."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS
+    )
 
     def __bool__(self) -> bool:
         return any(value or value == 0 for value in self.__dict__.values())

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.records import store
 from study.records.schema import Record
 
+MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
 MANIFEST = "manifest.jsonl"  # a line for each record: file, sha256, commit, machine
 
 
@@ -57,19 +59,24 @@ def add(top: Path, folders: Iterable[Path]) -> None:
 
 
 def _read(path: Path) -> list[dict]:
-    if not path.is_file():
-        return []
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        if all(isinstance(line[name], str) for line in lines for name in ("file", "sha256")):
+        lines = [texts.from_json(line) for line in files.read(path, MAX_BYTES).decode().splitlines()]
+        if all(isinstance(line["sha256"], str) and _leads_below(path.parent, line["file"]) for line in lines):
             return lines
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, Stop):
         pass
     raise Stop(f"{path} is not a manifest of sealed records", "take it from the repository's history again")
 
 
+def _leads_below(top: Path, name: str) -> bool:
+    """A manifest may come with the records of a stranger. A name that leads elsewhere is a Stop."""
+    return bool(files.below(top, *name.split("/")))
+
+
 def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(files.read(path, store.MAX_BYTES)).hexdigest()
 
 
 def _machine(record: Record) -> str:

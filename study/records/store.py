@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from study.errors import Stop
+from study.inputs import files
 from study.records.schema import Cell, Error, Record
 from study.spec import validation
 
@@ -72,13 +73,12 @@ def load(folder: Path) -> Record:
 def read(path: Path) -> Record:
     """The record in a file, or a Stop that says why there is none."""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise Stop(f"{path} is not a file", "move it away")
-        if path.stat().st_size > MAX_BYTES:
-            raise Stop(f"{path} is larger than {MAX_BYTES >> 20} MiB, so no run wrote it", "move it away")
-        return Record.model_validate_json(path.read_bytes())
-    except OSError:
+        return Record.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
+    except FileNotFoundError:
         raise Stop(f"{path.parent} has no readable {path.name}", "name the folder of a run") from None
+    except OSError as error:
+        what = f"{path.parent} has no readable {path.name}: {files.why(error)}"
+        raise Stop(what, "move it away, or name the folder of a run") from None
     except ValidationError as error:
         raise Stop(f"{path} is not a valid record: {validation.sentence(error)}", "run that cell again") from None
     except RecursionError:
