@@ -37,7 +37,7 @@ def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
     """A TOML file in this form, and its text."""
     try:
         content = files.read(path, MAX_BYTES)
-        return form.model_validate(texts.from_toml(content)), content.decode("utf-8-sig")
+        return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
     except OSError as error:
         what = f"there is no readable claims file {path} ({files.why(error)})"
         raise Stop(what, "name a file, or a folder of them") from None

@@ -25,9 +25,8 @@ from study.claims import probe_worker
 from study.claims.model import TRIED, Check, Claim, Kind
 from study.claims.verdict import NOT_TESTED, Finding
 from study.errors import Stop
-from study.machine import software
+from study.machine import cache, software
 from study.records.privacy import without_paths
-from study.records.store import replace
 from study.spec import arms
 from study.spec.settings import Settings
 from study.spec.validation import nearest
@@ -159,8 +158,8 @@ def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
     """Put this machine's answers to the trials of these claims beside its records. Returns how many there are."""
     new = {}
     for trial in _trials_of_all(claims):
-        with contextlib.suppress(OSError, ValueError):
-            answer = without_paths(json.loads((_folder() / f"{key(trial)}.json").read_text()))
+        with contextlib.suppress(ValueError, TypeError):  # it holds no answer
+            answer = without_paths(cache.answer(_folder(), key(trial)))
             new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
     entries = sorted(
         (_kept_in(reports / KEPT) | new).values(), key=lambda answer: json.dumps(answer.trial, sort_keys=True)
@@ -232,8 +231,8 @@ def _folder() -> Path:
 
 
 def _kept(name: str) -> Answer | None:
-    with contextlib.suppress(OSError, ValueError):  # a file that holds no answer counts for nothing
-        return Answer.model_validate_json((_folder() / f"{name}.json").read_bytes())
+    with contextlib.suppress(ValueError):  # a file that holds no answer counts for nothing
+        return Answer.model_validate(cache.answer(_folder(), name))
     for path in sorted(REPORTS.glob(f"*/{KEPT}")):
         if answer := _kept_in(path).get(name):
             words = f"{answer.told} (tried on {path.parent.name}, with these versions)"
@@ -250,10 +249,8 @@ def _kept_in(path: Path) -> dict[str, Answer]:
 
 
 def _keep(name: str, answer: Answer | str) -> Answer | str:
-    with contextlib.suppress(OSError):  # where nothing can be kept, it is tried each time
-        if isinstance(answer, Answer):
-            _folder().mkdir(parents=True, exist_ok=True)
-            replace(_folder() / f"{name}.json", answer.model_dump_json(include={"found", "told"}))
+    if isinstance(answer, Answer):
+        cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
     return answer
 
 

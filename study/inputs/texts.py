@@ -72,7 +72,7 @@ def _refuse_odd(value: Any) -> None:
 
 def _limited(parse: Callable[[str], Any], content: str | bytes) -> Any:
     try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
         value = parse(text)
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from None

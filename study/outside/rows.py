@@ -88,7 +88,7 @@ class Row(BaseModel):
 def read(path: Path) -> list[Row]:
     """The rows of a file with these columns. Others are left alone."""
     try:
-        content = files.read(path, MAX_BYTES).decode("utf-8-sig")
+        content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
         header = reader.fieldnames or []
         lines = [(reader.line_num, line) for line in itertools.islice(reader, MAX_ROWS + 1)]

@@ -15,7 +15,7 @@ from study.errors import Stop
 from study.inputs.names import safe_name
 from study.spec.settings import Settings
 
-MAX_CHARACTERS = 100_000  # of a text: the longest in our records has 152; a launch's last lines have some thousands
+MAX_CHARACTERS = 1_000_000  # of a text: the longest in our records has 152, and a word of a command line 131,072
 SCHEMA = 2  # 1: no `cell`; sections that were not written are null
 # Raise it when the way something is measured changes: records of two versions are not pooled.
 # 2: the copy that gloo makes for a reduce-scatter is not in a stage 3 run's tracked memory any more.

@@ -26,6 +26,7 @@ from study.spec import validation
 RECORD = "record.json"
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
+LONGEST_MESSAGE = 100_000  # a launch's last lines, where one of them is a progress bar's
 END = ("status", "finished_utc", "error")
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,7 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
 
 
 def ended(record: Record, stop: Stop, kind: str) -> Record:
-    error = Error(kind=kind, message=stop.what, where=stop.where, what_to_do=stop.remedy)
+    error = Error(kind=kind, message=stop.what[:LONGEST_MESSAGE], where=stop.where, what_to_do=stop.remedy)
     return record.model_copy(update={"status": stop.status, "finished_utc": now_utc(), "error": error})
 
 

@@ -39,6 +39,8 @@ def _problem(first: dict, known: Iterable[str]) -> str:
     kind, message, came = first["type"], first["msg"], first.get("input")
     if kind == "missing":
         return "is missing"
+    if kind == "string_too_long":
+        return f"must have at most {first['ctx']['max_length']:,} characters (got {len(came):,})"
     if kind == "extra_forbidden":
         return f"is not known; {nearest(str(first['loc'][-1]), known)}" if known else "is not known"
     if kind.startswith(("literal", "greater_than", "less_than", "finite")):

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from study.errors import Stop
-from study.machine import hub
+from study.machine import cache, hub
 from study.models.step import inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
-from study.training import cache, corpus, models
+from study.training import corpus, models
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 ROWS = "rows.safetensors"  # in each entry of the cache

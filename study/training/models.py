@@ -8,13 +8,12 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from study.errors import Stop
-from study.machine import hub
+from study.machine import cache, hub
 from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs
 from study.models.build import build
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY
-from study.training import cache
 
 KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task is for; any, for synthetic
 
