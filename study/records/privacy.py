@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 
 # An absolute path of two parts or more, as itself or as a file: address. What stands before it tells it from a relative
 # path, from the // of an address and from the end of an HTML element; compilers are given -I/usr/include.
@@ -14,22 +15,54 @@ LOGIN = re.compile(r"(?<=://)[^\s/@'\"<>]+@")  # the user and token in an addres
 ADDRESS = re.compile(
     r"(?<![\w.:-])(?<!==)(?:\d{1,3}(?:\.\d{1,3}){3}|[\da-fA-F]{0,4}(?::[\da-fA-F]{0,4}){2,7})(?![\w.]*\w)"
 )
+# Secrets by their form: of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack, Google; a JSON web token.
+TOKEN = re.compile(
+    r"\b(?:hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|A[KS]IA[A-Z0-9]{16}"
+    r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+# And by what they are called: HF_TOKEN=..., --wandb-api-key ..., "password": "...", Authorization: Bearer ...
+SECRET_NAME = (
+    r"(?:[\w-]*(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credential"
+    r"|(?:hf|hub|access|auth|api|refresh|session|github|gitlab|private|user)[_-]?token)s?|(?<![\w-])(?:--)?token)"
+)
+SECRET_KEY = re.compile(SECRET_NAME, re.IGNORECASE)
+SECRET = re.compile(  # a number is a count of tokens
+    rf"({SECRET_NAME}(?:['\"]?\s*[=:]\s*['\"]?|\s+(?=\S*\d))(?:bearer\s+|basic\s+)?)(?![\d.]+\b)[^\s'\"&,;<>]{{6,}}",
+    re.IGNORECASE,
+)
+PERSON = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|(?<![\w@./])[\w.-]+@[\w.-]+(?=:)")  # an e-mail, alice@host:
+# Names of machines in networks that nobody else sees.
+HOST = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|localdomain|internal|intranet|intra|lan|corp|home\.arpa)\b", re.I)
+OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "node-7", not "gpu"
 
 
 def without_paths(value):
     """The same without what tells of a machine and its user.
 
-    Every absolute path is cut down to its last part, a home folder to `~`. Logins in addresses and IP addresses go.
+    Every absolute path is cut down to its last part, a home folder to `~`. Logins, e-mail and IP addresses, names of
+    machines and what looks like a secret go.
     """
     if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
+        return {key: _without_secret(key, item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if not isinstance(value, str):
         return value
+    if "@" in value:
+        value = PERSON.sub("(address)", LOGIN.sub("", value))
+    value = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", value))
+    value = HOST.sub("(host)", value)
+    if (own := socket.gethostname()) in value and OWN_NAME.fullmatch(own):
+        value = value.replace(own, "(host)")
     text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), value) if "/" in value else value
     text = LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text)) if "/" in text else text
     return ADDRESS.sub(lambda address: _hidden(address[0]), text)
+
+
+def _without_secret(key, value):
+    """The value of a key. Where the key says that it is a secret, nothing of a text stays."""
+    is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
+    return "(secret)" if is_secret else without_paths(value)
 
 
 def _last_part(path: str) -> str:

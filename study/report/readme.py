@@ -20,6 +20,7 @@ from study.records.runs import Run, Runs
 from study.report import captions, figures, style, tables
 
 MARKED = re.compile(r"(<!-- verdicts:start (\S+) -->\n)(.*?)(<!-- verdicts:end -->)", re.DOTALL)
+MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 
 
@@ -87,7 +88,12 @@ def table(rows: list[dict]) -> list[str]:
     cells = (
         [list(rows[0]), ["---"] * len(rows[0]), *([str(each) for each in row.values()] for row in rows)] if rows else []
     )
-    return [f"| {' | '.join(line)} |" for line in cells]
+    return [f"| {' | '.join(map(literal, line))} |" for line in cells]
+
+
+def literal(text: str) -> str:
+    """A text of a record in Markdown: no link, no HTML, no new column or line."""
+    return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def machine(run: Run) -> str:
@@ -95,4 +101,4 @@ def machine(run: Run) -> str:
     hardware, software = run.record.hardware, run.record.software
     memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
     versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
-    return f"{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}"
+    return literal(f"{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}")
