@@ -41,7 +41,7 @@ def find(folders: Iterable[Path]) -> Seals:
     folders = {folder.resolve() for folder in folders}
     for place in sorted(folders.union(*(folder.parents for folder in folders))):
         try:
-            sums |= {place / line["file"]: line["sha256"] for line in _read(place / MANIFEST)}
+            sums |= {_sealed(place, line["file"]): line["sha256"] for line in _read(place / MANIFEST)}
         except Stop as stop:
             unreadable.append(f"{stop.what}, so what it sealed counts as not sealed")
     return Seals(sums, tuple(unreadable))
@@ -61,7 +61,7 @@ def add(top: Path, folders: Iterable[Path]) -> None:
 def _read(path: Path) -> list[dict]:
     try:
         lines = [texts.from_json(line) for line in files.read(path, MAX_BYTES).decode().splitlines()]
-        if all(isinstance(line["sha256"], str) and _leads_below(path.parent, line["file"]) for line in lines):
+        if all(isinstance(line["sha256"], str) and _sealed(path.parent, line["file"]) for line in lines):
             return lines
     except FileNotFoundError:
         return []
@@ -70,9 +70,9 @@ def _read(path: Path) -> list[dict]:
     raise Stop(f"{path} is not a manifest of sealed records", "take it from the repository's history again")
 
 
-def _leads_below(top: Path, name: str) -> bool:
-    """A manifest may come with the records of a stranger. A name that leads elsewhere is a Stop."""
-    return bool(files.below(top, *name.split("/")))
+def _sealed(top: Path, name: str) -> Path:
+    """A file that a manifest names, which may come from a stranger: a name that leads elsewhere is a Stop."""
+    return files.below(top, *name.split("/"))
 
 
 def _sum(path: Path) -> str:
