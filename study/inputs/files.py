@@ -107,12 +107,15 @@ def _parts(name: str | PurePosixPath) -> list[str]:
 
 def _content(file: int, path: Path, most_bytes: int) -> bytes:
     """What is in an open file, which is closed. Its size is limited again while it is read: it may grow."""
-    with os.fdopen(file, "rb") as opened:
-        status = os.fstat(opened.fileno())
+    try:
+        status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
-        content = b"" if status.st_size > most_bytes else opened.read(most_bytes + 1)
+        with open(file, "rb", closefd=False) as opened:
+            content = b"" if status.st_size > most_bytes else opened.read(most_bytes + 1)
         if max(status.st_size, len(content)) > most_bytes:
             limit = f"{most_bytes >> 20} MiB" if most_bytes >= 2**20 else f"{most_bytes} bytes"
             raise OSError(errno.EFBIG, f"it has more than {limit}", str(path))
         return content
+    finally:
+        os.close(file)

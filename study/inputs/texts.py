@@ -1,6 +1,7 @@
 """JSON, TOML and YAML from a stranger as plain values. What is wrong with a text is a ValueError, and nothing else."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,9 @@ MAX_CHARACTERS = 100_000  # of a text in it
 MAX_BITS = 1000  # of a whole number: a larger one is no float, and one of 4,300 digits cannot be printed
 ODD = (AttributeError, KeyError, IndexError, TypeError, OverflowError)  # of a tag with a value that does not fit it
 MAX_ALIASES = 10  # of a yaml file: a few of them can stand for gigabytes
+TOO_DEEP, TOO_MANY = f"it is nested more than {MAX_DEPTH} deep", f"it has more than {MAX_VALUES:,} values"
+KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
+DOTTED = re.compile(rf"{KEY}(?:[ \t]*+\.[ \t]*+{KEY}){{{MAX_DEPTH}}}")  # of a TOML file: a.b.c = 1 are tables in tables
 
 
 def from_json(content: str | bytes) -> Any:
@@ -21,7 +25,12 @@ def from_json(content: str | bytes) -> Any:
 
 
 def from_toml(content: str | bytes) -> dict:
-    return _limited(tomllib.loads, content)
+    def parse(text: str) -> dict:
+        if DOTTED.search(text):  # the parser's time grows with the square of their number
+            raise ValueError(TOO_DEEP)
+        return tomllib.loads(text)
+
+    return _limited(parse, content)
 
 
 def from_yaml(content: str | bytes) -> Any:
@@ -29,9 +38,16 @@ def from_yaml(content: str | bytes) -> Any:
 
     def parse(text: str) -> Any:
         try:
-            events = list(yaml.parse(text, Loader=yaml.SafeLoader))
-            if (aliases := sum(isinstance(event, yaml.AliasEvent) for event in events)) > MAX_ALIASES:
-                raise ValueError(f"it uses {aliases} yaml aliases, at most {MAX_ALIASES} are read")
+            depth = aliases = 0
+            for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                aliases += isinstance(event, yaml.AliasEvent)
+                if depth > MAX_DEPTH:  # at once: the parser's time grows with the square of the depth
+                    raise ValueError(TOO_DEEP)
+                if aliases > MAX_ALIASES:
+                    raise ValueError(f"it uses more than {MAX_ALIASES} yaml aliases")
+                if count > MAX_VALUES:
+                    raise ValueError(TOO_MANY)
             return yaml.safe_load(text)
         except (yaml.YAMLError, *ODD) as error:
             raise ValueError(getattr(error, "problem", None) or why(error)) from None
@@ -44,7 +60,7 @@ def refuse_excess(value: Any) -> None:
     level, depth, count = [value], 0, 0
     while level:
         if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+            raise ValueError(TOO_DEEP)
         deeper: list = []
         for each in level:
             if isinstance(each, dict):
@@ -55,7 +71,7 @@ def refuse_excess(value: Any) -> None:
                 _refuse_odd(each)
         count += len(level)
         if count + len(deeper) > MAX_VALUES:
-            raise ValueError(f"it has more than {MAX_VALUES:,} values")
+            raise ValueError(TOO_MANY)
         level, depth = deeper, depth + 1
 
 
@@ -75,7 +91,7 @@ def _limited(parse: Callable[[str], Any], content: str | bytes) -> Any:
         text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
         value = parse(text)
     except RecursionError:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from None
+        raise ValueError(TOO_DEEP) from None
     refuse_excess(value)
     return value
 
