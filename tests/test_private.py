@@ -23,6 +23,7 @@ PRIVATE = {
     "a login": "https://alice:s3cret0@example.org/x",
     "an e-mail": "alice@example.org",
     "an address": "tcp://10.1.2.3:29500",
+    "a share": "10.1.2.3/home/alice/plan",
     "a machine": "node7.cluster.internal",
     "a user on a machine": "alice@gpu7: refused",
 }

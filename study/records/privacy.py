@@ -27,7 +27,7 @@ SECRET_NAME = (
 )
 SECRET_KEY = re.compile(SECRET_NAME, re.IGNORECASE)
 SECRET = re.compile(  # a number is a count of tokens
-    rf"({SECRET_NAME}(?:['\"]?\s*[=:]\s*['\"]?|\s+(?=\S*\d))(?:bearer\s+|basic\s+)?)(?![\d.]+\b)[^\s'\"&,;<>]{{6,}}",
+    rf"({SECRET_NAME}(?:['\"]?\s*[=:]\s*['\"]?|\s+(?=\S*\d))(?:bearer\s+|basic\s+)?)(?!\d[\d.]*(?![\w-]))[^\s'\"&,;<>]{{6,}}",
     re.IGNORECASE,
 )
 PERSON = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|(?<![\w@./])[\w.-]+@[\w.-]+(?=:)")  # an e-mail, alice@host:
@@ -48,15 +48,23 @@ def without_paths(value):
         return [without_paths(item) for item in value]
     if not isinstance(value, str):
         return value
-    if "@" in value:
-        value = PERSON.sub("(address)", LOGIN.sub("", value))
-    value = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", value))
-    value = HOST.sub("(host)", value)
-    if (own := socket.gethostname()) in value and OWN_NAME.fullmatch(own):
-        value = value.replace(own, "(host)")
-    text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), value) if "/" in value else value
-    text = LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text)) if "/" in text else text
-    return ADDRESS.sub(lambda address: _hidden(address[0]), text)
+    text = _without_paths(value)
+    while text != value:  # what goes may have stood between two parts of something else that goes
+        value, text = text, _without_paths(text)
+    return text
+
+
+def _without_paths(text: str) -> str:
+    if "@" in text:
+        text = PERSON.sub("(address)", LOGIN.sub("", text))
+    text = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", text))
+    text = ADDRESS.sub(lambda address: _hidden(address[0]), HOST.sub("(host)", text))
+    if (own := socket.gethostname()) in text and OWN_NAME.fullmatch(own):
+        text = text.replace(own, "(host)")
+    if "/" not in text:
+        return text
+    text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), text)
+    return LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text))
 
 
 def _without_secret(key, value):
