@@ -181,8 +181,8 @@ READERS = {
     "sources.toml": sources.read,
     "records-manifest.json": lambda path: parcel._manifest(path.parent),
 }
-WORDS = """[[ ]] &a *a <<: !!python/object !!int !!timestamp !!float !!binary 1 nan inf 1e999 0x10 2026-13-45 a name part
-claim arm true null distributed_type DEEPSPEED"""
+WORDS = """[[ ]] &a *a <<: !!python/object !!int !!timestamp !!float !!binary 1 nan inf 1e999 0x10 2026-13-45 a name
+part claim arm true null distributed_type DEEPSPEED"""
 TOKENS = st.sampled_from([*"[]{}(),:=\"'#\n\t\r -+.&*!|>%@`~\ufeff", *WORDS.split(), "9" * 5000])
 TEXT = st.one_of(st.binary(max_size=60), st.text(max_size=60), st.lists(TOKENS, max_size=25).map("".join))
 
