@@ -220,9 +220,10 @@ def real_runs(trained, tmp_path_factory) -> Path:
 def home(tmp_path_factory):
     """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
     from study.claims import files, probes
+    from study.machine import cache
 
-    cache = tmp_path_factory.mktemp("home")
-    (cache / "zero-study" / "trials").mkdir(parents=True)
+    home = tmp_path_factory.mktemp("home")
+    (home / "zero-study").mkdir()
     for claim in files.read_all():
         for check in (claim, *claim.also):
             if check.basis == "tried":
@@ -230,8 +231,8 @@ def home(tmp_path_factory):
                 values = check.value if len(check.written.calls) > 1 else [check.value]
                 for trial, value in zip(trials, itertools.cycle(values), strict=False):
                     answer = {"found": value, "told": "what the claim says, for the test"}
-                    (cache / "zero-study" / "trials" / f"{probes.key(trial)}.json").write_text(json.dumps(answer))
-    return cache
+                    cache.keep(home / "zero-study" / "trials", probes.key(trial), answer)
+    return home
 
 
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:

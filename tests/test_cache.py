@@ -3,7 +3,10 @@
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,8 @@ from conftest import python
 from safetensors import SafetensorError
 
 from study.errors import Stop
-from study.training import cache
-from study.training.cache import CHECKSUMS
+from study.machine import cache
+from study.machine.cache import CHECKSUMS
 
 
 def write(folder):
@@ -49,6 +52,11 @@ def replaced_by_a_folder(path):
     path.mkdir()
 
 
+def replaced_by_a_link(path):
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
 def replaced_by_a_file(path):
     shutil.rmtree(path)
     path.write_text("")
@@ -67,6 +75,8 @@ def replaced_by_a_file(path):
         (CHECKSUMS, b"[1]", f"{CHECKSUMS} cannot be read"),
         (CHECKSUMS, b"[" * 50_000, f"{CHECKSUMS} cannot be read"),
         (CHECKSUMS, b"{}", f"{CHECKSUMS} names no file"),
+        (CHECKSUMS, b'{"../rows.bin": [4, 0, ""]}', f"{CHECKSUMS} cannot be read"),
+        ("rows.bin", replaced_by_a_link, "rows.bin is not a file"),
         ("", replaced_by_a_file, "Not a directory"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -135,7 +145,7 @@ def as_another_user(folder) -> str:
     """What `cache.entry` says of an entry to a user who is not root and does not own it."""
     code = f"""
         import os, pathlib
-        from study.training import cache
+        from study.machine import cache
         from study.errors import Stop
         os.umask(0o022)
         if os.geteuid() == 0:
@@ -193,6 +203,54 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, error, problem):
         assert caught.value.what.startswith("the cache cannot be used: ")
         assert caught.value.what.endswith(problem)
         assert "--cache-dir" in caught.value.remedy
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_was_changed_is_none(tmp_path):
+    cache.keep(tmp_path / "looks", "name", {"layers": [1, 2.5, None]})
+    (file,) = (tmp_path / "looks").iterdir()
+    assert cache.answer(tmp_path / "looks", "name") == {"layers": [1, 2.5, None]}
+    whole = file.read_text()
+    for content in (whole.replace("2.5", "3.5"), whole[:-4], "", "[]", "[" * 100_000, '{"answer": 1}'):
+        file.write_text(content)
+        assert cache.answer(tmp_path / "looks", "name") is None
+    cache.keep(tmp_path / "looks", "name", 7)
+    assert cache.answer(tmp_path / "looks", "name") == 7
+    assert cache.answer(tmp_path / "none", "name") is None
+
+
+def test_an_answer_is_for_every_user_and_no_link_leads_out_of_the_cache(common):
+    cache.keep(common / "looks", "name", "mine")
+    (file,) = (common / "looks").iterdir()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
+    file.rename(common / "elsewhere")
+    file.symlink_to(common / "elsewhere")
+    assert cache.answer(common / "looks", "name") is None
+    cache.keep(common / "looks", "name", "other")
+    assert cache.answer(common / "looks", "name") == "other"
+    assert "mine" in (common / "elsewhere").read_text(), "the link was replaced, not what it led to"
+
+
+def test_of_many_who_replace_broken_entries_each_reads_whole_ones(tmp_path):
+    """Two machines that share a file system do what these processes do."""
+    entries = [cache.entry(tmp_path / "data" / f"name-{number}", write) for number in range(20)]
+    for entry in entries:
+        (entry / "rows.bin").write_bytes(b"ro")
+    code = f"""
+        import pathlib
+        from study.machine import cache
+        for entry in sorted(pathlib.Path({str(tmp_path / "data")!r}).glob("name-*")):
+            cache.entry(entry, lambda part: (part / "rows.bin").write_bytes(b"rows"))
+            assert (entry / "rows.bin").read_bytes() == b"rows"
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    started = [subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[1] for process in started] == [""] * 3
+    assert sorted((tmp_path / "data").iterdir()) == sorted(entries), "no scraps"
 
 
 def test_a_fingerprint_follows_its_key():

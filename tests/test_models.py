@@ -81,3 +81,18 @@ def test_what_cannot_be_built_is_a_sentence(values, words):
         configs.of_dict(values)
     with pytest.raises(Stop, match="no fused attention for gemma2"):
         configs.of_dict(config_of("gemma2"), attention="sdpa")
+
+
+def test_a_config_cannot_name_code_that_is_run(tmp_path, monkeypatch):
+    """Of a key that the trainer sets itself where the user trusts the code: a stranger may write it as well."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    evil, ran = tmp_path / "evil", tmp_path / "ran"
+    evil.mkdir()
+    (evil / "modeling_evil.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Evil: pass\n")
+    (tmp_path / "model").mkdir()
+    names = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    content = config_of("llama") | {"auto_map": names, "code_from": str(evil)}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(content))
+    config = configs.load(str(tmp_path / "model"))
+    assert not ran.exists()
+    assert configs.class_for(config).__name__ == "LlamaForCausalLM"

@@ -4,6 +4,7 @@ import argparse
 import ast
 import ctypes
 import errno
+import hashlib
 import io
 import itertools
 import json
@@ -410,21 +411,26 @@ def test_paths_of_that_machine_are_not_unpacked(tmp_path, work, there_and_back):
 def test_on_a_full_disk_nothing_is_half_written(tmp_path, work, monkeypatch, there_and_back):
     for name in ("a.1", "b.1"):
         a_run(work / "results" / "runs" / "p" / name)
-    write_text, here = Path.write_text, tmp_path / "reports" / "runs" / "p" / "b.1"
+    here, written = tmp_path / "reports" / "runs" / "p" / "b.1", []
 
-    def full(path: Path, text: str) -> int:
-        if "b.1" in path.parts:
-            write_text(path, text[:3])
+    def full(file: int) -> None:
+        written.append(file)
+        if len(written) > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_text(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(Stop, match="No space left"):
             there_and_back()
     assert [path.name for path in here.iterdir()] == []
     assert there_and_back() == 1, "the other is there"
     assert json.loads((here / "record.json").read_text()) == {"status": "done"}
+
+
+def sealed(out: Path, contents: dict[str, bytes]) -> None:
+    """A manifest for a part that the packer would not write."""
+    listed = {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
+    (out / parcel.MANIFEST).write_text(json.dumps({"files": listed}))
 
 
 def a_member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
@@ -446,6 +452,8 @@ runs/log.txt runs/p/evil.py speed/evil.py speed/deep/a.json trials/a.json ./peak
         a_member("runs/p/record.json", tarfile.SYMTYPE, "/etc/passwd"),
         a_member("runs/p/record.json", tarfile.LNKTYPE, "/etc/passwd"),
         a_member("runs/p/record.json", tarfile.FIFOTYPE),
+        a_member("runs/p/record.json", tarfile.CHRTYPE),
+        a_member("runs/p/record.json", tarfile.GNUTYPE_SPARSE),
         a_member("runs", tarfile.DIRTYPE),
     ],
     ids=lambda member: f"{member.name}-{member.type}",
@@ -459,6 +467,7 @@ def test_a_part_with_anything_else_in_it_is_refused_whole(member, tmp_path):
     with tarfile.open(out / "records-1.tar.gz", "w:gz") as archive:
         for header in (a_member("runs/p/good.1/record.json"), member):
             archive.addfile(header, io.BytesIO(b""))
+    sealed(out, {"runs/p/good.1/record.json": b""})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(Stop, match=r"is not a record|name of a file"):
         parcel.unpack(out, reports)
@@ -499,9 +508,71 @@ def test_a_damaged_part_is_refused(tmp_path, work, monkeypatch):
         with pytest.raises(Stop, match="incomplete or not an archive"):
             parcel.unpack(tmp_path / "out", tmp_path / "reports")
     part.write_bytes(whole)
-    monkeypatch.setattr(parcel, "MAX_BYTES", 1000)
+    monkeypatch.setattr(parcel, "MIN_RATIO_BYTES", 1000)
+    monkeypatch.setattr(parcel, "MAX_RATIO", 1)
     with pytest.raises(Stop, match="unpacks to more than"):
         parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+LARGE = {"runs/p/a.1/record.json": [2**40, ""]}
+MANY = {f"runs/p/{number}/record.json": [0, ""] for number in range(parcel.MAX_FILES + 1)}
+A_RECORD, OTHER_CASE = {"runs/p/a.1/record.json": [2, ""]}, {"runs/p/A.1/record.json": [2, ""]}
+A_FOLDER = {"runs/p/record.json": [2, ""], "runs/p/record.json/a/record.json": [2, ""]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "what"),
+    [
+        (None, "no manifest"),
+        ([], "no manifest"),
+        ({"runs/p/a.1/record.json": 5}, "no manifest"),
+        ({"runs/p/a.1/record.json": ["2", ""]}, "no manifest"),
+        ({"runs/p/a.1/record.json": [-1, ""]}, "no manifest"),
+        ({}, "not in records-manifest.json"),
+        (A_RECORD, "is not as records-manifest.json has it"),
+        (LARGE, "1048576 MiB"),
+        (MANY, "names 20001 files"),
+        (A_RECORD | OTHER_CASE, "take for the same"),
+        (A_FOLDER, "take for the same"),
+        ({"../x": [2, ""]}, "is not a record"),
+        ({"runs/p/./a.1/record.json": [2, ""]}, "is not a record"),
+    ],
+)
+def test_a_part_that_is_not_as_its_manifest_says_is_refused_whole(tmp_path, work, listed, what):
+    a_run(work / "results" / "runs" / "p" / "a.1")
+    parcel.pack_back(work / "results", tmp_path / "out", set())
+    manifest = tmp_path / "out" / parcel.MANIFEST
+    manifest.unlink() if listed is None else manifest.write_text(json.dumps({"files": listed}))
+    with pytest.raises(Stop, match=what):
+        parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_missing_part_and_a_member_twice_are_refused(tmp_path, work, monkeypatch):
+    for name in ("a.1", "b.1"):
+        a_run(work / "results" / "runs" / "p" / name)
+    large = json.dumps({"status": "done", "noise": os.urandom(100_000).hex()})  # more than is compressed at a time
+    (work / "results" / "runs" / "p" / "a.1" / "record.json").write_text(large)
+    monkeypatch.setattr(parcel, "PART_BYTES", 1)
+    first, second = parcel.pack_back(work / "results", tmp_path / "out", set())
+    second.rename(tmp_path / "kept")
+    with pytest.raises(Stop, match=r"b\.1/record\.json is in records-manifest\.json and in no part"):
+        parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(Stop, match="which is there already"):
+        parcel.unpack(tmp_path / "out", tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+def test_a_link_in_the_reports_is_not_written_through(tmp_path, work, there_and_back):
+    a_run(work / "results" / "runs" / "p" / "a.1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "reports" / "runs").mkdir(parents=True)
+    (tmp_path / "reports" / "runs" / "p").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Stop, match="it is a link"):
+        there_and_back()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ TRIALS = [
     (yaml("accepted", "zero3", deepspeed_config={"zero_stage": 3}), "rejected"),
     (yaml("zero_optimization.stage", "zero3"), 3),
     (yaml("launcher.num_machines", num_machines="absent"), 1),
+    (yaml("environment.HOME"), "absent"),  # of whoever tries it, and not of the launcher
     ({"what": "default", "of": ZERO_CONFIG, "field": "reduce_bucket_size"}, 500_000_000),
     ({"what": "default", "of": ZERO_CONFIG, "field": "stage3_prefetch_bucket_size"}, 50_000_000),  # by its alias
     ({"what": "default", "of": "transformers.TrainingArguments", "field": "seed"}, 42),  # a dataclass
@@ -198,8 +199,14 @@ def test_without_the_libraries_nothing_is_tried(cache, monkeypatch):
 
 
 FORBIDDEN = [
-    ({"what": "default", "of": "this.zen", "field": "x"}, "this.zen is in none of the libraries"),
-    ({"what": "member", "of": "study.train", "name": "x"}, "study.train is in none of the libraries"),
+    ({"what": "default", "of": "this.zen", "field": "x"}, "this.zen is in none of the modules"),
+    ({"what": "member", "of": "study.train", "name": "x"}, "study.train is in none of the modules"),
+    ({"what": "default", "of": "torch.os", "field": "environ"}, "torch.os is in none of the modules"),
+    ({"what": "default", "of": "torch.utils.bottleneck.__main__", "field": "x"}, "is in none of the modules"),
+    ({"what": "default", "of": "accelerate.utils", "field": "__builtins__"}, "__builtins__ is private"),
+    (of(look="gradient_clipping.__class__.__init__.__globals__"), "__class__ is private"),
+    (built(look="fsdp_version") | {"of": "accelerate.utils.DeepSpeedPlugin"}, "DeepSpeedPlugin is not constructed"),
+    (yaml("zero_optimization", deepspeed_config={"deepspeed_config_file": "/home/me/x.json"}), "names a file"),
     ({"what": "accelerate_yaml", "base": "zero9", "change": {}, "look": "accepted"}, "there is no arm zero9"),
 ]
 OTHER_SCRIPTS = ("../evil", "../reproductions/mine", "/evil", "", "other")

@@ -128,7 +128,7 @@ def test_a_broken_record_is_a_stop_that_names_it(tmp_path, text):
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "MAX_BYTES", 10)
     put(tmp_path, new())
-    with pytest.raises(Stop, match="larger than"):
+    with pytest.raises(Stop, match="has more than 10 bytes"):
         store.load(tmp_path)
 
 
@@ -217,3 +217,23 @@ def test_the_commit_is_not_that_of_a_repository_around_it(tmp_path, monkeypatch)
     assert store.commit_of_this_tree() == (None, None)
     monkeypatch.setattr(store, "ROOT", tmp_path)
     assert len(store.commit_of_this_tree()[0]) == 40, "at the top of its own checkout it is known"
+
+
+def test_a_link_to_a_record_elsewhere_is_not_read(tmp_path):
+    """Records come from anybody; what a link leads to may be anything of whoever reads them."""
+    for name in ("elsewhere", "runs"):
+        (tmp_path / name).mkdir()
+    put(tmp_path / "elsewhere", new())
+    (tmp_path / "runs" / "record.json").symlink_to(tmp_path / "elsewhere" / "record.json")
+    with pytest.raises(Stop, match=r"has no readable record\.json: it is a link, and links are not followed"):
+        store.load(tmp_path / "runs")
+
+
+def test_a_text_as_long_as_no_run_writes_is_refused(tmp_path):
+    put(tmp_path, new())
+    content = json.loads((tmp_path / "record.json").read_text()) | {"argv": ["x" * 1_000_001]}
+    (tmp_path / "record.json").write_text(json.dumps(content))
+    with pytest.raises(Stop, match=r"argv\.0 must have at most 1,000,000 characters \(got 1,000,001\)"):
+        store.load(tmp_path)
+    stop = Stop("x" * 200_000, "shorten it")
+    assert len(store.ended(new(), stop, "Stop").error.message) == 100_000, "the end of a run is always written"

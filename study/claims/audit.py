@@ -6,13 +6,13 @@ of sparse operations, half a step read as a whole step, counts of several steps,
 
 import functools
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.machine.gpus import GPUS, peak_flops
 from study.records import store
 from study.records.metrics import ELEMENT_BYTES, gloo_wire_bytes
@@ -537,18 +537,19 @@ def beside(record: Record, folder: Path) -> list[str]:
     path = folder / "steps.jsonl"
     if record.status != "done" or record.is_virtual or record.is_script or not path.is_file():
         return []
-    if path.stat().st_size > store.MAX_BYTES:
-        return ["steps.jsonl is too large to be of a run"]
     losses, evals = [], []
     try:
-        for line in map(json.loads, path.read_text().splitlines()):
+        content = files.read_below(folder, path.name, store.MAX_BYTES)
+        for line in map(texts.from_json, content.decode().splitlines()):
             if line["step"] == 1 and "loss" in line:
                 losses, evals = [], []  # what was above is of an earlier launch into this folder
             if "loss" in line:
                 losses.append(line["loss"])
             elif "eval_loss" in line:
                 evals.append((line["step"], line["eval_loss"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except OSError as error:
+        return [f"steps.jsonl cannot be read: {files.why(error)}"]
+    except (ValueError, TypeError, KeyError):
         return ["steps.jsonl cannot be read"]
     pairs = itertools.zip_longest(losses, record.loss.train)
     if wrong := [step for step, pair in enumerate(pairs, start=1) if None in pair or not same(*pair)]:

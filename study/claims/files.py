@@ -1,7 +1,6 @@
 """Claims files as they are read: TOML in, claims out; a mistake is named with its file and line."""
 
 import re
-import tomllib
 from datetime import date
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -10,10 +9,12 @@ from pydantic import BaseModel, Field, ValidationError
 
 from study.claims.model import STRICT, Check, Claim, FindingOf, Reference, Settle, Source
 from study.errors import Stop
+from study.inputs import files, texts
 from study.spec.validation import nearest, sentence
 
 FOLDER = Path(__file__).resolve().parent
 SOURCES = "sources.toml"
+MAX_BYTES = 4 * 2**20  # of a claims file: the longest of ours has 90 kB
 Form = TypeVar("Form", bound=BaseModel)
 
 
@@ -35,14 +36,15 @@ class Head(BaseModel):
 def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
     """A TOML file in this form, and its text."""
     try:
-        text = path.read_text()
-        return form.model_validate(tomllib.loads(text)), text
-    except tomllib.TOMLDecodeError as error:
-        what = f"{path.name} is not valid TOML (a table in braces stands on a single line): {error}"
+        content = files.read(path, MAX_BYTES)
+        return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
+    except OSError as error:
+        what = f"there is no readable claims file {path} ({files.why(error)})"
+        raise Stop(what, "name a file, or a folder of them") from None
     except ValidationError as error:
         what = f"{path.name}: {sentence(error, form.model_fields)}"
-    except (OSError, UnicodeDecodeError):
-        raise Stop(f"there is no readable claims file {path}", "name a file, or a folder of them") from None
+    except ValueError as error:
+        what = f"{path.name} is not valid TOML (a table in braces stands on a single line): {files.why(error)}"
     raise Stop(what, "correct the file")
 
 

@@ -99,6 +99,9 @@ def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
         verdicts = [_in_case(claim, check, case, claimed, evidence) for case in check.cases]
     except Stop as stop:
         raise Stop(f"{claim.at}, claim {claim.id}, {check.check}: {stop.what}", stop.remedy) from None
+    except (ArithmeticError, MemoryError) as error:
+        what = f"{claim.at}, claim {claim.id}, {check.check}: its numbers cannot be computed with ({error!r:.200})"
+        raise Stop(what, "give numbers of a training that there could be") from None
     if len(verdicts) == 1:
         return verdicts[0]
     words = [each.verdict for each in verdicts]

@@ -111,7 +111,9 @@ def accelerate_yaml(*, base: str, change: dict, look: str = "accepted"):
         arguments, environment = launched(merged(base_of(base), change))
         first, _, rest = look.partition(".")
         if first in ("launcher", "environment"):
-            value, words = seen(vars(arguments) if first == "launcher" else environment, rest)
+            # Of the environment only what the launcher sets: the rest is the user's.
+            of_launcher = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+            value, words = seen(vars(arguments) if first == "launcher" else of_launcher, rest)
             return (int(value) if isinstance(value, str) and value.isdigit() else value), words
         with patch.multiple(os, environ=dict(environment)):
             plugin = DeepSpeedPlugin()
@@ -167,9 +169,17 @@ def prepared(config: dict) -> dict:
     return {name: value for name, value in config.items() if value != "auto" and name != "steps_per_print"}
 
 
+def resolved(of: str):
+    """A module, or a class or function in one: not what else is in its name space, as the modules that it imports."""
+    thing = pkgutil.resolve_name(of)
+    if not (inspect.isclass(thing) or inspect.isfunction(thing) or of in sys.modules):
+        raise TypeError(f"{of} is neither a module nor a class or function")
+    return thing
+
+
 def default(*, of: str, field: str):
     """The default of a field: of a pydantic model (by name or alias), a dataclass, or a function's argument."""
-    thing = pkgutil.resolve_name(of)
+    thing = resolved(of)
     if hasattr(thing, "model_fields"):
         by_name = {key: info for name, info in thing.model_fields.items() for key in (name, info.alias) if key}
         value = by_name[field].get_default(call_default_factory=True)
@@ -185,14 +195,14 @@ def default(*, of: str, field: str):
 
 def member(*, of: str, name: str):
     """Whether an enumeration has a member, or a class or module an attribute, of that name."""
-    thing = pkgutil.resolve_name(of)
+    thing = resolved(of)
     has = name in thing.__members__ if isinstance(thing, enum.EnumType) else hasattr(thing, name)
     return has, f"{of} has {'' if has else 'no '}{name}"
 
 
 def constructed(*, of: str, arguments: dict, look: str):
     """An attribute of an object that is built with these arguments: of a dataclass or a pydantic model only."""
-    thing = pkgutil.resolve_name(of)
+    thing = resolved(of)
     if not (inspect.isclass(thing) and (dataclasses.is_dataclass(thing) or hasattr(thing, "model_fields"))):
         raise TypeError(f"{of} is neither a dataclass nor a pydantic model")
     try:

@@ -25,9 +25,8 @@ from study.claims import probe_worker
 from study.claims.model import TRIED, Check, Claim, Kind
 from study.claims.verdict import NOT_TESTED, Finding
 from study.errors import Stop
-from study.machine import software
+from study.machine import cache, software
 from study.records.privacy import without_paths
-from study.records.store import replace
 from study.spec import arms
 from study.spec.settings import Settings
 from study.spec.validation import nearest
@@ -41,7 +40,13 @@ LIMIT_S = 300
 AT_A_TIME = 2  # processes of at most 1.5 GB, and each rendezvous has a port that is free
 TIMED = ("cpu_adam_speed",)  # scripts that measure time: nothing runs beside them
 NEEDED = ("deepspeed", "accelerate", "torch")
-LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers")
+# What claims may ask about: these modules, and the classes and functions in them. Nothing else is imported.
+MODULES = (
+    *("accelerate", "accelerate.utils", "torch.distributed.fsdp", "torch.nn.utils", "transformers"),
+    *("deepspeed.autotuning.constants", "deepspeed.runtime.constants"),
+    *("deepspeed.runtime.zero.config", "deepspeed.runtime.zero.offload_config"),
+)
+CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # others read files that their arguments name
 
 
 class Answer(BaseModel):
@@ -94,15 +99,31 @@ KINDS = {"tried": Kind(TRIED, CONFIGURATIONS | {"reproduction": reproduction}, "
 
 
 def refusal(trial: dict) -> Stop | None:
-    """Anybody may write a claims file: no other script is run, and nothing but the libraries is imported."""
+    """Anybody may write a claims file: no other script is run, nothing but these modules is imported, no file is read
+    that it names, and no value is shown that the libraries keep to themselves."""
     name, base, path = trial.get("name"), trial.get("base", "plain"), trial.get("of")
     if trial["what"] == "reproduction" and name not in scripts():
         return Stop(f"there is no reproduction {name}", nearest(name, scripts()))
     if base not in (bases := ("plain", *arms.all_paths())):
         return Stop(f"there is no arm {base}", nearest(base, bases))
-    if path is not None and path.partition(".")[0] not in LIBRARIES:
-        return Stop(f"{path} is in none of the libraries that are tried", f"choose one of {', '.join(LIBRARIES)}")
+    if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
+        return Stop(f"{path:.200} is in none of the modules that are asked", f"choose from {', '.join(MODULES)}")
+    if trial["what"] == "constructed" and path not in CONSTRUCTED:
+        return Stop(f"{path:.200} is not constructed", f"choose from {', '.join(CONSTRUCTED)}")
+    words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
+    if private := next((word for word in words if word.startswith("_")), None):
+        return Stop(f"{private:.80} is private to a library", "name what it shows")
+    if file := _file_named(trial.get("change")):
+        return Stop(f"{file:.80} names a file", "give its content as deepspeed_config")
     return None
+
+
+def _file_named(change) -> str | None:
+    """A key of a changed config that names a file, None without one."""
+    if not isinstance(change, dict):
+        return None
+    named = (key for key, value in change.items() if key.endswith(("file", "path")) and "nvme" not in key)
+    return next(named, None) or next(filter(None, map(_file_named, change.values())), None)
 
 
 def scripts() -> dict[str, Path]:
@@ -137,8 +158,8 @@ def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
     """Put this machine's answers to the trials of these claims beside its records. Returns how many there are."""
     new = {}
     for trial in _trials_of_all(claims):
-        with contextlib.suppress(OSError, ValueError):
-            answer = without_paths(json.loads((_folder() / f"{key(trial)}.json").read_text()))
+        with contextlib.suppress(ValueError, TypeError):  # it holds no answer
+            answer = without_paths(cache.answer(_folder(), key(trial)))
             new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
     entries = sorted(
         (_kept_in(reports / KEPT) | new).values(), key=lambda answer: json.dumps(answer.trial, sort_keys=True)
@@ -210,8 +231,8 @@ def _folder() -> Path:
 
 
 def _kept(name: str) -> Answer | None:
-    with contextlib.suppress(OSError, ValueError):  # a file that holds no answer counts for nothing
-        return Answer.model_validate_json((_folder() / f"{name}.json").read_bytes())
+    with contextlib.suppress(ValueError):  # a file that holds no answer counts for nothing
+        return Answer.model_validate(cache.answer(_folder(), name))
     for path in sorted(REPORTS.glob(f"*/{KEPT}")):
         if answer := _kept_in(path).get(name):
             words = f"{answer.told} (tried on {path.parent.name}, with these versions)"
@@ -228,10 +249,8 @@ def _kept_in(path: Path) -> dict[str, Answer]:
 
 
 def _keep(name: str, answer: Answer | str) -> Answer | str:
-    with contextlib.suppress(OSError):  # where nothing can be kept, it is tried each time
-        if isinstance(answer, Answer):
-            _folder().mkdir(parents=True, exist_ok=True)
-            replace(_folder() / f"{name}.json", answer.model_dump_json(include={"found", "told"}))
+    if isinstance(answer, Answer):
+        cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
     return answer
 
 

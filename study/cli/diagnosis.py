@@ -9,6 +9,7 @@ import tyro
 
 from study.diagnosis import findings, hangs
 from study.errors import Stop
+from study.inputs.files import below
 from study.records import collectives, store
 from study.records.schema import Record
 from study.spec.arms import PACKAGE
@@ -93,7 +94,7 @@ def _lines(answer: dict) -> list[str]:
 
 def shown_by(evidence: str) -> str:
     """How to look at what shows a finding."""
-    script = REPRODUCTIONS / f"{evidence}.py"
+    script = below(REPRODUCTIONS, f"{evidence}.py")
     return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
 
 

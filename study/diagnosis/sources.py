@@ -1,19 +1,18 @@
 """Anybody's config or record, read without trusting it, and recognised by what is in it."""
 
-import json
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from study.errors import Stop
+from study.inputs import files, texts
 from study.records import store
 from study.records.schema import Record
 
 MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
-MAX_DEPTH, MAX_ALIASES = 30, 10
 RECORD, ACCELERATE, DEEPSPEED, TRAINER, OTHER = (
     "record",
     "Accelerate config",
@@ -58,7 +57,9 @@ def read(path: Path) -> Source:
         if not (path / store.RECORD).exists():
             raise Stop(f"{path} is a folder without a {store.RECORD}", "name a config file, or the folder of a run")
         return _record(path / store.RECORD)
-    content = _parsed(path)
+    if path.name == store.RECORD:
+        return _record(path)
+    content = _parsed(files.read, path)
     if not isinstance(content, dict):
         what = type(content).__name__ if content is not None else "nothing"
         raise Stop(f"{path} holds {what} instead of settings with names", "name a yaml or json file with a mapping")
@@ -76,56 +77,19 @@ def _record(path: Path) -> Source:
     return Source(path, RECORD, record.model_dump(mode="json", by_alias=True), record)
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
     """What a yaml or json file says. JSON is tried first: yaml reads `1e5` as a text."""
+    path = Path(*where)
     try:
-        if not path.exists():
-            raise Stop(f"there is no file {str(path)!r}", "check the path")
-        if not path.is_file():
-            raise Stop(f"{str(path)!r} is not a file", "name a config file, or the folder of a run")
-        with path.open("rb") as file:
-            limit = store.MAX_BYTES if path.name == store.RECORD else MAX_BYTES
-            raw = file.read(limit + 1)
-        if len(raw) > limit:
-            raise Stop(f"{path} has more than {limit} bytes, too many for a config", "name a config file")
-        text = raw.decode("utf-8-sig")
-        content = _first(text, json.loads, _yaml)
-        if _depth(content) > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        return content
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        why = str(getattr(error, "strerror", None) or getattr(error, "problem", None) or error or type(error).__name__)
-        raise Stop(f"{path} cannot be read as yaml or json ({why:.200})", f"correct {path.name}") from None
-
-
-def _first(text: str, *parsers: Callable[[str], Any]) -> Any:
-    for parse in parsers[:-1]:
-        try:
-            return parse(text)
-        except ValueError:
-            continue
-    return parsers[-1](text)
-
-
-def _yaml(text: str) -> Any:
-    aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
-    if aliases > MAX_ALIASES:  # a few of them can stand for gigabytes
-        raise ValueError(f"it uses {aliases} yaml aliases, at most {MAX_ALIASES} are read")
-    return yaml.safe_load(text)
-
-
-def _depth(content: Any) -> int:
-    """Without recursion, as the content may be nested as deeply as it likes."""
-    level, depth = [content], 0
-    while level and depth <= MAX_DEPTH:
-        level = [
-            item
-            for value in level
-            if isinstance(value, (dict, list))
-            for item in (value.values() if isinstance(value, dict) else value)
-        ]
-        depth += 1
-    return depth
+        content = read(*where, MAX_BYTES)
+        with contextlib.suppress(ValueError):
+            return texts.from_json(content)
+        return texts.from_yaml(content)
+    except FileNotFoundError:
+        raise Stop(f"there is no file {str(path)!r:.300}", "check the path") from None
+    except (OSError, ValueError) as error:
+        what = f"{path} cannot be read as yaml or json ({files.why(error)})"
+        raise Stop(what, f"correct {path.name}, or name another file") from None
 
 
 def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | None]:
@@ -139,14 +103,24 @@ def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | N
         return Source(path, DEEPSPEED, section), None
     if not isinstance(section, str):
         return None, None
-    places = [Path(section), *(folder / section for folder in path.resolve().parents[:3])]
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        return None, f"{section!r:.100}, which {path.name} names, is not here: what it sets is not compared"
-    inner = _parsed(file)
+    if (place := _place(section, path)) is None:
+        what = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
+        return None, f"{what}: what it sets is not compared"
+    inner, file = _parsed(files.read_below, *place), Path(*place)
     if not isinstance(inner, dict):
         raise Stop(f"{file} holds no DeepSpeed config", f"correct {file.name}")
     return Source(file, DEEPSPEED, inner), None
+
+
+def _place(section: str, path: Path) -> tuple[Path, str] | None:
+    """Where the file is that a config names: a folder near it, and the name below. Somebody else's config may name
+    any file of this machine, and what is in it is shown."""
+    for folder in (Path.cwd(), *path.resolve().parents[:3]):
+        with contextlib.suppress(OSError, ValueError):  # it is no name for a file
+            name = os.path.relpath(folder / section, folder)
+            if not name.startswith("..") and (folder / name).is_file():
+                return folder, name
+    return None
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:

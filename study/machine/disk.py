@@ -108,7 +108,7 @@ def _marker(folder: Path) -> dict:
         owner = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    return owner if isinstance(owner, dict) and type(owner.get("pid")) is int else {}
 
 
 def _remove_what_dead_runs_left(base: Path) -> None:

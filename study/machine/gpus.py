@@ -5,7 +5,6 @@ It needs no torch, so it is fast.
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import uuid
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.spec.validation import nearest
 
+MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
 MIB = 2**20
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
@@ -141,8 +142,8 @@ def measured_flops(record: dict, folder: Path) -> float | None:
     """
     file = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
     if file is not None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            peaks = json.loads(file.read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            peaks = texts.from_json(files.read(file, MAX_PEAKS_BYTES))
             if peaks["hardware"]["devices"] and peaks["hardware"]["devices"] == record["hardware"]["devices"]:
                 return matrix_peak(peaks, record["requested"])
     return None

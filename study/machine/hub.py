@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 import socket
 import urllib.parse
 import urllib.request
@@ -11,7 +10,8 @@ from pathlib import Path
 import huggingface_hub.constants
 
 from study.errors import Stop
-from study.spec.shapes import SHAPES, is_local
+from study.inputs import files, texts
+from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
 
 TIMEOUT_S = 3
 WITHOUT_HUB = (
@@ -67,13 +67,13 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
     if trust_remote_code or not is_local(model):
         return  # transformers asks the same of a hub name before it runs anything
     try:
-        values = json.loads((Path(model) / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        values = texts.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
         return  # whoever reads the config says what is wrong with it
     wanted = _names(values.get("auto_map")) if isinstance(values, dict) else []
-    files = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
-    if any((Path(model) / file).exists() for file in files):
-        what = f"--model {model} has Python code of its own ({', '.join(files)}), which was not run"
+    modules = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
+    if {file.name for file in Path(model).glob("*.py")} & set(modules):
+        what = f"--model {model} has Python code of its own ({', '.join(modules)}), which was not run"
         own = "take auto_map out of its config.json to use transformers' own class, if it has one"
         raise Stop(what, f"read the code and give --trust-remote-code, or {own}")
 
@@ -82,8 +82,8 @@ def code_digest(model: str) -> str | None:
     """A digest of the Python files in a model's folder: another code is another model. None of a hub name."""
     if not is_local(model):
         return None
-    files = sorted(Path(model).glob("*.py"))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    modules = sorted(Path(model).glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in modules)).hexdigest()
 
 
 def _names(value) -> list[str]:

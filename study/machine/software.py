@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate", "tokenizers", "numpy")
+COMPILED_FOR = ("torch", "deepspeed")
 
 
 def version(package: str) -> str | None:
@@ -39,4 +40,4 @@ def operators_folder() -> Path:
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         base = cache / "zero-study" / "torch_extensions" / str(environment).strip("/").replace("/", "-")
-    return base / "-".join(f"{package}-{version(package) or 'none'}" for package in ("torch", "deepspeed"))
+    return base / "-".join(f"{package}-{version(package) or 'none'}" for package in COMPILED_FOR)

@@ -46,7 +46,7 @@ def load(
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise hub.not_found(model, error) from error
-    if trust_remote_code and type(config).__module__.startswith("transformers_modules."):
+    if trust_remote_code and _is_of_own_code(config):
         config.code_from = model
     return prepared(config, attention, dropout)
 
@@ -86,9 +86,15 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
     return config
 
 
+def _is_of_own_code(config: PretrainedConfig) -> bool:
+    """Whether the config's class came with the model, which it does only where the user trusts that. What the config
+    says proves nothing: anybody may have written it."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
 def kind_of(config: PretrainedConfig) -> Kind | None:
     """What a model of this config does. A text model that can mask words, as BERT can, classifies its rows here."""
-    if hasattr(config, "code_from"):
+    if _is_of_own_code(config):
         return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
     if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
         return "decoder" if config.model_type in TABLES["decoder"][0] else None
@@ -99,7 +105,7 @@ def class_for(config: PretrainedConfig) -> type[PreTrainedModel] | None:
     """transformers' own class for this config, None if there is none. Not an Auto class: under stage 3 those would
     partition the model while it is built."""
     kind = kind_of(config)
-    if kind is not None and hasattr(config, "code_from"):
+    if kind is not None and _is_of_own_code(config):
         try:
             return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
         except Exception as error:  # it may do anything; most often it imports a package that is missing

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
+from study.inputs.files import below
 from study.offline.parcel import pack_back, take_up, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,8 +234,8 @@ def install(pack: Path) -> None:
     try:
         text = (pack / "pack.json").read_text()
         manifest = json.loads(text)
-        wheels = [str(pack / "wheels" / name) for name in manifest["wheels"]]
-    except (OSError, ValueError, KeyError):
+        wheels = [str(below(pack, "wheels", name)) for name in manifest["wheels"]]
+    except (OSError, ValueError, KeyError, TypeError):
         remedy = "run make gpu where there is a network, and copy it here"
         raise Stop(f"{pack} is not a complete pack", remedy) from None
     here = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
@@ -250,7 +251,7 @@ def install(pack: Path) -> None:
             say("libaio is not unpacked: this machine has no dpkg")
         else:
             for name in manifest["libaio"]:
-                subprocess.run(["dpkg", "-x", str(pack / "debs" / name), str(SITE / "debs")], check=True)
+                subprocess.run(["dpkg", "-x", str(below(pack, "debs", name)), str(SITE / "debs")], check=True)
         link_libcuda()
         (SITE / "pack.json").write_text(text)
     check = f"import importlib\nfor name in {NEEDED.split()}: importlib.import_module(name)"

@@ -2,6 +2,8 @@
 
 import csv
 import functools
+import io
+import itertools
 import math
 import re
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from study.errors import Stop
+from study.inputs import files
 from study.spec.arms import ROOT
 from study.spec.validation import sentence
 
 FOLDER = ROOT / "reports" / "outside"
-MAX_BYTES = 64 * 2**20  # a wrong path shall not fill the memory
+MAX_BYTES, MAX_ROWS = 64 * 2**20, 100_000  # a wrong path shall not fill the memory
 MemoryKind = Literal["allocated", "reserved", "driver"]
 # What people call what they read. `active` is what is allocated and what waits for another stream: nearly the same.
 KINDS: dict[str, MemoryKind] = {
@@ -85,14 +88,14 @@ class Row(BaseModel):
 def read(path: Path) -> list[Row]:
     """The rows of a file with these columns. Others are left alone."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise Stop(f"{path} has more than {MAX_BYTES >> 20} MiB", "name a CSV file of measurements")
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            header, lines = reader.fieldnames or [], [(reader.line_num, line) for line in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise Stop(f"{path} cannot be read ({why})", "name a CSV file of measurements") from None
+        content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
+        reader = csv.DictReader(io.StringIO(content, newline=""))
+        header = reader.fieldnames or []
+        lines = [(reader.line_num, line) for line in itertools.islice(reader, MAX_ROWS + 1)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
+    if len(lines) > MAX_ROWS:
+        raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "give it in several files")
     if missing := [name for name in Row.model_fields if name not in header]:
         what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")

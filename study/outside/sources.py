@@ -2,15 +2,17 @@
 
 import functools
 import re
-import tomllib
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.outside.rows import FOLDER, Row
 from study.spec.validation import sentence
+
+MAX_BYTES = 4 * 2**20
 
 Role = Literal["fit", "interval", "test"]  # what step times are for: constants, the width of the interval, or neither
 
@@ -91,10 +93,12 @@ def own() -> dict[str, Source]:
 
 def read(path: Path) -> dict[str, Source]:
     try:
-        content = tomllib.loads(path.read_text())
+        content = texts.from_toml(files.read(path, MAX_BYTES))
         sources = [Source.model_validate(source) for source in content["source"]]
     except ValidationError as error:
         raise Stop(f"{path}: {sentence(error, Source.model_fields)}", f"correct {path.name}") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise Stop(f"{path} cannot be read ({error})", f"restore {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise Stop(f"{path} cannot be read ({files.why(error)})", f"restore {path.name}") from None
+    except (KeyError, TypeError):
+        raise Stop(f"{path} has no [[source]] tables", f"restore {path.name}") from None
     return {source.name: source for source in sources}

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import Stop
+from study.inputs import files
 from study.spec import validation
 
 FILE = "collectives-rank{rank}.json"
@@ -59,10 +60,8 @@ def load(folder: Path) -> list[RankLog]:
 
 def _load(path: Path) -> RankLog:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise Stop(f"{path} is larger than {MAX_BYTES >> 20} MiB, so no rank wrote it", "move it away")
-        return RankLog.model_validate_json(path.read_bytes())
+        return RankLog.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
     except OSError as error:
-        raise Stop(f"{path} cannot be read ({error.strerror})", "name the folder of a run") from None
+        raise Stop(f"{path} cannot be read ({error.strerror})", "move it away: no rank wrote it") from None
     except ValidationError as error:
         raise Stop(f"{path} is not a log of collectives: {validation.sentence(error)}", "move it away") from None

@@ -1,11 +1,8 @@
-"""What is taken out of records before they are shared, and which names may become files."""
+"""What is taken out of records before they are shared."""
 
 import ipaddress
 import re
-
-from study.errors import Stop
-
-LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
+import socket
 
 # An absolute path of two parts or more, as itself or as a file: address. What stands before it tells it from a relative
 # path, from the // of an address and from the end of an HTML element; compilers are given -I/usr/include.
@@ -18,22 +15,62 @@ LOGIN = re.compile(r"(?<=://)[^\s/@'\"<>]+@")  # the user and token in an addres
 ADDRESS = re.compile(
     r"(?<![\w.:-])(?<!==)(?:\d{1,3}(?:\.\d{1,3}){3}|[\da-fA-F]{0,4}(?::[\da-fA-F]{0,4}){2,7})(?![\w.]*\w)"
 )
+# Secrets by their form: of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, AWS, Slack, Google; a JSON web token.
+TOKEN = re.compile(
+    r"\b(?:hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|A[KS]IA[A-Z0-9]{16}"
+    r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+# And by what they are called: HF_TOKEN=..., --wandb-api-key ..., "password": "...", Authorization: Bearer ...
+SECRET_NAME = (
+    r"(?:[\w-]*(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credential"
+    r"|(?:hf|hub|access|auth|api|refresh|session|github|gitlab|private|user)[_-]?token)s?|(?<![\w-])(?:--)?token)"
+)
+SECRET_KEY = re.compile(SECRET_NAME, re.IGNORECASE)
+SECRET = re.compile(  # a number is a count of tokens
+    rf"({SECRET_NAME}(?:['\"]?\s*[=:]\s*['\"]?|\s+(?=\S*\d))(?:bearer\s+|basic\s+)?)(?!\d[\d.]*(?![\w-]))[^\s'\"&,;<>]{{6,}}",
+    re.IGNORECASE,
+)
+PERSON = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b|(?<![\w@./])[\w.-]+@[\w.-]+(?=:)")  # an e-mail, alice@host:
+# Names of machines in networks that nobody else sees.
+HOST = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|localdomain|internal|intranet|intra|lan|corp|home\.arpa)\b", re.I)
+OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "node-7", not "gpu"
 
 
 def without_paths(value):
     """The same without what tells of a machine and its user.
 
-    Every absolute path is cut down to its last part, a home folder to `~`. Logins in addresses and IP addresses go.
+    Every absolute path is cut down to its last part, a home folder to `~`. Logins, e-mail and IP addresses, names of
+    machines and what looks like a secret go.
     """
     if isinstance(value, dict):
-        return {key: without_paths(item) for key, item in value.items()}
+        return {key: _without_secret(key, item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
     if not isinstance(value, str):
         return value
-    text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), value) if "/" in value else value
-    text = LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text)) if "/" in text else text
-    return ADDRESS.sub(lambda address: _hidden(address[0]), text)
+    text = _without_paths(value)
+    while text != value:  # what goes may have stood between two parts of something else that goes
+        value, text = text, _without_paths(text)
+    return text
+
+
+def _without_paths(text: str) -> str:
+    if "@" in text:
+        text = PERSON.sub("(address)", LOGIN.sub("", text))
+    text = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", text))
+    text = ADDRESS.sub(lambda address: _hidden(address[0]), HOST.sub("(host)", text))
+    if (own := socket.gethostname()) in text and OWN_NAME.fullmatch(own):
+        text = text.replace(own, "(host)")
+    if "/" not in text:
+        return text
+    text = QUOTED_PATH.sub(lambda path: _last_part(path[2]), text)
+    return LOGIN.sub("", PATH.sub(lambda path: _last_part(path[1]), text))
+
+
+def _without_secret(key, value):
+    """The value of a key. Where the key says that it is a secret, nothing of a text stays."""
+    is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
+    return "(secret)" if is_secret else without_paths(value)
 
 
 def _last_part(path: str) -> str:
@@ -47,12 +84,3 @@ def _hidden(address: str) -> str:
     except ValueError:  # a time of day, or another number with points in it
         return address
     return address if known.is_loopback or known.is_unspecified else "(IP address)"
-
-
-def safe_name(name) -> str:
-    """The same name, if it can be the name of a file in a folder and lead to no other. For all that a record names."""
-    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or "/" in name or "\\" in name:
-        raise Stop(f"{name!r:.80} cannot be the name of a file", "give a name without slashes and control characters")
-    if len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
-        raise Stop(f"{name!r:.80} is too long for the name of a file", f"give at most {LONGEST_NAME_BYTES} bytes")
-    return name

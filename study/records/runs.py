@@ -15,6 +15,7 @@ from study.errors import Stop
 from study.machine.gpus import measured_flops
 from study.records import metrics, seal, store
 from study.records.explain import peak
+from study.records.privacy import without_paths
 from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
 
@@ -270,6 +271,17 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
     order = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (order.get(run.arm, len(order)), run.arm, run.name))
     return Runs(tuple(runs), tuple(set_aside), copies, tuple(folders))
+
+
+def load_to_share(folders: str | Iterable[str | Path]) -> Runs:
+    """The same runs without what tells of a machine and its user: all that is shown of them may be published."""
+    loaded = load(folders)
+    return replace(loaded, runs=tuple(replace(run, record=_to_share(run.record)) for run in loaded))
+
+
+def _to_share(record: Record) -> Record:
+    content = record.model_dump(mode="json", by_alias=True)
+    return record if (shared := without_paths(content)) == content else Record.model_validate(shared)
 
 
 def _place(run: Run) -> str:

@@ -12,9 +12,10 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from study.errors import Stop
-from study.records.privacy import safe_name
+from study.inputs.names import safe_name
 from study.spec.settings import Settings
 
+MAX_CHARACTERS = 1_000_000  # of a text: the longest in our records has 152, and a word of a command line 131,072
 SCHEMA = 2  # 1: no `cell`; sections that were not written are null
 # Raise it when the way something is measured changes: records of two versions are not pooled.
 # 2: the copy that gloo makes for a reduce-scatter is not in a stage 3 run's tracked memory any more.
@@ -30,7 +31,9 @@ KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # it
 class Section(BaseModel):
     """A part of a record. An empty one means that nothing of it is known."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS
+    )
 
     def __bool__(self) -> bool:
         return any(value or value == 0 for value in self.__dict__.values())

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.records import store
 from study.records.schema import Record
 
+MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
 MANIFEST = "manifest.jsonl"  # a line for each record: file, sha256, commit, machine
 
 
@@ -39,7 +41,7 @@ def find(folders: Iterable[Path]) -> Seals:
     folders = {folder.resolve() for folder in folders}
     for place in sorted(folders.union(*(folder.parents for folder in folders))):
         try:
-            sums |= {place / line["file"]: line["sha256"] for line in _read(place / MANIFEST)}
+            sums |= {_sealed(place, line["file"]): line["sha256"] for line in _read(place / MANIFEST)}
         except Stop as stop:
             unreadable.append(f"{stop.what}, so what it sealed counts as not sealed")
     return Seals(sums, tuple(unreadable))
@@ -57,19 +59,24 @@ def add(top: Path, folders: Iterable[Path]) -> None:
 
 
 def _read(path: Path) -> list[dict]:
-    if not path.is_file():
-        return []
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        if all(isinstance(line[name], str) for line in lines for name in ("file", "sha256")):
+        lines = [texts.from_json(line) for line in files.read(path, MAX_BYTES).decode().splitlines()]
+        if all(isinstance(line["sha256"], str) and _sealed(path.parent, line["file"]) for line in lines):
             return lines
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, Stop):
         pass
     raise Stop(f"{path} is not a manifest of sealed records", "take it from the repository's history again")
 
 
+def _sealed(top: Path, name: str) -> Path:
+    """A file that a manifest names, which may come from a stranger: a name that leads elsewhere is a Stop."""
+    return files.below(top, *name.split("/"))
+
+
 def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(files.read(path, store.MAX_BYTES)).hexdigest()
 
 
 def _machine(record: Record) -> str:

@@ -19,12 +19,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from study.errors import Stop
+from study.inputs import files
 from study.records.schema import Cell, Error, Record
 from study.spec import validation
 
 RECORD = "record.json"
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
+LONGEST_MESSAGE = 100_000  # a launch's last lines, where one of them is a progress bar's
 END = ("status", "finished_utc", "error")
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,13 +74,12 @@ def load(folder: Path) -> Record:
 def read(path: Path) -> Record:
     """The record in a file, or a Stop that says why there is none."""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise Stop(f"{path} is not a file", "move it away")
-        if path.stat().st_size > MAX_BYTES:
-            raise Stop(f"{path} is larger than {MAX_BYTES >> 20} MiB, so no run wrote it", "move it away")
-        return Record.model_validate_json(path.read_bytes())
-    except OSError:
+        return Record.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
+    except FileNotFoundError:
         raise Stop(f"{path.parent} has no readable {path.name}", "name the folder of a run") from None
+    except OSError as error:
+        what = f"{path.parent} has no readable {path.name}: {files.why(error)}"
+        raise Stop(what, "move it away, or name the folder of a run") from None
     except ValidationError as error:
         raise Stop(f"{path} is not a valid record: {validation.sentence(error)}", "run that cell again") from None
     except RecursionError:
@@ -119,7 +120,7 @@ def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> b
 
 
 def ended(record: Record, stop: Stop, kind: str) -> Record:
-    error = Error(kind=kind, message=stop.what, where=stop.where, what_to_do=stop.remedy)
+    error = Error(kind=kind, message=stop.what[:LONGEST_MESSAGE], where=stop.where, what_to_do=stop.remedy)
     return record.model_copy(update={"status": stop.status, "finished_utc": now_utc(), "error": error})
 
 

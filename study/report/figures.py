@@ -253,7 +253,9 @@ def capacity(rows: list[dict]) -> Figure:
         style.name_bars(ax, names)
         if what == "model":
             ax.set_xscale("log")
-        ax.set_xlabel("parameters" if what == "model" else "rows per pass")
+            style.plain(ax.xaxis)
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
+        ax.set_xlabel("million parameters" if what == "model" else "rows per pass")
         style.title(ax, group)
     text = "Bar: the largest that survived. Cross: the smallest that ran out of memory. One search each."
     return style.finished(drawing, [], f"Hatched: an emulated smaller device. {text}")

@@ -16,6 +16,7 @@ from IPython.display import Markdown, display
 
 from study.claims import evidence
 from study.errors import Stop
+from study.inputs.files import below
 from study.records import runs as records
 from study.report import captions, figures, tables
 from study.report.style import svg
@@ -23,6 +24,7 @@ from study.spec.arms import all_paths
 from study.spec.settings import Settings
 from study.text.numbers import quantity, short
 
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix
 VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
@@ -34,7 +36,7 @@ class Book:
     """One notebook over some runs."""
 
     def __init__(self, name: str, runs: str, data: str = ""):
-        self.name, self.data, self.runs = name, Path(data) if data else None, records.load(runs)
+        self.name, self.data, self.runs = name, Path(data) if data else None, records.load_to_share(runs)
         for folder in self.runs.folders:
             if not folder.is_dir():
                 known = ", ".join(map(str, evidence.default_folders())) or "none: study sweep smoke makes some"
@@ -68,7 +70,7 @@ class Book:
         image = svg(draw(rows, **options), name, label)
         self._write(name, rows)
         if self.data:
-            (self.data / f"{self.name}-{name}.svg").write_text(image)
+            below(self.data, f"{self.name}-{name}.svg").write_text(image)
         metadata = {NAME: f"{self.name}-{name}", "caption": purpose}
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
@@ -107,7 +109,8 @@ class Book:
 
     def _write(self, name: str, rows: list[dict]) -> None:
         if self.data:
-            pd.DataFrame(rows, dtype=object).to_csv(self.data / f"{self.name}-{name}.csv", index=False)
+            table = pd.DataFrame(rows, dtype=object).map(no_formula).rename(columns=no_formula)
+            table.to_csv(below(self.data, f"{self.name}-{name}.csv"), index=False)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
         """The claims of one document, or of all, with their verdicts. A claims file that is wrong is said to be."""
@@ -152,6 +155,17 @@ def as_html(rows: list[dict], columns: list | dict) -> str:
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     with pd.option_context("display.max_colwidth", None):
         return pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
+
+
+def no_formula(value):
+    """A text for a CSV file that no spreadsheet takes for a formula: those begin with one of these."""
+    if not isinstance(value, str) or not value.startswith(FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _cell(name: str, value) -> str:

@@ -21,6 +21,7 @@ from study.records.runs import Run, Runs
 from study.report import captions, figures, headline, style, tables
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
 PICTURE, CAPTION = "headline.svg", "The arms lose the same, hold less, and send more than DDP"
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 
@@ -102,7 +103,12 @@ def table(rows: list[dict]) -> list[str]:
     cells = (
         [list(rows[0]), ["---"] * len(rows[0]), *([str(each) for each in row.values()] for row in rows)] if rows else []
     )
-    return [f"| {' | '.join(line)} |" for line in cells]
+    return [f"| {' | '.join(map(literal, line))} |" for line in cells]
+
+
+def literal(text: str) -> str:
+    """A text of a record in Markdown: no link, no HTML, no new column or line."""
+    return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def machine(run: Run) -> str:
@@ -111,4 +117,4 @@ def machine(run: Run) -> str:
     memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
     versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
     count = f"{len(run.record.machines)} machines, each: " if run.record.machines else ""
-    return f"{count}{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}"
+    return literal(f"{count}{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}")

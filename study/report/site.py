@@ -26,10 +26,13 @@ import psutil
 from study.claims import ledger, words
 from study.claims.verdict import VERDICTS
 from study.errors import Stop
+from study.inputs import files
+from study.inputs.files import below
+from study.inputs.names import safe_name
 from study.machine import output
 from study.records import runs as records
 from study.records import store
-from study.records.privacy import safe_name, without_paths
+from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.report import captions, figures, notebook, style, tables
 from study.report import readme as digest
@@ -42,6 +45,7 @@ NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", *REPLICATION
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
+MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
@@ -61,7 +65,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
 
     The flow goes one way: runs, verdicts, data files, notebooks that read them, pages.
     """
-    started, runs = time.monotonic(), records.load(folders)
+    started, runs = time.monotonic(), records.load_to_share(folders)
     check(runs, out)
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
@@ -216,22 +220,25 @@ def _run_page(result: dict, run: Run, folder: Path, titles: dict[str, str], take
     taken.add(slug.casefold())
     texts = _texts(run.folder)
     for file, content in texts.items():
-        (folder / f"{slug}.{file}").write_text(content, errors="replace")
+        below(folder, f"{slug}.{file}").write_text(content, errors="replace")
     log = texts.get("log.txt") or texts.get("output.txt") or ""
-    record = without_paths(run.record.model_dump(by_alias=True))
+    record = run.record.model_dump(by_alias=True)
     sections = {"settings": _flat(record["requested"]), "observed": _flat(record["observed"])}
     sections |= {"result": result, "error": record["error"], "log": log[-MOST_LOG:]}
     sections |= {"record": json.dumps(record, indent=1), "files": list(texts)}
-    write_page(folder / f"{slug}.html", "run.html", up="../", titles=titles, here="run", run=run, slug=slug, **sections)
+    about = {"up": "../", "titles": titles, "here": "run", "run": run, "slug": slug}
+    write_page(below(folder, f"{slug}.html"), "run.html", **about, **sections)
     return result | {"slug": slug, "has log": bool(log)}
 
 
 def _texts(folder: Path) -> dict[str, str]:
     """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
-    paths = [folder / name for name in RAW if (folder / name).is_file() and not (folder / name).is_symlink()]
-    texts = {path.name: without_paths(path.read_text(errors="replace")) for path in paths if path.name != store.RECORD}
-    record = json.dumps(without_paths(json.loads((folder / store.RECORD).read_text())), indent=1) + "\n"
-    return {store.RECORD: record} | texts
+    texts = {}
+    for name in RAW:
+        with contextlib.suppress(OSError):
+            texts[name] = files.read_below(folder, name, MOST_RAW_BYTES).decode(errors="replace")
+    record = json.dumps(without_paths(json.loads(texts.pop(store.RECORD))), indent=1) + "\n"
+    return {store.RECORD: record} | {name: without_paths(text) for name, text in texts.items()}
 
 
 def _flat(section: dict) -> dict:
@@ -258,8 +265,15 @@ def _templates() -> jinja2.Environment:
 
 
 def prose(text: str) -> str:
-    """Markdown as HTML. What it holds of HTML is shown as text: records come from anybody."""
+    """Markdown as HTML. Records come from anybody: HTML is shown as text, and nothing leads out of the site."""
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-    page = MarkdownWithMath(renderer=IPythonRenderer(escape=True, anchor_link_text="")).render(text)
+    class Renderer(IPythonRenderer):
+        def link(self, text: str, url: str, title: str | None = None) -> str:
+            return text if ":" in url or url.startswith("//") else super().link(text, url, title)
+
+        def image(self, text: str, url: str, title: str | None = None) -> str:
+            return text
+
+    page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
     return re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest

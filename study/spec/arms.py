@@ -7,22 +7,20 @@ import hashlib
 import json
 import reprlib
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from study.errors import Stop
+from study.inputs import files, texts
 from study.spec.shapes import is_local
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
 ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else PACKAGE
 FOLDER = ROOT / "accelerate_configs"
-MAX_BYTES, MAX_ALIASES = 64 * 1024, 10
+MAX_BYTES = 64 * 1024
 STAGES, DEVICES = (0, 1, 2, 3), ("none", "cpu", "nvme")
 OFFLOADS = ("offload_optimizer", "offload_param")
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
@@ -108,7 +106,7 @@ class Arm:
 
 def read(path: Path) -> Arm:
     """The arm that a yaml file describes. Settings that Accelerate is known to ignore silently are refused."""
-    config = _content(path, _yaml, f"choose one of {', '.join(all_paths())}")
+    config = _content(path, texts.from_yaml, f"choose one of {', '.join(all_paths())}")
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
     kind, processes = config["distributed_type"], config.get("num_processes", 1)
@@ -140,26 +138,15 @@ def read(path: Path) -> Arm:
     return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping)
 
 
-def _content(path: Path, parse: Callable[[str], Any], if_missing: str) -> Any:
+def _content(path: Path, parse: Callable[[bytes], Any], if_missing: str) -> Any:
     """What a config file says. Its size is limited, so that a wrong path cannot fill the memory."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise Stop(f"{path} has more than {MAX_BYTES} bytes, too many for a config file", if_missing)
-        return parse(content.decode())
+        return parse(files.read(path, MAX_BYTES))
     except FileNotFoundError:
         raise Stop(f"there is no config file {path}", if_missing) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: not text, or an odd number
-        why = getattr(error, "strerror", None) or textwrap.shorten(str(error), 200)
-        raise Stop(f"the config file {str(path)!r} cannot be read ({why})", f"fix {path.name}") from None
-
-
-def _yaml(text: str) -> Any:
-    aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
-    if aliases > MAX_ALIASES:  # a few of them can stand for gigabytes
-        raise ValueError(f"it uses {aliases} yaml aliases, at most {MAX_ALIASES} are read")
-    return yaml.safe_load(text)
+    except (OSError, ValueError) as error:
+        what = f"the config file {str(path)!r:.300} cannot be read ({files.why(error)})"
+        raise Stop(what, f"fix {path.name:.80}") from None
 
 
 def _require(fits: bool, path: Path, what: str, value) -> None:
@@ -203,7 +190,7 @@ def _deepspeed(path: Path, section) -> dict:
         if twice := [name for name in NOT_BESIDE_JSON if name in section]:
             raise Stop(f"{path.name} sets {', '.join(twice)} beside a deepspeed_config_file", f"move it into {file}")
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        return _checked(find(file), _content(find(file), json.loads, remedy))
+        return _checked(find(file), _content(find(file), texts.from_json, remedy))
     for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
         # Accelerate 1.15 reads the key and never passes it on: the files would go to ./none.
         if section.get(key) not in (None, "none"):

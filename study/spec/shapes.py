@@ -4,10 +4,12 @@ Each is what `transformers` wants in a config, plus `hub`: where the published w
 are from the models' own config files.
 """
 
-import json
 from pathlib import Path
 
+from study.inputs import files, texts
+
 VOCABULARY = 2048
+MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB
 
 
 def _bert(hub: str, width: int, layers: int) -> dict:
@@ -187,8 +189,8 @@ def model_type(model: str) -> str | None:
     if not is_local(model):
         return SHAPES.get(shape_of(model), {}).get("model_type")
     try:
-        config = json.loads((Path(model) / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
+        config = texts.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
+    except (OSError, ValueError):
         return None  # whoever builds the model says what is wrong with it
     return config.get("model_type") if isinstance(config, dict) else None
 

@@ -1,6 +1,7 @@
 """One sentence for what pydantic found wrong: where, what was expected, and what came."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 from pydantic import ValidationError
@@ -19,6 +20,10 @@ TYPES = {
     "is_instance_of": "a path",
 }
 
+SHOWN = reprlib.Repr()
+SHOWN.maxstring = SHOWN.maxother = 80
+LONGEST_NAME, LONGEST_SENTENCE = 80, 600  # what is wrong may be of any length; a sentence is not
+
 PLAINER = {"Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most"}
 
 
@@ -26,27 +31,30 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
     """The first thing that is wrong. `known` are the possible field names; `name` turns a location into words."""
     first = error.errors(include_url=False)[0]
     where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]"))])
-    return f"{where} {_problem(first, known)}".strip()
+    text = f"{where[-LONGEST_NAME:]} {_problem(first, known)}".strip()
+    return text if len(text) <= LONGEST_SENTENCE else f"{text[:LONGEST_SENTENCE]}..."
 
 
 def _problem(first: dict, known: Iterable[str]) -> str:
     kind, message, came = first["type"], first["msg"], first.get("input")
     if kind == "missing":
         return "is missing"
+    if kind == "string_too_long":
+        return f"must have at most {first['ctx']['max_length']:,} characters (got {len(came):,})"
     if kind == "extra_forbidden":
         return f"is not known; {nearest(str(first['loc'][-1]), known)}" if known else "is not known"
     if kind.startswith(("literal", "greater_than", "less_than", "finite")):
         for words, plainer in PLAINER.items():
             message = message.replace(words, plainer)
-        return f"{message} (got {came!r})"
+        return f"{message} (got {SHOWN.repr(came)})"
     expected = next((words for prefix, words in TYPES.items() if kind.startswith(prefix)), None)
-    return f"must be {expected} (got {came!r})" if expected else message.removeprefix("Value error, ")
+    return f"must be {expected} (got {SHOWN.repr(came)})" if expected else message.removeprefix("Value error, ")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1) -> str:
     """What a misspelt name may have meant, at most so many; all possible names where none is close."""
     by_lower = {each.lower(): each for each in known}
-    if close := [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, n=most)]:
+    if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
         *others, last = map(repr, close)
         return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
     return f"choose one of {', '.join(by_lower.values())}"

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-import tomllib
+import reprlib
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, create_model
 
 from study.errors import Stop
+from study.inputs import files, texts
+from study.inputs.files import below
 from study.spec import arms
 from study.spec.settings import Repair, Settings, build
 from study.spec.shapes import SHAPES
@@ -33,6 +35,8 @@ SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.PACKAGE / "ben
 OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir")  # settings that a protocol cannot give
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OF_THE_MACHINE)
 PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # it begins the name of a run's folder
+MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
+MAX_CHARACTERS = 4096  # of a text among the settings: a name, or a path
 MAX_CELLS = 10_000  # of a sweep with its repeats, and rungs of a frontier: each is a launch of at least 10 s
 PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 
@@ -44,7 +48,7 @@ def _names_a_folder(name: str) -> str:
     return name
 
 
-class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_CHARACTERS):
     """A table of a protocol file: unknown keys are refused, and nothing is converted."""
 
 
@@ -122,8 +126,8 @@ class Cell:
         """The same with data and vocabulary from the folder that `study pack` writes, where it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
-        model, data = str(self.value("model")), pack / "data" / PACKED_DATA[self.value("task")]
-        tokenizer = pack / "models" / Path(SHAPES.get(model, {}).get("hub") or model).name
+        model, data = str(self.value("model")), below(pack, "data", PACKED_DATA[self.value("task")])
+        tokenizer = below(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):
@@ -139,16 +143,19 @@ def read(name: str) -> dict:
     """A protocol by name, or by the path of a file, with its form checked."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
-        content = tomllib.loads(path.read_text())
+        content = texts.from_toml(files.read(path, MAX_BYTES))
         Protocol.model_validate(content)
-    except OSError:
-        raise Stop(f"there is no protocol {name}", f"give one of {', '.join(names())}, or a .toml file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Stop(f"{path.name} is not valid TOML: {error}", "correct the file: smoke.toml is an example") from None
+    except OSError as error:
+        what = f"there is no protocol {name:.300}"
+        what = what if isinstance(error, FileNotFoundError) else f"{what} that can be read ({files.why(error)})"
+        raise Stop(what, f"give one of {', '.join(names())}, or a .toml file") from None
     except ValidationError as error:
         known = Protocol.model_fields if len(error.errors()[0]["loc"]) == 1 else Part.model_fields
         problem = sentence(error, known, name=lambda location: _place(path.name, content, location))
         raise Stop(problem.rstrip("?"), "correct the file: smoke.toml is an example") from None
+    except ValueError as error:
+        what = f"{path.name} is not valid TOML: {files.why(error)}"
+        raise Stop(what, "correct the file: smoke.toml is an example") from None
     return content | {"file": path.name, "name": path.stem}
 
 
@@ -191,8 +198,7 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
     for key, values in axes.items():
         if not values:
             raise Stop(f"{where}: {key} = [] has no value", f"give a value, or remove {key}")
-        if wrong := [value for value in values if isinstance(value, str) and not value.isprintable()]:
-            raise Stop(f"{where}: {key} = {wrong[0]!r} has a character that no command line takes", "remove it")
+        _refuse_texts(values, f"{where}: {key}")
     if math.prod(map(len, axes.values())) > room:
         raise Stop(f"{where} brings the protocol to more than {MAX_CELLS} cells", "take values out of its lists")
     cells = []
@@ -209,17 +215,27 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
     return cells
 
 
+def _refuse_texts(values: list, where: str) -> None:
+    """A Stop for a text that cannot be a word of a command line."""
+    for value in values:
+        if isinstance(value, str) and not value.isprintable():
+            raise Stop(f"{where} = {value!r:.80} has a character that no command line takes", "remove it")
+        if isinstance(value, str) and len(value) > MAX_CHARACTERS:
+            raise Stop(f"{where} = {value!r:.80} has more than {MAX_CHARACTERS} characters", "give a shorter text")
+
+
 def _rungs(values, frontier: str, where: str) -> list:
     """The values that a frontier tries, smallest first."""
-    if isinstance(values, list) and len(values) > 1 and all(isinstance(v, str) and v.isprintable() for v in values):
+    if isinstance(values, list) and 1 < len(values) <= MAX_CELLS and all(isinstance(value, str) for value in values):
+        _refuse_texts(values, f"{where}: {frontier}")
         return values
     if isinstance(values, list) and len(values) == 2 and all(type(value) is int for value in values):
         low, high = values
         if high - low >= MAX_CELLS:
-            raise Stop(f"{where}: {frontier} = {values!r} spans more than {MAX_CELLS} values", "narrow it")
+            raise Stop(f"{where}: {frontier} = {reprlib.repr(values)} spans more than {MAX_CELLS} values", "narrow it")
         if low < high:
             return list(range(low, high + 1))
     raise Stop(
-        f"{where}: frontier {frontier!r} has {frontier} = {values!r}",
+        f"{where}: frontier {frontier!r} has {frontier} = {reprlib.repr(values)}",
         f"give {frontier} = [lowest, highest], or a list of names, smallest first",
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
+from study.inputs.files import below
 from study.machine import cluster, doctor, software
 from study.machine.gpus import num_gpus
 from study.records import schema, store
@@ -124,7 +125,7 @@ def sweep(
                 progress.start(turn)
                 if hosts := turn.cell.value("hosts"):
                     cluster.up(hosts, turn.cell.value("bandwidth_mbit") or cluster.UNLIMITED)
-                folder = runs / f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}"
+                folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
                 record = launches.run(turn, folder, timeout_s, ends, nvme_dir, progress.step)
         except OSError as error:
             if error.errno in FULL or not runs.is_dir():
@@ -132,7 +133,7 @@ def sweep(
                 raise Stop(what, "make room, and start the sweep again") from error
             what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
             stop = Stop(what, "start the sweep again")
-            record = store.ended(turn.new_record(runs / turn.name), stop, "Sweep")
+            record = store.ended(turn.new_record(below(runs, turn.name)), stop, "Sweep")
         error = record and record.error
         reason = f"{error.message}. What to do: {error.what_to_do}" if error else left
         outcomes.append(Outcome(record.status if record else "left", reason))
@@ -153,7 +154,7 @@ def sweep(
 
 def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
     """The record of a cell that this machine cannot run: a row, never a gap."""
-    folder = runs / f"{turn.name}.0"
+    folder = below(runs, f"{turn.name}.0")
     folder.mkdir(exist_ok=True)
     return launches.write_end(folder, turn.new_record(folder), stop)
 

@@ -1,16 +1,16 @@
 """The parameter tensors of a model, in the order of its modules, and the operations of a row."""
 
 import functools
-import json
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
+from study.inputs import files, texts
 from study.machine import hub
 from study.spec.settings import flag
-from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
+from study.spec.shapes import MAX_CONFIG_BYTES, NO_FUSED_ATTENTION, SHAPES, config_of
 from study.spec.validation import nearest
 from study.text import numbers
 from study.theory.profile import Tensor
@@ -148,10 +148,9 @@ def named(model: str, *, trust_remote_code: bool = False, **which) -> Architectu
     hub.refuse_code(model, trust_remote_code)
     path = Path(model) / "config.json" if Path(model).is_dir() else hub.config(model)
     try:
-        config = json.loads(path.read_text())
+        config = texts.from_json(files.read(path, MAX_CONFIG_BYTES))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Stop(f"{path} cannot be read ({reason})", "name the folder of a model") from None
+        raise Stop(f"{path} cannot be read ({files.why(error)})", "name the folder of a model") from None
     if not isinstance(config, dict):
         raise Stop(f"{path} is not the config of a model", "name the folder of a model")
     code = str(model) if trust_remote_code and "auto_map" in config else None

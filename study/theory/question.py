@@ -107,19 +107,19 @@ def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
 
 def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
     """Bytes from a text such as "1TB", "1T" or "80 GiB", or bytes a second from "6GB/s"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?(/s)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGT])(i?)B?(/s)?", text.strip(), re.IGNORECASE | re.ASCII)
     if not match or float(match[1]) == 0 or bool(match[4]) != (unit == "B/s"):
         what, examples = ("size", "512GB, 1TB or 80GiB") if unit == "B" else ("speed", "6GB/s or 500MB/s")
-        raise Stop(f"{flag} {text!r} is not a {what}", f"give a number above 0 with its unit, such as {examples}")
+        raise Stop(f"{flag} {text!r:.80} is not a {what}", f"give a number above 0 with its unit, such as {examples}")
     return float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
 
 
 def counts_of(text: str) -> tuple[int, ...]:
     """How many GPUs to try: "8", or the ends of "1..64" and the powers of two between them."""
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high <= 2**16:
-        raise Stop(f"--gpus {text!r} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
+        raise Stop(f"--gpus {text!r:.80} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
     return tuple(sorted({low, high, *(2**n for n in range(17) if low <= 2**n <= high)}))
 
 

@@ -1,16 +1,13 @@
 """Any transformers model as theory knows it: its config, and what was seen by looking at the model."""
 
-import contextlib
 import functools
 import hashlib
 import json
-import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import NamedTuple
 
-from study.machine import hub
+from study.machine import cache, hub
 from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
@@ -159,21 +156,11 @@ def _cached(key: list, look) -> dict | list:
     key = [FORMAT, version("torch"), version("transformers"), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
-        path = Settings.cache_dir.expanduser() / "looks" / f"{name}.json"
-        try:
-            _seen[name] = json.loads(path.read_text())
-        except (OSError, ValueError):
+        looks = Settings.cache_dir.expanduser() / "looks"
+        if (known := cache.answer(looks, name)) is None:
             from study.theory import tracing
 
-            _seen[name] = json.loads(json.dumps(look(tracing)))
-            _keep(path, json.dumps(_seen[name]))
+            known = json.loads(json.dumps(look(tracing)))
+            cache.keep(looks, name, known)
+        _seen[name] = known
     return _seen[name]
-
-
-def _keep(path: Path, text: str) -> None:
-    """Write a file whole or not at all. A cache that cannot be written is no reason to stop."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)

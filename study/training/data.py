@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from study.errors import Stop
-from study.machine import hub
+from study.inputs.files import below
+from study.machine import cache, hub
 from study.models.step import inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
-from study.training import cache, corpus, models
+from study.training import corpus, models
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 ROWS = "rows.safetensors"  # in each entry of the cache
@@ -74,7 +75,7 @@ def load_data(settings: Settings) -> Data:
         tensors = {f"{part}.{name}": rows for part, columns in parts.items() for name, rows in columns.items()}
         save_file(tensors, folder / ROWS)
 
-    tensors = load_file(cache.entry(settings.cache_dir / "data" / cache.fingerprint(key), write) / ROWS)
+    tensors = load_file(cache.entry(below(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
     split: dict[str, Rows] = {"train": {}, "eval": {}}
     for name, rows in tensors.items():
         part, _, column = name.partition(".")
@@ -128,7 +129,7 @@ def _dataset(settings: Settings) -> dict:
         hub.try_to_connect()
         datasets.config.HF_HUB_OFFLINE = hub.is_offline()  # `datasets` has a copy of the constant
     try:
-        splits = datasets.load_dataset(name, config)
+        splits = datasets.load_dataset(name, config, trust_remote_code=False)
     except Exception as error:  # the libraries raise a dozen types here; each means that the data cannot be read
         what = f"the data set {name}" if settings.data == "hub" else f"--data {name}"
         raise Stop(f"{what} cannot be read ({hub.reason(name, error)})", hub.WITHOUT_HUB) from error

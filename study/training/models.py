@@ -8,13 +8,13 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from study.errors import Stop
-from study.machine import hub
+from study.inputs.files import below
+from study.machine import cache, hub
 from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs
 from study.models.build import build
 from study.spec.settings import HALF_WEIGHTS, Settings
 from study.spec.shapes import SHAPES, VOCABULARY
-from study.training import cache
 
 KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task is for; any, for synthetic
 
@@ -82,7 +82,7 @@ def drawn_weights(settings: Settings, config) -> Path:
         finally:
             hf_deepspeed._hf_deepspeed_config_weak_ref = registered
 
-    return cache.entry(settings.cache_dir / "weights" / name, write)
+    return cache.entry(below(settings.cache_dir, "weights", name), write)
 
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:
@@ -92,6 +92,7 @@ def build_model(settings: Settings, config, device: torch.device) -> PreTrainedM
         "dtype": weights_dtype(settings),
         "attn_implementation": config._attn_implementation,
     }
+    trust = settings.trust_remote_code
     if settings.init in ("in_place", "none"):
         with device:
             # As the Auto classes do it: under stage 3 each parameter is partitioned as it is drawn.
@@ -100,7 +101,7 @@ def build_model(settings: Settings, config, device: torch.device) -> PreTrainedM
         drawn = settings.init == "random"
         name = str(drawn_weights(settings, config)) if drawn else _published(settings)
         try:
-            model = model_class.from_pretrained(name, config=config, **options)
+            model = model_class.from_pretrained(name, config=config, trust_remote_code=trust, **options)
         except Exception as error:
             if device_is_full(error) or host_is_full(error):
                 raise

@@ -18,6 +18,7 @@ from accelerate.utils import (
 )
 
 from study.errors import Stop
+from study.inputs.files import below
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
@@ -42,7 +43,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path
         raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
     when = datetime.datetime.fromtimestamp(launch.started, datetime.UTC).strftime("%Y%m%d-%H%M%S")
     name = f"{when}-{arm.name}-{settings.task}-{Path(settings.model).name}-s{settings.seed}-{launch.pid}"
-    folder = (settings.run_dir or Path("runs") / name).resolve()
+    folder = (settings.run_dir or below(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
         return folder

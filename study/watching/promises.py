@@ -1,10 +1,10 @@
 """What a script, its config files and its launcher ask for."""
 
 import contextlib
-import json
 import os
 from pathlib import Path
 
+from study.inputs import files, texts
 from study.machine import launcher
 from study.records.schema import Promised
 
@@ -91,7 +91,7 @@ def _json(config: dict) -> dict:
 
 def _read(path: Path) -> dict:
     with contextlib.suppress(OSError, ValueError):
-        if path.stat().st_size <= MAX_BYTES and isinstance(config := json.loads(path.read_text()), dict):
+        if isinstance(config := texts.from_json(files.read(path, MAX_BYTES)), dict):
             return config
     return {}
 

@@ -1,25 +1,39 @@
-"""The cache of prepared data and random weights. An entry is a folder; a broken one is written again."""
+"""The cache: prepared data, drawn weights, looks at models, answers of the libraries. What is broken is made again.
+
+An entry is a folder with the checksums of its files, an answer is a JSON file with its own. Users may share a cache:
+who may not write reads. So may machines: nothing is seen half-written, and where the file system has locks, only one
+at a time replaces what is broken. Whoever may write to a cache decides what is in it: share it only with those you
+trust.
+"""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
+import os
+import shutil
+import stat
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from study.errors import Stop
+from study.inputs import files, texts
 
 CHECKSUMS = "checksums.json"  # in each entry: size, modification time and SHA-256 of each file
+MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
     """The entry `folder`, complete and readable. If it is absent or broken, `write` fills a new folder to replace it.
 
-    Several processes may do this at once: each writes its own folder, and the first to finish renames it.
+    Several processes may do this at once, on several machines: each writes its own folder, and the first to finish
+    renames it.
     """
     try:
         if folder.exists():
@@ -30,11 +44,11 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The scratch folder is private; the folder in it gets the permissions of the umask.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="part-") as scratch:
-            new = Path(scratch, folder.name)
+            new = files.below(Path(scratch), folder.name)
             new.mkdir()
             write(new)
             _add_checksums(new)
-            _replace(folder, new, Path(scratch, "broken"))
+            _replace(folder, new)
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) == errno.ENOMEM:
             raise  # out of memory, which has its own status
@@ -42,6 +56,26 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         remedy = "give a --cache-dir that you may read and write, on a disk with room"
         raise Stop(f"the cache cannot be used: {path} ({reason})", remedy) from error
     return folder
+
+
+def answer(folder: Path, name: str) -> Any:
+    """The kept answer of this name; None where there is none, or one that cannot be read or was changed."""
+    try:
+        content = json.loads(files.read_below(folder, f"{name}.json", MAX_ANSWER_BYTES))
+        return content["answer"] if content["sha256"] == _sha256_of(content["answer"]) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def keep(folder: Path, name: str, answer: Any) -> None:
+    """Keep an answer for every user of the cache. Where nothing can be kept, it is found out each time."""
+    with contextlib.suppress(OSError):
+        content = {"sha256": _sha256_of(answer), "answer": answer}
+        files.write_below(folder, f"{name}.json", json.dumps(content).encode())
+
+
+def _sha256_of(answer: Any) -> str:
+    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(key) -> str:
@@ -52,13 +86,15 @@ def fingerprint(key) -> str:
 def _problem(folder: Path) -> str | None:
     """What is wrong with an entry, or None. Raises PermissionError if this user may not read it."""
     try:
-        entries = json.loads((folder / CHECKSUMS).read_text())
+        entries = texts.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
         if not entries:
             return f"{CHECKSUMS} names no file"
         for name, (size_bytes, changed_ns, checksum) in entries.items():
-            file = folder / name
+            file = files.below(folder, *name.split("/"))
             file.open("rb").close()
-            status = file.stat()
+            status = file.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                return f"{name} is not a file"
             if status.st_size != size_bytes:
                 return f"{name} has {status.st_size} bytes, and {size_bytes} were written"
             # A file of this size and time was not changed, so it is not read again. A copied cache has other times.
@@ -68,7 +104,7 @@ def _problem(folder: Path) -> str | None:
         raise
     except OSError as error:
         return f"{Path(error.filename or folder).name}: {error.strerror}"
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, Stop):
         return f"{CHECKSUMS} cannot be read"
     return None
 
@@ -85,16 +121,30 @@ def _add_checksums(folder: Path) -> None:
         file.chmod(checksums.stat().st_mode)
 
 
-def _replace(folder: Path, new: Path, aside: Path) -> None:
+def _replace(folder: Path, new: Path) -> None:
     """Rename `new` to `folder`, in place of a broken entry. Another process may do the same at this moment."""
-    with contextlib.suppress(FileNotFoundError):
-        if _problem(folder) is not None:
-            folder.replace(aside)
+    aside = folder.with_name(f"{new.parent.name}-broken")
+    with _locked(folder.parent):
+        if folder.exists() and _problem(folder) is not None:
+            folder.rename(aside)
+        try:
+            new.rename(folder)
+        except OSError:
+            if _problem(folder) is not None:
+                raise  # otherwise another process was first, with the same content
+    shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes, where its file system has locks: NFS has none for folders."""
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        new.replace(folder)
-    except OSError:
-        if _problem(folder) is not None:
-            raise  # otherwise another process was first, with the same content
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _sha256(path: Path) -> str:

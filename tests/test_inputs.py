@@ -1,0 +1,172 @@
+"""Names and files of strangers: what is read, what is written, and what is refused."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from study.errors import Stop
+from study.inputs import files, texts
+from study.inputs.names import LONGEST_NAME_BYTES, safe_name
+
+UNSAFE = ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "\u202ea", None, 5, ["a"], b"a"]
+UNSAFE += ["n" * (LONGEST_NAME_BYTES + 1)]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
+    with pytest.raises(Stop):
+        safe_name(name)
+    with pytest.raises(Stop):
+        files.below(tmp_path, "a", name)
+
+
+@pytest.mark.parametrize("name", ["a", "zero2-r1.1", "a b", "é", "..a", "n" * LONGEST_NAME_BYTES])
+def test_a_name_that_can_be_a_files_is_not_changed(name, tmp_path):
+    assert files.below(tmp_path, "deep", name) == tmp_path / "deep" / name
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    """A folder with one file, and what else may lie in a stranger's."""
+    (tmp_path / "secret").write_text("private")
+    place = tmp_path / "place"
+    (place / "deep").mkdir(parents=True)
+    (place / "deep" / "file").write_text("content")
+    (place / "link").symlink_to(tmp_path / "secret")
+    (place / "loop").symlink_to(place / "loop")
+    (place / "folder").symlink_to(tmp_path)
+    (place / "inside").symlink_to(place / "deep")
+    os.mkfifo(place / "pipe")
+    (place / "large").write_bytes(b"x" * 101)
+    (place / "device").symlink_to("/dev/zero")
+    return place
+
+
+REFUSED = {
+    "link": "it is a link",
+    "loop": "it is a link",
+    "folder/secret": "it is a link",
+    "inside/file": "it is a link",
+    "device": "it is a link",
+    "deep": "it is not a file",
+    "pipe": "it is not a file",
+    "large": "it has more than 100 bytes",
+    "../secret": "leads out of its folder",
+    "deep/../../secret": "leads out of its folder",
+    "/etc/hostname": "leads out of its folder",
+    "deep//file": "leads out of its folder",
+    "": "leads out of its folder",
+    "deep/a\0b": "it is no path",
+    "deep/\ud800": "it is no path",
+    "gone": "No such file",
+    "deep/file/x": "Not a directory",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_below_a_folder_only_its_own_files_are_read(place, name):
+    assert files.read_below(place, "deep/file", 100) == b"content"
+    with pytest.raises(OSError, match=REFUSED[name]) as caught:
+        files.read_below(place, name, 100)
+    assert REFUSED[name] in files.why(caught.value)
+
+
+def test_a_file_that_the_user_named_may_be_a_link_and_is_a_file_of_limited_size(place):
+    assert files.read(place / "link", 100) == b"private"
+    for name, why in (("pipe", "not a file"), ("device", "not a file"), ("deep", "not a file"), ("large", "100 bytes")):
+        with pytest.raises(OSError, match=why):
+            files.read(place / name, 100)
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(OSError, match="no path"):
+            files.read(place / name, 100)
+
+
+def test_a_file_that_becomes_a_link_meanwhile_is_never_followed(place, tmp_path):
+    """Looking first and opening then would read the secret sooner or later: the kernel looks while it opens."""
+    other, file, ended = place / "deep" / "other", place / "deep" / "file", threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            other.symlink_to(tmp_path / "secret")
+            other.replace(file)
+            other.write_text("content")
+            other.replace(file)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(2000):
+            try:
+                seen.add(files.read_below(place, "deep/file", 100))
+            except OSError as error:
+                seen.add(files.why(error))
+    finally:
+        ended.set()
+        thread.join()
+    assert seen <= {b"content", files.LINK}
+    assert len(seen) == 2, "both were met"
+
+
+def test_what_is_written_stays_below_its_folder(place, tmp_path):
+    for name in ("deep/new/a", "deep/file", "link"):
+        files.write_below(place, name, b"new")
+        assert files.read_below(place, name, 100) == b"new"
+    assert (tmp_path / "secret").read_text() == "private", "the link was replaced, not what it led to"
+    for name in ("folder/a", "inside/a", "../a", "/a", "deep/../../a", "a\0b"):
+        with pytest.raises(OSError, match=r"link|leads out|no path"):
+            files.write_below(place, name, b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["place", "secret"]
+    assert not list(place.rglob("*.part"))
+
+
+def test_a_write_that_fails_leaves_what_was_there(place, monkeypatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_below(place, "deep/file", b"new")
+    assert [path.name for path in (place / "deep").iterdir()] == ["file"]
+    assert (place / "deep" / "file").read_text() == "content"
+
+
+ALIASES = "a: &a [x]\n" + "".join(f"b{number}: *a\n" for number in range(11))
+EXCESS = [
+    (texts.from_json, "[" * 40 + "]" * 40, "nested more than 30 deep"),
+    (texts.from_json, "[" * 100_000, "nested more than 30 deep"),
+    (texts.from_json, '{"a": NaN}', "NaN is no number"),
+    (texts.from_json, f"[{'1,' * 200_000}1]", "more than 200,000 values"),
+    (texts.from_json, f'["{"x" * 100_001}"]', "a text of 100,001 characters"),
+    (texts.from_json, f"[{'9' * 400}]", "more than 300 digits"),
+    (texts.from_json, f"[{'9' * 5000}]", "digits"),
+    (texts.from_json, '["\\ud800"]', "surrogates"),
+    (texts.from_json, b"\xff", "decode"),
+    (texts.from_yaml, ALIASES, "more than 10 yaml aliases"),
+    (texts.from_yaml, "[" * 100_000, "nested more than 30 deep"),
+    (texts.from_yaml, "a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    (texts.from_yaml, "a: !!timestamp x", "NoneType"),
+    (texts.from_yaml, "a: 0x" + "f" * 300, "more than 300 digits"),
+    (texts.from_toml, "a." * 100_000 + "a = 1", "nested more than 30 deep"),
+    (texts.from_toml, "[" + ".".join(["'a'"] * 40) + "]", "nested more than 30 deep"),
+    (texts.from_toml, "a = " + "[" * 100_000, "nested more than 30 deep"),
+    (texts.from_toml, "a = " + "9" * 5000, "digits"),
+    (texts.from_toml, "a = 0x" + "f" * 300, "more than 300 digits"),
+]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "why"), EXCESS, ids=lambda value: getattr(value, "__name__", str(value)[:20])
+)
+def test_what_is_too_much_is_a_value_error(parse, text, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        parse(text)
+    assert len(files.why(caught.value)) <= files.LONGEST_REASON + 3
+
+
+def test_what_configs_have_is_read():
+    assert texts.from_yaml("a: &a [x]\nb: *a\n") == {"a": ["x"], "b": ["x"]}
+    assert texts.from_json(b'\xef\xbb\xbf{"a": 1e5}') == {"a": 1e5}
+    assert texts.from_toml("a.b.c = [1, 2.5]\ntext = 'a.b.c'") == {"a": {"b": {"c": [1, 2.5]}}, "text": "a.b.c"}

@@ -1,0 +1,139 @@
+"""What a report may not tell, and what a stranger may not put into it: planted in every text of a record."""
+
+import csv
+import html.parser
+import json
+import re
+import xml.etree.ElementTree
+
+import pytest
+from shaped import failed, finished, put
+from test_report import quick  # noqa: F401  a fixture
+
+from study.records import runs as records
+from study.records.privacy import without_paths
+from study.records.schema import Record
+from study.report import figures, readme, site
+from study.report.notebook import Book, no_formula
+
+PRIVATE = {
+    "a path": "/home/alice/thesis/plan.txt",
+    "a token": "hf_AbCdEfGhIjKlMnOpQrSt",
+    "a key": "WANDB_API_KEY=0123456789abcdef",
+    "a login": "https://alice:s3cret0@example.org/x",
+    "an e-mail": "alice@example.org",
+    "an address": "tcp://10.1.2.3:29500",
+    "a share": "10.1.2.3/home/alice/plan",
+    "a machine": "node7.cluster.internal",
+    "a user on a machine": "alice@gpu7: refused",
+}
+TELLS = ("alice", "thesis", "AbCdEfGh", "0123456789abcdef", "s3cret0", "10.1.2.3", "node7", "gpu7")
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)> ![x](http://evil.org/a.png) [x](javascript:alert(1))"
+
+
+def planted(value, text: str, where: str = ""):
+    """A record with a text added to every text of it. A value that the record does not take stays as it was."""
+    if isinstance(value, dict):
+        return {name: planted(each, text, f"{where}.{name}") for name, each in value.items()}
+    if isinstance(value, list):
+        return [planted(each, text, where) for each in value]
+    return f"={value} {text}" if isinstance(value, str) and where not in KEPT else value
+
+
+# What decides that it is a record of a run that is done, and what only has some values.
+KEPT = {".status", ".run_id", ".started_utc", ".finished_utc", ".commit", ".observed.backend"}
+KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attention", "log_with", "repair")}
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Runs of a stranger who put something into every text."""
+    text = f"{' '.join(PRIVATE.values())} {MARKUP}"
+    for number, content in enumerate([finished("a", "zero2"), finished("b", "ddp"), failed("c", arm="zero3")]):
+        put(tmp_path / "runs", planted(content, text) | {"run_id": content["run_id"]})
+        folder = tmp_path / "runs" / content["run_id"]
+        for name in ("log.txt", "output.txt", "steps.jsonl"):
+            (folder / name).write_text(f"{number} {text}\n")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_what_tells_of_a_machine_or_its_user_is_taken_out(kind):
+    private = PRIVATE[kind]
+    for text in (private, f"before {private} after", json.dumps({"x": private}), f"({private})"):
+        told = [word for word in TELLS if word in without_paths(text)]
+        assert not told, f"{kind}: {told} in {without_paths(text)}"
+    assert without_paths({"hf_token": "short", "tokenizer": "gpt2"}) == {"hf_token": "(secret)", "tokenizer": "gpt2"}
+
+
+@pytest.mark.parametrize("text", ["tokens: 12345678", "max_token 20000000", "pad_token: [PAD]", "2 CPUs @ 2.10GHz"])
+def test_what_only_looks_like_it_stays(text):
+    assert without_paths(text) == text
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would run or fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            leads_out = name in ("src", "href", "xlink:href") and re.match(r"\s*(\w+:|//)", value or "")
+            if name.startswith("on") or (leads_out and not value.startswith("data:")):
+                self.runs.append(f"{tag} {name}={value}")
+        if tag == "script" and dict(attributes).keys() != {"src", "defer"}:
+            self.runs.append(tag)
+
+
+def test_every_text_of_a_record_is_planted(stranger):
+    """The tests below can fail."""
+    record = (stranger / "a" / "record.json").read_text()
+    assert Record.model_validate_json(record).arm.startswith("=zero2 ")
+    assert record.count("alice") > 50
+
+
+def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger, quick, tmp_path):  # noqa: F811
+    quick(stranger, tmp_path / "out")
+    paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len([path for path in paths if path.suffix == ".html"]) == 4, "the index, and a page for each run"
+    for path in paths:
+        text = path.read_text()
+        assert not [word for word in TELLS if word in text], path.name
+        if path.suffix == ".html":
+            (page := Page()).feed(text)
+            assert page.runs == [], path.name
+
+
+def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
+    """What a notebook writes beside a report."""
+    book = Book("compare", str(stranger), str(tmp_path))
+    rows = site.tables.runs(book.runs)
+    assert {row["arm"].partition(" ")[0] for row in rows} == {"=zero2", "=ddp", "=zero3"}
+    book.table(rows, "runs")
+    bar = {"group": "<script>$\\frac{$", "what": "rows", "arm": "=a <img src=x onerror=x>", "largest": 2, "size": 2}
+    book.figure(figures.capacity, [bar | {"failed size": 3}], "capacity")
+    book.inventory()
+    (svg,) = tmp_path.glob("*.svg")
+    xml.etree.ElementTree.fromstring(svg.read_text())
+    for path in [svg, *tmp_path.glob("*.csv")]:
+        assert not [word for word in TELLS if word in path.read_text()], path.name
+        assert "<script" not in path.read_text() or path.suffix == ".csv"
+    with (tmp_path / "compare-runs.csv").open(newline="") as file:
+        cells = [cell for line in csv.reader(file) for cell in line]
+    assert any(cell.startswith("'=zero2") for cell in cells)
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@", "\t", "\r"))]
+
+
+def test_a_number_below_zero_is_no_formula():
+    texts = ("=1", "+1+1", "@x", "\tx", "\rx", "\n=x", "-x", "\uff1d1")
+    assert [no_formula(text) for text in texts] == [f"'{text}" for text in texts]
+    others = ["-1.5", "+2", -3, None, "a=b", "zero2"]
+    assert list(map(no_formula, others)) == others
+
+
+def test_a_readme_takes_a_machines_words_as_text(stranger):
+    (line,) = {readme.machine(run) for run in records.load_to_share([stranger]).done}
+    assert not re.search(r"(?<!\\)[<\[`|]", line)
+    assert not [word for word in TELLS if word in line]
