@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,10 @@ STEPS, SEQUENCE = 20, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 
 
+# What a step frees is kept for the next one, and not given back to the kernel and zeroed anew: a sixth of a launch.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
@@ -62,19 +67,27 @@ class Launched:
 
 
 @functools.cache
-def fork_server() -> subprocess.Popen:
-    """A process that forks launches: see forkserver.py."""
-    words = [sys.executable, str(ROOT / "tests" / "forkserver.py")]
-    return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def fork_server() -> tuple[str, subprocess.Popen | None]:
+    """Where a process listens that forks launches, see forkserver.py. The first of a session's workers starts it."""
+    session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    address = f"\0zero-study-tests-{session}"  # not a file: gone when nobody has it open
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(address)
+        except OSError:  # another worker has started it
+            return address, None
+        listener.listen()
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": os.environ | MALLOC}
+        words = [sys.executable, str(ROOT / "tests" / "forkserver.py"), str(listener.fileno()), str(session)]
+        return address, subprocess.Popen(words, cwd=ROOT, pass_fds=[listener.fileno()], **options)
 
 
 def forked(folder: Path, **request) -> Launched:
-    server = fork_server()
-    with tempfile.NamedTemporaryFile(suffix=".txt") as output:
+    with tempfile.NamedTemporaryFile(suffix=".txt") as output, socket.socket(socket.AF_UNIX) as server:
         started = time.monotonic()
-        server.stdin.write(json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n")
-        server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
+        server.connect(fork_server()[0])
+        server.sendall((json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n").encode())
+        answer = json.loads(server.makefile().readline())
         seconds, text = time.monotonic() - started, Path(output.name).read_text(errors="replace")
     assert answer["left"] == 0, f"{answer['left']} processes were left running: {text}"
     return Launched(folder, answer["code"], text, seconds)
