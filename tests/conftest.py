@@ -69,25 +69,27 @@ class Launched:
 
 
 @functools.cache
-def fork_server() -> tuple[str, subprocess.Popen | None]:
-    """Where a process listens that forks launches, see forkserver.py. The first of a session's workers starts it."""
+def fork_server() -> str:
+    """The address of a process that forks launches, see forkserver.py. The first of a session's workers starts it."""
     session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     address = f"\0zero-study-tests-{session}"  # not a file: gone when nobody has it open
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(address)
         except OSError:  # another worker has started it
-            return address, None
+            return address
         listener.listen()
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": os.environ | MALLOC}
+        listener.set_inheritable(True)
         words = [sys.executable, str(ROOT / "tests" / "forkserver.py"), str(listener.fileno()), str(session)]
-        return address, subprocess.Popen(words, cwd=ROOT, pass_fds=[listener.fileno()], **options)
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        os.posix_spawn(sys.executable, words, os.environ | MALLOC, file_actions=nothing)
+    return address
 
 
 def forked(folder: Path, **request) -> Launched:
     with tempfile.NamedTemporaryFile(suffix=".txt") as output, socket.socket(socket.AF_UNIX) as server:
         started = time.monotonic()
-        server.connect(fork_server()[0])
+        server.connect(fork_server())
         server.sendall((json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n").encode())
         answer = json.loads(server.makefile().readline())
         seconds, text = time.monotonic() - started, Path(output.name).read_text(errors="replace")

@@ -190,5 +190,6 @@ def _free_port() -> int:
 
 if __name__ == "__main__":
     gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
+    os.chdir(ROOT)
     descriptor, session = map(int, ARGUMENTS)
     Server(socket.socket(fileno=descriptor), session).serve_forever()
