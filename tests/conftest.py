@@ -39,7 +39,7 @@ TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 
 LAUNCH = (str(Path(sys.executable).with_name("accelerate-launch")),)  # imports less than `accelerate launch`: 2 s
 
-# What a step frees is kept for the next one, and not given back to the kernel and zeroed anew: a sixth of a launch.
+# What a step frees is kept for the next one, and not given back to the kernel and zeroed anew: an eighth of a launch.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
