@@ -6,6 +6,8 @@ CONSTRAIN ?= --constraint constraints.txt  # empty for whatever is newest, or fo
 RUNS ?= runs/smoke
 # pip would turn every module into bytecode, two thirds of its time; Python does so for those that are imported.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# Where this is set, no bytecode is kept, and every process compiles all that it imports: six seconds for a rank.
+export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup study report test style check bench parity virtual scoreboard gpu

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 
 
+LAUNCH = (str(Path(sys.executable).with_name("accelerate-launch")),)  # imports less than `accelerate launch`: 2 s
+
+# What a step frees is kept for the next one, and not given back to the kernel and zeroed anew: an eighth of a launch.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
@@ -63,19 +70,29 @@ class Launched:
 
 
 @functools.cache
-def fork_server() -> subprocess.Popen:
-    """A process that forks launches: see forkserver.py."""
-    words = [sys.executable, str(ROOT / "tests" / "forkserver.py")]
-    return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def fork_server() -> str:
+    """The address of a process that forks launches, see forkserver.py. The first of a session's workers starts it."""
+    session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    address = f"\0zero-study-tests-{session}"  # not a file: gone when nobody has it open
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(address)
+        except OSError:  # another worker has started it
+            return address
+        listener.listen()
+        listener.set_inheritable(True)
+        words = [sys.executable, str(ROOT / "tests" / "forkserver.py"), str(listener.fileno()), str(session)]
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        os.posix_spawn(sys.executable, words, os.environ | MALLOC, file_actions=nothing)
+    return address
 
 
 def forked(folder: Path, **request) -> Launched:
-    server = fork_server()
-    with tempfile.NamedTemporaryFile(suffix=".txt") as output:
+    with tempfile.NamedTemporaryFile(suffix=".txt") as output, socket.socket(socket.AF_UNIX) as server:
         started = time.monotonic()
-        server.stdin.write(json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n")
-        server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
+        server.connect(fork_server())
+        server.sendall((json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n").encode())
+        answer = json.loads(server.makefile().readline())
         seconds, text = time.monotonic() - started, Path(output.name).read_text(errors="replace")
     assert answer["left"] == 0, f"{answer['left']} processes were left running: {text}"
     return Launched(folder, answer["code"], text, seconds)
@@ -93,16 +110,16 @@ def launch(
 ) -> Launched:
     """Train an arm, by its name or by the path of a yaml, and wait for the end.
 
-    Ranks are forked from a process that has imported everything. `real` starts `accelerate launch` itself, and so does
-    `env`: libraries read the environment while they are imported.
+    Ranks are forked from a process that has imported everything. `real` starts Accelerate's launcher itself, and so
+    does `env`: libraries read the environment while they are imported.
     """
     path = str(config) if isinstance(config, Path) else f"accelerate_configs/{config}.yaml"
     flags = tuple(map(str, ("--run-dir", folder, "--cache-dir", cache, *flags)))
     if not (real or env):
         return forked(folder, config=path, launcher=launcher, script=script, flags=flags)
-    started, program = time.monotonic(), str(Path(sys.executable).with_name("accelerate"))
+    started = time.monotonic()
     process = subprocess.run(
-        [program, "launch", "--config_file", path, *launcher, script, *flags],
+        [*LAUNCH, "--config_file", path, *launcher, script, *flags],
         cwd=ROOT,
         env=os.environ | (env or {}),
         stdin=subprocess.DEVNULL,

@@ -3,8 +3,9 @@
 Almost all of a tiny launch is imports. What `accelerate launch` does between its command line and the ranks is done by
 Accelerate's own functions here as well: they parse the flags, read the config file and make the ranks' environment.
 What torchrun does (a number for each rank, ending all when one fails) is written out. `test_launch.py` holds a forked
-launch to a real one. Reads a request a line from stdin, as JSON, and answers each with an exit code and how many
-processes it left running.
+launch to a real one. All workers of a session share this process: it accepts connections to the socket that it is
+given, each with a request as a line of JSON, and answers with an exit code and how many processes the launch left
+running. It ends with the session.
 """
 
 import atexit
@@ -15,17 +16,17 @@ import os
 import runpy
 import signal
 import socket
+import socketserver
 import sys
 import time
 import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ANSWERS = os.dup(1)  # what libraries print on import must not be taken for an answer
-os.dup2(2, 1)
 os.environ["OMP_NUM_THREADS"] = "1"  # no thread may exist when a process is forked
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(ROOT))
+ARGUMENTS = sys.argv[1:]
 sys.argv = [str(ROOT / "study" / "train.py")]
 
 import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank
@@ -38,6 +39,7 @@ from accelerate.utils.launch import (
     prepare_multi_gpu_env,
     prepare_simple_launcher_cmd_env,
 )
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.bert import modeling_bert  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
@@ -55,21 +57,38 @@ CORES = len(os.sched_getaffinity(0))
 # operators that a test names is looked at in the ranks.
 loading.load([name for name in OPERATORS if compiled(name) and not why_not(name, 0)], 0, print)
 tyro.cli(Settings, args=[])  # imports what it needs for it
+get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
 
 
-def serve() -> None:
-    """Answer requests until stdin is closed."""
-    gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
-    for line in sys.stdin:
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Handles each request in a process of its own, and ends with the session that it serves."""
+
+    max_children = 100  # the workers of a session are fewer
+
+    def __init__(self, listener: socket.socket, session: int):
+        super().__init__(listener.getsockname(), Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.session = listener, psutil.Process(session)
+
+    def service_actions(self) -> None:
+        super().service_actions()
+        if not self.session.is_running():
+            raise SystemExit
+
+
+class Request(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
         pid = os.fork()
         if pid == 0:
             os.setsid()  # whatever a launch starts can be found by its session
-            _end_with(launch, json.loads(line))
+            _end_with(launch, request)
         _, status = os.waitpid(pid, 0)
         left = [process.pid for process in psutil.process_iter() if _session(process.pid) == pid]
         for process in left:
             os.kill(process, signal.SIGKILL)
-        os.write(ANSWERS, (json.dumps({"code": os.waitstatus_to_exitcode(status), "left": len(left)}) + "\n").encode())
+        answer = {"code": os.waitstatus_to_exitcode(status), "left": len(left)}
+        self.wfile.write((json.dumps(answer) + "\n").encode())
 
 
 def launch(request: dict) -> int:
@@ -170,4 +189,7 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    serve()
+    gc.freeze()  # so that no rank's collections look at all that was imported, and copy it
+    os.chdir(ROOT)
+    descriptor, session = map(int, ARGUMENTS)
+    Server(socket.socket(fileno=descriptor), session).serve_forever()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import ROOT, launch, left_running, traceback_of_ours
+from conftest import LAUNCH, ROOT, launch, left_running, traceback_of_ours
 
 from study.machine.disk import PREFIX
 from study.records import store
@@ -18,7 +18,6 @@ from study.records.schema import Record
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
-LAUNCH = (str(Path(sys.executable).with_name("accelerate")), "launch")
 
 MISTAKES = {
     "unknown model": ("single", ("--model", "bert-huge"), ("bert-huge", "bert-large")),
@@ -119,7 +118,7 @@ def test_without_the_launcher_it_says_how(command):
 def training(arm: str, folder: Path, cache: Path, *launcher: str):
     """A long training that has begun, in a process group of its own."""
     command = [*launcher, "--config_file", f"accelerate_configs/{arm}.yaml", "study/train.py"]
-    flags = ["--epochs", "100", "--sequence", "32", "--micro-batch", "4"]
+    flags = ["--epochs", "100", "--sequence", "32", "--micro-batch", "4", "--warmup-steps", "1", "--log-every", "1"]
     with subprocess.Popen(
         [*command, *flags, "--run-dir", str(folder), "--cache-dir", str(cache)],
         cwd=ROOT,

@@ -3,20 +3,25 @@
 import ast
 import importlib.util
 import json
-import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, at_home
+from conftest import ROOT, at_home, launch
 from shaped import finished, put
+from test_cli import in_this_process
 
 from study.errors import Stop
+from study.records import store
 from study.report import notebook
 from study.report import site as report
 from study.report.notebook import Book, as_html
+from study.spec.settings import options
+from study.sweeps import launches
 
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in PATHS]
@@ -44,11 +49,11 @@ def said(path: Path) -> str:
     return json.dumps([output.get("data", output.get("text")) for output in outputs(path)], ensure_ascii=False)
 
 
-def execute(name: str, out: Path, *words: str, env: dict | None = None) -> str:
+def execute(name: str, out: Path, *words: str) -> str:
     command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", out, *words, "--no-progress-bar"]
-    for _ in range(report.KERNEL_TRIES):
-        options = {"capture_output": True, "text": True, "env": env, "timeout": 600, "check": False}
-        done = subprocess.run([str(word) for word in command], cwd=ROOT, **options)
+    for _ in range(3):
+        words = list(map(str, command))
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
         if "Kernel died before" not in done.stderr:  # the port that was chosen for it was taken meanwhile
             break
     assert done.returncode == 0, done.stderr
@@ -200,12 +205,35 @@ def test_colab_ends_where_no_training_was_started(tmp_path, monkeypatch):
         run_colab(lambda line: 0, runs=str(tmp_path))
 
 
-def test_colab_on_a_cpu(home, tmp_path):
-    """The same notebook, with a small model: compiled what is needed, three launches, figures, verdicts."""
-    out = tmp_path / "out.ipynb"
-    env = os.environ | {"XDG_CACHE_HOME": str(home), "CUDA_VISIBLE_DEVICES": ""}
-    execute("colab", out, "-p", "scale", "tiny", "-p", "runs", tmp_path / "runs", env=env)
+def test_colab_on_a_cpu(home, cache, tmp_path, monkeypatch):
+    """The same notebook, with a small model: compiled what is needed, three launches, figures, verdicts.
+
+    Its sweep runs in this process, and the launches are forked: fresh ones are almost all imports.
+    """
+    at_home(home, monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # which a command changes
+    shown = []
+    monkeypatch.setattr(notebook, "display", lambda content, **about: shown.append((content, about)))
+
+    def forked(turn, folder, *_):
+        monkeypatch.setenv(store.CELL, turn.declared.model_dump_json())
+        cell, place = turn.cell, folder.resolve()
+        ranks = ("--num_processes", str(cell.ranks)) if cell.ranks else ()
+        run = launch(cell.arm, place, *options(cell.settings), cache=cache, launcher=ranks)
+        assert run.code == 0, run.output
+        return store.load(folder)
+
+    def shell(line: str) -> int | None:
+        words = shlex.split(line.removesuffix(" | cat"))
+        if "sweep" not in words:
+            return subprocess.run(words, cwd=ROOT, check=False).returncode
+        return in_this_process(monkeypatch, " ".join(words[words.index("sweep") :]))
+
+    monkeypatch.setattr(launches, "run", forked)
+    run_colab(shell, scale="tiny", runs=str(tmp_path / "runs"))
+    text = " ".join(str(getattr(content, "data", content)) for content, _ in shown)
     for words in ("**3 runs** below", "3 done", "further from single than", "S002-13"):
-        assert words in said(out), words
-    drawn = [output["metadata"]["study_name"] for output in outputs(out) if "image/svg+xml" in output.get("data", {})]
+        assert words in text, words
+    drawn = [about["metadata"]["study_name"] for content, about in shown if "image/svg+xml" in str(content)]
     assert drawn == ["colab-losses", "colab-memory", "colab-frontier"]

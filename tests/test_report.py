@@ -200,7 +200,7 @@ def test_without_a_run_nothing_is_replaced_and_the_exit_code_is_2(runs, tmp_path
 
 
 def test_workers_end_with_an_interrupted_report():
-    """Whatever they do, and what they have started: a kernel is in a session of its own."""
+    """Whatever they do, and what they have started: what runs a notebook is in a session of its own."""
     spawn = multiprocessing.get_context("spawn")
     read, write = spawn.Pipe()
     worker = spawn.Process(target=_start, args=(write,))
@@ -321,21 +321,3 @@ def test_the_first_sentence_of_every_claim_is_read_in_ten_seconds(judged):
     sentences = {row["claim"]: row["plainly"] for each in judged.values() for row in each.verdicts}
     assert len(sentences) > 400
     assert {name: sentence for name, sentence in sentences.items() if len(sentence.split()) > 35} == {}
-
-
-@pytest.mark.parametrize("deaths", [1, report.KERNEL_TRIES])
-def test_a_kernel_whose_port_was_taken_is_started_again(deaths, monkeypatch):
-    """It chooses a port and listens later, and another process may have it by then: seen beside gloo's."""
-    import papermill
-
-    tries = []
-
-    def execute_notebook(*_, **__):
-        tries.append(1)
-        if len(tries) <= deaths:
-            raise RuntimeError("Kernel died before replying to kernel_info")
-
-    monkeypatch.setattr(papermill, "execute_notebook", execute_notebook)
-    _, problem = report._execute(Path("in"), "machines", Path("out"), {})
-    assert len(tries) == min(deaths + 1, report.KERNEL_TRIES)
-    assert problem == (None if deaths < report.KERNEL_TRIES else "Kernel died before replying to kernel_info")

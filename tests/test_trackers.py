@@ -5,6 +5,7 @@ import json
 import sqlite3
 
 import pytest
+from conftest import TRAINED
 
 from study.errors import Stop
 from study.spec.settings import Settings
@@ -15,7 +16,7 @@ FLAGS = ("--steps", "12", "--no-instruments", "--eval-rows", "16")
 
 def test_without_one_accelerate_gets_none(tmp_path, trained):
     assert tracker_options(Settings(), tmp_path) == {}
-    record = trained("single").record
+    record = trained("single", *TRAINED).record
     assert record["requested"]["log_with"] is None
     assert record["observed"]["trackers"] == []
 

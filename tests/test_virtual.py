@@ -55,8 +55,9 @@ def assert_equal(virtual: dict, real: dict) -> str:
 
 
 @pytest.mark.parametrize(("arm", "ranks"), [pytest.param("ddp", 2, marks=pytest.mark.slow), ("zero3", 2), ("fsdp2", 2)])
-def test_a_virtual_rank_is_a_real_one(arm, ranks, tmp_path, cache):
-    virtual, real = pair(arm, ranks, tmp_path, cache)
+def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
+    """The real ones are those of `test_train`."""
+    virtual, real = trained(arm, *TRAINED, "--virtual-ranks", str(ranks)), trained(arm, *TRAINED)
     assert_equal(virtual.record, real.record)
     record = virtual.record
     assert record["loss"] == {"train": [], "final_train": None, "eval": [], "final_eval": None}

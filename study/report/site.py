@@ -22,6 +22,9 @@ import jinja2
 import nbformat
 import pandas as pd
 import psutil
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
 
 from study.claims import ledger, words
 from study.claims.verdict import VERDICTS
@@ -43,7 +46,6 @@ from study.text.tables import say
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
 NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", *REPLICATIONS, "machines", "predictions")
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
-KERNEL_TRIES = 3
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
@@ -108,12 +110,12 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 
 
 def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[str], None]) -> list[str]:
-    """Execute every notebook in its own kernel. Of one that fails, what it has shown is kept, with its error."""
+    """Execute every notebook in a process of its own. Of one that fails, what it has shown is kept, with its error."""
     failed, parameters = [], {"runs": ",".join(map(str, folders)), "data": str(data or "")}
-    # Processes, because each thread that executes a notebook would leave an event loop behind. They are in their own
-    # sessions, because Ctrl-C is for this process, which ends them.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), spawn, initializer=os.setsid) as pool, _ended_with_us():
+    # Forked, because a kernel for each would import everything anew, four seconds of it. In their own sessions, because
+    # Ctrl-C is for this process, which ends them.
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(os.cpu_count(), fork, initializer=os.setsid) as pool, _ended_with_us():
         name_of = {pool.submit(_execute, ROOT / "notebooks", name, into, parameters): name for name in NOTEBOOKS}
         for number, done in enumerate(as_completed(name_of), 1):
             elapsed_s, problem = done.result()
@@ -125,7 +127,7 @@ def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[s
 
 @contextlib.contextmanager
 def _ended_with_us() -> Iterator[None]:
-    """When this process is interrupted, those of the pool and their kernels end at once."""
+    """When this process is interrupted, those of the pool and what they have started end at once."""
     try:
         yield
     except BaseException:
@@ -139,25 +141,42 @@ def _ended_with_us() -> Iterator[None]:
 
 
 def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[float, str | None]:
-    """The seconds that a notebook took, and what it failed with."""
-    import papermill  # takes two seconds, and only this process needs it
-
+    """The seconds that a notebook took, and what it failed with. The parameters become a cell, as papermill's do."""
     started, problem, path = time.monotonic(), None, into / f"{name}.ipynb"
-    options = {"kernel_name": "python3", "extra_arguments": ["--IPKernelApp.log_level=50"]}  # it logs that it listens
-    for _ in range(KERNEL_TRIES):
-        try:
-            papermill.execute_notebook(notebooks / path.name, path, parameters, progress_bar=False, **options)
-            problem = None
-        except papermill.PapermillExecutionError as error:
-            problem = f"{error.ename}: {error.evalue}"
-        except RuntimeError as error:  # it died before it listened: another process took its port
-            problem = str(error)
-            continue
-        break
-    if path.exists():  # papermill writes down where everything was
-        executed = without_paths(json.loads(path.read_text()))
-        store.replace(path, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+    book = nbformat.read(notebooks / path.name, as_version=4)
+    (place,) = (at for at, cell in enumerate(book.cells, 1) if "parameters" in cell.metadata.get("tags", []))
+    assignments = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+    book.cells.insert(place, nbformat.v4.new_code_cell(f"# Parameters\n{assignments}"))
+    shell = _shell()
+    for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
+        cell.execution_count = number
+        cell.outputs, problem = _run(shell, cell.source)
+        if problem:
+            break
+    store.replace(path, json.dumps(without_paths(book), indent=1, ensure_ascii=False) + "\n")
     return time.monotonic() - started, problem
+
+
+def _shell() -> InteractiveShell:
+    """IPython with no names in it, which keeps no history."""
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    shell.reset()
+    return shell
+
+
+def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNode], str | None]:
+    """What a cell shows, and what it failed with."""
+    errors: list[nbformat.NotebookNode] = []
+    shell._showtraceback = lambda kind, error, lines: errors.append(  # what a kernel does with it
+        nbformat.v4.new_output("error", ename=kind.__name__, evalue=str(error), traceback=lines)
+    )
+    with capture_output() as shown:
+        shell.run_cell(source)
+    streams = [(name, text) for name, text in (("stdout", shown.stdout), ("stderr", shown.stderr)) if text]
+    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in streams]
+    for each in shown.outputs:
+        outputs.append(nbformat.v4.new_output("display_data", data=each.data, metadata=each.metadata))
+    return outputs + errors, f"{errors[0].ename}: {errors[0].evalue}" if errors else None
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
@@ -166,7 +185,7 @@ def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[
 def write_pages(runs: Runs, verdicts: list[dict], out: Path, failed: list[str]) -> None:
     """All pages, from the runs, the verdicts and the executed notebooks."""
     paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
-    cells_of = {name: _cells(path) for name, path in paths.items() if path.exists()}
+    cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
     titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
     for name, cells in cells_of.items():
         texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
@@ -188,13 +207,6 @@ def write_pages(runs: Runs, verdicts: list[dict], out: Path, failed: list[str]) 
     write_page(out / "index.html", "index.html", titles=titles, here="index", **values)
     for name in ("site.css", "site.js"):
         shutil.copyfile(TEMPLATES / name, out / name)
-
-
-def _cells(path: Path) -> list[nbformat.NotebookNode]:
-    """What was executed, without the cells that papermill adds where one failed: the error is in its place."""
-    added = "papermill-error-cell-tag"
-    cells = nbformat.read(path, as_version=4).cells
-    return [cell for cell in cells if added not in cell.metadata.get("tags", [])]
 
 
 def run_pages(runs: Runs, folder: Path, titles: dict[str, str]) -> tuple[list[dict], list[str]]:
