@@ -12,6 +12,7 @@ import pandas as pd
 
 from study.claims import ledger
 from study.claims.files import read_all
+from study.claims.ledger import Verdict
 from study.claims.words import plainly
 from study.errors import Stop
 from study.outside import rows as published_rows
@@ -78,11 +79,19 @@ def runs(runs: Runs) -> list[dict]:
     return rows
 
 
+def judged(runs: Runs, document: str | None = None) -> list[Verdict]:
+    """The claims of one document, or of all, judged by these runs."""
+    return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
+
+
+def verdict(judged: Verdict) -> dict:
+    """A verdict as a row."""
+    return ledger.row(judged) | {"plainly": plainly(judged)}
+
+
 def verdicts(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
-    claims = [claim for claim in read_all() if document in (None, claim.document)]
-    verdicts = ledger.judge_all(claims, runs)
-    return [ledger.row(verdict) | {"plainly": plainly(verdict)} for verdict in verdicts]
+    return [verdict(each) for each in judged(runs, document)]
 
 
 # --- losses --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,220 @@
+"""A page for each run: what became of it, its curves, its memory, what it moved, and what is wrong or costly in it."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from study.claims.ledger import Verdict
+from study.diagnosis import findings
+from study.diagnosis.facts import Facts
+from study.errors import Stop
+from study.records import store
+from study.records.prediction import predicted
+from study.records.privacy import safe_name, without_paths
+from study.records.runs import Run, Runs
+from study.records.schema import RankComponents, Record
+from study.report import charts, claim_pages, style, tables
+from study.report.charts import Bars, Chart
+from study.report.templating import write_page
+from study.spec.shapes import SHAPES, shape_of
+from study.text.numbers import count, short, size
+from study.theory.architecture import FAMILIES
+
+RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
+MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
+FORMULAS = "by formulas"  # the bar of what was predicted
+NAMES = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
+
+
+def slugs(runs: Runs) -> dict[Run, str]:
+    """The names of the runs' pages. Two runs of one name have two pages; some file systems ignore case."""
+    taken, names = set(), {}
+    for run in runs:
+        name = safe_name(run.name)
+        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        names[run] = next(slug for slug in candidates if slug.casefold() not in taken)
+        taken.add(names[run].casefold())
+    return names
+
+
+def write(
+    runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
+) -> tuple[list[dict], list[str]]:
+    """A page for each run, and its files beside it: a row for each, and a sentence for each that has no page.
+
+    The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
+    pages.
+    """
+    rows, problems, resting = [], [], claim_pages.used_by(verdicts)
+    about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
+    for row, run in zip(tables.runs(runs), runs, strict=True):
+        try:
+            row, slug, texts = without_paths(row), names[run], _texts(run.folder)
+            for file, content in texts.items():
+                (folder / f"{slug}.{file}").write_text(content, errors="replace")
+            log = texts.get("log.txt") or texts.get("output.txt") or ""
+            values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
+            write_page(folder / f"{slug}.html", "run.html", **about, **values, verdicts=resting.get(run.name, []))
+            rows.append(row | {"slug": slug, "has log": bool(log)})
+        except (Stop, ValueError, OSError, RecursionError) as error:
+            reason = error.what if isinstance(error, Stop) else repr(error)
+            problems.append(f"{run.folder.name} has no page ({reason})")
+    return rows, problems
+
+
+def page(run: Run) -> dict:
+    """What the page of a run shows, without what tells of the machine."""
+    record = without_paths(run.record.model_dump(by_alias=True))
+    judged, unknown = findings.looked_at(run.record)
+    ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
+    return {
+        "results": _results(run),
+        "error": record["error"],
+        "findings": without_paths([asdict(finding) for finding in findings.diagnose(run.record)]),
+        "judged": judged,
+        "not_judged": unknown,
+        "losses": _losses(run),
+        "seconds": _seconds(run),
+        "memory": _memory(run),
+        "components": _components(run),
+        "peaks": sorted({rank.tracked_peak_bytes for rank in ranks}),
+        "traffic": _traffic(run),
+        "asked": without_paths(list(_asked(run.record))),
+        "settings": _flat(record["requested"]),
+        "observed": _flat(record["observed"]),
+    }
+
+
+def _results(run: Run) -> dict[str, str]:
+    """What a reader wants to know first, in human units. What is not known is left out."""
+    record, moved = run.record, sum(run.traffic.values())
+    evaluation = record.loss.final_eval
+    peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
+    return {
+        label: text
+        for label, text in (
+            ("last training loss (nats)", run.losses and short(run.losses[-1])),
+            ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
+            ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
+            ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
+            ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
+            (peak_of, run.peak_bytes and size(run.peak_bytes)),
+            ("in collectives per rank and step", moved and size(moved)),
+            ("parameters", run.parameters and count(run.parameters)),
+        )
+        if text
+    }
+
+
+def _losses(run: Run) -> Chart | None:
+    series = {"training": list(enumerate(run.losses, 1))}
+    evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
+    if run.record.is_script:
+        every = run.record.observed.logging_steps or 1
+        series = {
+            each.name: [(every * number, loss) for number, loss in enumerate(each.losses, 1)]
+            for each in run.record.observed.runs
+        }
+    return charts.chart(series | {"evaluation": evaluations}, "optimizer step", "loss (nats)")
+
+
+def _seconds(run: Run) -> Chart | None:
+    first = (run.record.requested.warmup_steps or 0) + 1
+    if len(run.record.time.step_s) < 2:
+        return None
+    points = list(enumerate(run.record.time.step_s, first))
+    return charts.chart({"step": points}, "optimizer step", "seconds", " s")
+
+
+def _memory(run: Run) -> Bars | None:
+    """What the rank that held most held at its peak and after a step, and what formulas say of the peak."""
+    fullest = _fullest(run)
+    if fullest is None:
+        return None
+    held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
+    if estimate := _predicted(run):
+        held[FORMULAS] = estimate
+    stacks = {name: tables.parts(components) for name, components in held.items() if components}
+    notes = {FORMULAS: "predicted, at the peak"}
+    label = f"Memory of a rank of {run.arm} by component"
+    return charts.bars(stacks, style.PARTS, label, (FORMULAS,), notes) if stacks else None
+
+
+def _fullest(run: Run) -> RankComponents | None:
+    return max(run.record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes, default=None)
+
+
+def _predicted(run: Run) -> dict[str, int] | None:
+    """Components by formulas. None for a model that has none: it would have to be looked at, which takes seconds."""
+    shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
+    if shape.get("model_type") not in FAMILIES or not run.done:
+        return None
+    estimate = predicted(run.record)
+    return estimate and estimate.at_peak
+
+
+def _components(run: Run) -> list[dict]:
+    """A row for each component, the largest first."""
+    fullest = _fullest(run)
+    if fullest is None:
+        return []
+    at_peak, after = fullest.at_peak or {}, fullest.after_step
+    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
+    return [{"name": name.replace("_", " "), "peak": at_peak.get(name), "after": after.get(name)} for name in names]
+
+
+def _traffic(run: Run) -> dict | None:
+    """Collectives of a step of the first rank. Those that are too small for a bar are in the table."""
+    if not run.traffic:
+        return None
+    moved = {NAMES.get(kind, kind): size_bytes for kind, size_bytes in run.traffic.items()}
+    colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
+    drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
+    calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
+    return {"bars": drawn, "calls": calls}
+
+
+def _asked(record: Record) -> Iterator[dict]:
+    """What was asked for beside what was read back from the prepared objects, where one of both is known."""
+    promised, wanted, seen = Facts(record).promised, record.requested, record.observed
+    weights = seen.dtypes.get("weights")
+    precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
+    pairs = (  # and whether the two are of a kind, so that they can be held against each other
+        ("arm", wanted.arm, seen.arm, True),
+        ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
+        ("ZeRO stage", promised.stage, seen.stage, True),
+        ("optimizer states are kept", promised.offload_optimizer, seen.offload_optimizer, True),
+        ("weights are kept", promised.offload_param, seen.offload_param, True),
+        ("passes per step", promised.accumulation, seen.accumulation, True),
+        ("activation checkpointing", promised.checkpointing, seen.checkpointing, True),
+        ("gradient clipping", promised.clipping, seen.clipping, True),
+        ("steps", wanted.steps, seen.steps, True),
+        ("precision", wanted.precision or promised.precision, precision, False),
+        ("attention", wanted.attention, seen.attention, False),
+        ("optimizer", promised.optimizer, seen.optimizer, False),
+        ("data", wanted.data, seen.data_source, False),
+    )
+    for what, asked, observed, comparable in pairs:
+        if asked is not None or observed is not None:
+            differs = comparable and None not in (asked, observed) and asked != observed
+            yield {"what": what, "asked": asked, "observed": observed, "differs": differs}
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
+    paths = [folder / name for name in RAW if (folder / name).is_file() and not (folder / name).is_symlink()]
+    texts = {path.name: without_paths(path.read_text(errors="replace")) for path in paths if path.name != store.RECORD}
+    record = json.dumps(without_paths(json.loads((folder / store.RECORD).read_text())), indent=1) + "\n"
+    return {store.RECORD: record} | texts
+
+
+def _flat(section: dict) -> dict:
+    """What is known of a section: nested names joined by dots, long lists by their length."""
+    (flat,) = pd.json_normalize(section).to_dict("records")
+    known = {name: value for name, value in flat.items() if value is not None and value != []}
+    long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
+    return known | long

@@ -1,0 +1,34 @@
+"""Templates to files. Everything that a template shows is escaped: records come from anybody."""
+
+import functools
+import re
+from pathlib import Path
+
+import jinja2
+
+from study.text.numbers import short, size
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+def write_page(path: Path, template: str, **values) -> None:
+    """Fill a template in. `up` leads to the site's root from where the page is."""
+    text = _templates().get_template(template).render(**{"up": ""} | values)
+    path.write_text(text, errors="replace")  # half of a surrogate pair, as JSON may hold, cannot be encoded
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """One environment for all pages: it keeps the templates that it has compiled."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.filters |= {"short": short, "size": size, "prose": prose}
+    return templates
+
+
+def prose(text: str) -> str:
+    """Markdown as HTML. What it holds of HTML is shown as text: records come from anybody."""
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    page = MarkdownWithMath(renderer=IPythonRenderer(escape=True, anchor_link_text="")).render(text)
+    return re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
