@@ -102,7 +102,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
     names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or READING
     if not (holds and fails):
         return f"it {'holds' if holds else 'fails'} in some cases, and in others nothing decides"
-    held, failed = _case(holds[0]), _case(fails[0])
+    held, failed = case_words(holds[0]), case_words(fails[0])
     unit = next((unit for unit in COUNTED if held.endswith(f" {unit}") and failed.endswith(unit)), "")
     cases = f"it holds with {_bare(held, unit)} and fails with {failed}"
     if len(holds) == len(fails) == 1 and len(cases) <= SHORT and set(matter).isdisjoint(INTERNAL):
@@ -110,7 +110,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
     return f"that depends on {names}" if names == READING else f"it leaves open {names}"
 
 
-def _case(words: str) -> str:
+def case_words(words: str) -> str:
     """One of the cases, without the names that only the code has: 8 ranks, no checkpointing."""
     for name, plain in CASES.items():
         words = words.replace(name, plain)

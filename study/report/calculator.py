@@ -10,22 +10,27 @@ from pathlib import Path
 
 from study.machine.gpus import GPUS
 from study.outside.written import accuracy
-from study.report import style
-from study.report.tables import PARTS
+from study.report import charts, style, tables
 from study.report.templating import write_page
 from study.spec.shapes import SHAPES, VOCABULARY
+from study.text.numbers import size
 from study.theory import pace, papers, schedule, work
-from study.theory.architecture import FAMILIES, describe
+from study.theory.advise import MISS
+from study.theory.architecture import FAMILIES, Architecture, describe
 from study.theory.deepspeed_memory import Engine
-from study.theory.memory_kinds import reserve_bytes
+from study.theory.estimate import estimate
+from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 
 SCRIPTS = tuple(f"calculator{part}.js" for part in ("-model", "-memory", "-fsdp", "-time", ""))
-# Decoders of today whose sizes everybody asks for. They are computed as `study estimate --params --ffn` does: a model's own
-# config, which is looked at, is more exact.
+# Decoders of today whose sizes everybody asks for. They are computed as `study estimate --params --ffn` does: a look at
+# a model's own config is more exact.
 DECODERS = ("llama3-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "olmo2-7b", "phi3-mini")
-FIRST = "llama3-8b"
+OWN = "own numbers"
+SAME_NAME = ("precision", "accumulation", "sequence")  # of a setup, in Python and in the form
+FIRST = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "precision": "bf16_cast", "microBatch": 1}
+FIRST |= {"sequence": 2048, "accumulation": 1}
 PRECISIONS = {
     "bf16_cast": "bf16 weights, fp32 master copy",
     "bf16": "bf16 autocast, fp32 weights",
@@ -41,8 +46,32 @@ ENGINE = (
 
 
 def write(out: Path, titles: dict[str, str]) -> None:
-    values = {"data": data(), "accuracy": accuracy(), "first": FIRST, "scripts": SCRIPTS}
+    """The page. What it shows before a script runs, or without one, is what Python answers to its first question."""
+    model_names = [(name, name) for name in models()] + [(OWN, "my own numbers")]
+    choices = {"model_names": model_names, "gpu_names": [(name, name) for name in GPUS], "shown": FIRST | _sizes()}
+    choices |= {"precisions": list(PRECISIONS.items()), "scripts": SCRIPTS, "last_decoder": DECODERS[-1]}
+    words = {
+        "accuracy": accuracy(),
+        "miss": f"{MISS:.0%}",
+        "reserve": f"{size(OUTSIDE_AT_MOST_BYTES)} and {FRAGMENTATION:.0%}",
+        "bars": _bars(),
+    }
+    words |= {"sentence": "", "conditions": f"{FIRST['gpus']} x {FIRST['gpu']}, {FIRST['model']}. Predicted."}
+    values = choices | words | {"data": data()}
     write_page(out / "calculator.html", "calculator.html", titles=titles, here="calculator", **values)
+
+
+def _sizes() -> dict[str, int]:
+    return models()[FIRST["model"]]
+
+
+def _bars() -> charts.Bars:
+    """Every arm's answer to the first question."""
+    model = Architecture(**models()[FIRST["model"]])
+    values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
+    setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in style.ARMS}
+    parts = {name: tables.parts(estimate(setup).at_peak) for name, setup in setups.items()}
+    return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
 
 def data() -> dict:
@@ -57,9 +86,10 @@ def data() -> dict:
         "update_bytes": schedule.UPDATE_BYTES,
         "cpu_adam_s_per_billion": papers.CPU_ADAM_S_PER_BILLION,
         "host_process_bytes": HOST_PROCESS_BYTES,
+        "miss": MISS,
         "precisions": PRECISIONS,
-        "part_of": {role: part for part, roles in PARTS.items() for role in roles},
-        "colours": {part: style.PARTS[part] for part in PARTS},
+        "part_of": {role: part for part, roles in tables.PARTS.items() for role in roles},
+        "colours": {part: style.PARTS[part] for part in tables.PARTS},
     }
 
 

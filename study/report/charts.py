@@ -14,6 +14,7 @@ from study.text.numbers import short, size
 WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 62, 546, 14, 188  # the frame in which values are drawn
 MOST_TICKS = 6
+Series = Mapping[str, Iterable[tuple[float, float]]]  # points (x, y) by the name of their line
 MOST_MARKS = 40  # of a line: a mark shows its value under the pointer
 
 
@@ -71,8 +72,8 @@ class Bars:
     label: str  # for a reader who does not see it
 
 
-def chart(series: Mapping[str, Iterable[tuple[float, float]]], x_label: str, y_label: str, unit: str = "") -> Chart | None:
-    """A chart of several series of points (x, y). The axis of y begins at zero only if that leaves the shape visible."""
+def chart(series: Series, x_label: str, y_label: str, unit: str = "") -> Chart | None:
+    """A chart of several lines. The axis of y begins at zero only if that leaves the shape visible."""
     known = {name: [(x, y) for x, y in points if y is not None and math.isfinite(y)] for name, points in series.items()}
     known = {name: points for name, points in known.items() if points}
     everything = [point for points in known.values() for point in points]
@@ -81,7 +82,8 @@ def chart(series: Mapping[str, Iterable[tuple[float, float]]], x_label: str, y_l
     x_low, x_high = _range(x for x, _ in everything)
     y_low, y_high = _range(y for _, y in everything)
     y_low = 0.0 if 0 <= y_low < 0.5 * y_high else y_low
-    y_ticks, x_ticks = ticks(y_low, y_high), [tick for tick in ticks(x_low, x_high) if tick == int(tick)]
+    y_ticks = ticks(y_low, y_high)
+    x_ticks = [tick for tick in ticks(x_low, x_high) if tick == int(tick) and x_low <= tick <= x_high]
     y_low, y_high = min(y_low, y_ticks[0]), max(y_high, y_ticks[-1])
     looks = ("var(--ink)", style.VERMILION, style.BLUE, style.GREEN)
 
@@ -125,8 +127,10 @@ def ticks(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def bars(stacks: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], label: str, predicted=(), notes=None) -> Bars:
-    """Stacked bars of bytes: parts by bar, in the order of the colours. `predicted` names bars that nobody measured."""
+def bars(
+    stacks: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], label: str, predicted: str | None = None
+) -> Bars:
+    """Stacked bars of bytes: parts by bar, in the order of the colours. `predicted` names one that nobody measured."""
     longest = max((sum(parts.values()) for parts in stacks.values()), default=0) or 1
     ordered = {bar: {name: parts[name] for name in colours if parts.get(name)} for bar, parts in stacks.items()}
     drawn = [
@@ -134,8 +138,8 @@ def bars(stacks: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], 
             bar,
             size(sum(parts.values())),
             [(name, size(held), colours[name], 100 * held / longest) for name, held in parts.items()],
-            (notes or {}).get(bar, ""),
-            bar in predicted,
+            "predicted, at the peak" if bar == predicted else "",
+            bar == predicted,
         )
         for bar, parts in ordered.items()
     ]

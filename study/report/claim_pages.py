@@ -9,7 +9,7 @@ from pathlib import Path
 from study.claims import words
 from study.claims.citations import sources
 from study.claims.ledger import Verdict, otherwise
-from study.claims.model import BASES, MEASURED, VIRTUAL, Check
+from study.claims.model import BASES, MEASURED, VIRTUAL, Check, Claim
 from study.claims.verdict import VERDICTS
 from study.records.privacy import without_paths
 from study.records.runs import Run
@@ -53,6 +53,8 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         neighbours = (verdicts[number - 1] if number else None, (verdicts[number + 1 :] or [None])[0])
         values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": neighbours}
         values |= without_paths(page(verdict)) | {"evidence": evidence(verdict, runs), "here": "claim"}
+        further = zip(verdict.claim.also, verdict.also, strict=True)
+        values["also"] = [_further(check, other, runs) for check, other in further]
         write_page(out / "claims" / f"{verdict.claim.id}.html", "claim.html", **common, **values)
     values = {"rows": [(verdict, words.plainly(verdict)) for verdict in verdicts], "documents": list(of_id.values())}
     values |= {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(values["documents"])}
@@ -74,28 +76,49 @@ def page(verdict: Verdict) -> dict:
     premise = "A premise of ours: the authors imply it at most, and it is not counted among their claims."
     tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
     conditions = [f"{name} {words.condition_words(name, value)}" for name, value in claim.conditions.items()]
-    left_open = [f"{name}: {words.values_words(each)}" for name, each in claim.unsaid.items()]
+    left_open = [f"{_name(each)}: {words.values_words(values)}" for each, values in _left_open(claim).items()]
     return {
         "sentence": words.plainly(verdict),
         "premise": premise if claim.premise else "",
-        "written": _known(("Where", " ".join(claim.where.split())), ("How it was read", claim.read and _flat(claim.read))),
+        "written": _known(
+            ("Where", " ".join(claim.where.split())), ("How it was read", claim.read and _flat(claim.read))
+        ),
         "found": _known(
             ("Claimed", _claimed(claim, verdict) and _claimed(claim, verdict) + tolerance),
             ("Found", words.found_words(verdict, claim.unit)),
             ("Rests on", words.basis_words(verdict)),
             ("Under the conditions", ", ".join(conditions)),
             ("The document leaves open", "; ".join(left_open)),
-            ("Holds with", "; ".join(verdict.holds_under)),
-            ("Fails with", "; ".join(verdict.fails_under)),
+            ("Holds with", _cases(verdict.holds_under)),
+            ("Fails with", _cases(verdict.fails_under)),
             ("Working", verdict.working),
             ("How the claim was read", _flat(claim.reading or "")),
             ("One contradiction of several cells", claim.contradiction),
         ),
         "differs": list(verdict.differs),
-        "changed_by": otherwise(verdict),
+        "changed_by": _changed_by(verdict),
         "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
-        "also": [_further(check, other) for check, other in zip(claim.also, verdict.also, strict=True)],
     }
+
+
+def _left_open(claim: Claim) -> dict[str, list]:
+    """What the document does not say, without what only the code has a name for."""
+    return {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
+
+
+def _name(argument: str) -> str:
+    return words.NAMES.get(argument, argument.replace("_", " "))
+
+
+def _cases(cases: tuple[str, ...]) -> str:
+    return "; ".join(words.case_words(case) for case in cases if case.partition(" ")[0] not in words.INTERNAL)
+
+
+def _changed_by(verdict: Verdict) -> str:
+    if verdict.holds_under or verdict.fails_under:
+        names = ", ".join(map(_name, _left_open(verdict.claim)))
+        return f"knowing what the document leaves open: {names or words.READING}"
+    return otherwise(verdict)
 
 
 def _known(*pairs: tuple[str, str | None]) -> list[tuple[str, str]]:
@@ -110,10 +133,11 @@ def _claimed(check: Check, verdict: Verdict) -> str:
     return words.value_words(verdict.claimed, check.unit) and words.claimed_words(check, verdict)
 
 
-def _further(check: Check, verdict: Verdict) -> dict:
+def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
     """A further check, which is shown and does not decide."""
     pairs = [("Claimed", _claimed(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
-    return {"verdict": verdict.verdict, "basis": verdict.basis, "pairs": _known(*pairs, ("Working", verdict.working))}
+    about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
+    return about | {"pairs": _known(*pairs, ("Working", verdict.working))}
 
 
 def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
@@ -133,7 +157,9 @@ def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
 
 
 def _run(run: Run, slug: str) -> dict:
-    ranks = f"{run.ranks} {'virtual ' if run.virtual else ''}{'rank' if run.ranks == 1 else 'ranks'}" if run.ranks else ""
+    ranks = (
+        f"{run.ranks} {'virtual ' if run.virtual else ''}{'rank' if run.ranks == 1 else 'ranks'}" if run.ranks else ""
+    )
     about = [run.arm, run.model, ranks, run.precision, f"seed {short(run.seed)}"]
     return {"slug": slug, "name": run.name, "about": ", ".join(filter(None, about)), "status": run.status}
 

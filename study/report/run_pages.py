@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
-
 from study.claims.ledger import Verdict
 from study.diagnosis import findings
 from study.diagnosis.facts import Facts
@@ -18,7 +16,6 @@ from study.records.privacy import safe_name, without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
 from study.report import charts, claim_pages, style, tables
-from study.report.charts import Bars, Chart
 from study.report.templating import write_page
 from study.spec.shapes import SHAPES, shape_of
 from study.text.numbers import count, short, size
@@ -110,7 +107,7 @@ def _results(run: Run) -> dict[str, str]:
     }
 
 
-def _losses(run: Run) -> Chart | None:
+def _losses(run: Run) -> dict | None:
     series = {"training": list(enumerate(run.losses, 1))}
     evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
     if run.record.is_script:
@@ -119,18 +116,27 @@ def _losses(run: Run) -> Chart | None:
             each.name: [(every * number, loss) for number, loss in enumerate(each.losses, 1)]
             for each in run.record.observed.runs
         }
-    return charts.chart(series | {"evaluation": evaluations}, "optimizer step", "loss (nats)")
-
-
-def _seconds(run: Run) -> Chart | None:
-    first = (run.record.requested.warmup_steps or 0) + 1
-    if len(run.record.time.step_s) < 2:
+    drawn = charts.chart(series | {"evaluation": evaluations}, "optimizer step", "loss (nats)")
+    if drawn is None:
         return None
-    points = list(enumerate(run.record.time.step_s, first))
-    return charts.chart({"step": points}, "optimizer step", "seconds", " s")
+    title = f"Losses of {len(series)} trainings, as the script logged them"
+    if run.losses:
+        title = (
+            f"The training loss goes from {short(run.losses[0])} to {short(run.losses[-1])} in {len(run.losses)} steps"
+        )
+    return {"title": title, "chart": drawn}
 
 
-def _memory(run: Run) -> Bars | None:
+def _seconds(run: Run) -> dict | None:
+    seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
+    if len(seconds) < 2 or run.virtual:
+        return None
+    title = f"A step takes {run.median_step_s:.3g} s in the median, from {min(seconds):.3g} to {max(seconds):.3g} s"
+    drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds", " s")
+    return {"title": title, "chart": drawn}
+
+
+def _memory(run: Run) -> dict | None:
     """What the rank that held most held at its peak and after a step, and what formulas say of the peak."""
     fullest = _fullest(run)
     if fullest is None:
@@ -139,9 +145,14 @@ def _memory(run: Run) -> Bars | None:
     if estimate := _predicted(run):
         held[FORMULAS] = estimate
     stacks = {name: tables.parts(components) for name, components in held.items() if components}
-    notes = {FORMULAS: "predicted, at the peak"}
-    label = f"Memory of a rank of {run.arm} by component"
-    return charts.bars(stacks, style.PARTS, label, (FORMULAS,), notes) if stacks else None
+    if not stacks:
+        return None
+    when, parts = next(iter(stacks.items()))
+    largest = max(parts, key=parts.get)
+    share = parts[largest] / sum(parts.values())
+    title = f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}"
+    drawn = charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS)
+    return {"title": title, "bars": drawn, "has_prediction": FORMULAS in stacks}
 
 
 def _fullest(run: Run) -> RankComponents | None:
@@ -175,7 +186,8 @@ def _traffic(run: Run) -> dict | None:
     colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
     drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
     calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
-    return {"bars": drawn, "calls": calls}
+    title = f"Collectives over {size(sum(moved.values()))} in a step"
+    return {"title": title, "bars": drawn, "calls": calls}
 
 
 def _asked(record: Record) -> Iterator[dict]:
@@ -214,7 +226,14 @@ def _texts(folder: Path) -> dict[str, str]:
 
 def _flat(section: dict) -> dict:
     """What is known of a section: nested names joined by dots, long lists by their length."""
-    (flat,) = pd.json_normalize(section).to_dict("records")
-    known = {name: value for name, value in flat.items() if value is not None and value != []}
+    known = {name: value for name, value in _entries(section) if value is not None and value != []}
     long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
     return known | long
+
+
+def _entries(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

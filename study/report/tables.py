@@ -5,6 +5,7 @@ three runs on; else `low` and `high` are None. Virtual runs send nothing, so no 
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -246,8 +247,9 @@ def _split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -
 
 def parts(components: dict[str, float]) -> dict[str, float]:
     """Components under the few names that a figure has room for."""
-    name_of = {role: part for part, roles in PARTS.items() for role in roles}
-    sizes = pd.Series(components, dtype=object).groupby(lambda role: name_of.get(role, "other")).sum()
+    name_of, sizes = {role: part for part, roles in PARTS.items() for role in roles}, Counter()
+    for role, size_bytes in components.items():
+        sizes[name_of.get(role, "other")] += size_bytes
     return {part: sizes[part] for part in PARTS if part in sizes}
 
 

@@ -22,6 +22,7 @@ def _templates() -> jinja2.Environment:
     """One environment for all pages: it keeps the templates that it has compiled."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
     templates.filters |= {"short": short, "size": size, "prose": prose}
     return templates
 

@@ -40,7 +40,10 @@ function shardingOf(setup) {
   return sharding;
 }
 
-const wholeOf = (sharding, unit) => sharding.sizes.get(unit).whole;
+function wholeOf(sharding, unit) {
+  return sharding.sizes.get(unit).whole;
+}
+
 const earlier = (sharding) => (sharding.keepsWholeGradients ? sum([...sharding.units.keys()].map((unit) => wholeOf(sharding, unit))) : 0);
 
 // Gathered are the root, what was not given back, and a unit with the buffer that it was copied from.

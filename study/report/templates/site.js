@@ -29,7 +29,7 @@ function sortBy(table, head) {
 }
 
 for (const table of document.querySelectorAll("table")) {
-  if (!table.tHead) continue;
+  if (!table.tHead || !table.tHead.rows.length) continue;
   for (const head of table.tHead.rows[0].cells) {
     const cells = [...table.tBodies[0].rows].map((row) => row.cells[head.cellIndex]);
     const known = cells.map(value).filter((each) => each !== null);
@@ -82,6 +82,14 @@ for (const form of document.querySelectorAll("[data-list]")) {
   form.addEventListener("reset", () => setTimeout(choose));
   choose();
 }
+
+// A link into a fold opens it.
+function openTarget() {
+  const fold = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (fold && fold.tagName === "DETAILS") fold.open = true;
+}
+addEventListener("hashchange", openTarget);
+openTarget();
 
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details:not(.code)")) fold.open = true;
