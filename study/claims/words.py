@@ -265,10 +265,8 @@ def _finding(verdict: Verdict, unit: str) -> list[str]:
 
 def found_words(verdict: Verdict, unit: str) -> str:
     """What was found, with its interval if it has one. Nothing for yes and no."""
-    if not value_words(verdict.found, unit):
-        return ""
-    interval, words = verdict.interval, with_unit(verdict.found, unit)
-    if isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
+    interval, words = verdict.interval, value_words(verdict.found, unit)
+    if words and isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
         words += f", from {_bare(with_unit(interval[0], unit), unit)} to {_bare(with_unit(interval[1], unit), unit)}"
     return words
 

@@ -30,6 +30,7 @@ class Document:
     title: str
     authors: str = ""
     address: str | None = None
+    links: dict[str, str] = field(default_factory=dict)  # of several works, by name
     number_of: dict[str, int] = field(default_factory=dict)  # of its claims, by verdict
 
 

@@ -148,7 +148,7 @@ def _memory(run: Run) -> dict | None:
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
-    largest = max(parts, key=parts.get)
+    largest = max(parts, key=lambda part: (part != "other") * parts[part])
     share = parts[largest] / sum(parts.values())
     title = f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}"
     drawn = charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS)
@@ -220,7 +220,7 @@ def _texts(folder: Path) -> dict[str, str]:
     """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
     paths = [folder / name for name in RAW if (folder / name).is_file() and not (folder / name).is_symlink()]
     texts = {path.name: without_paths(path.read_text(errors="replace")) for path in paths if path.name != store.RECORD}
-    record = json.dumps(without_paths(json.loads((folder / store.RECORD).read_text())), indent=1) + "\n"
+    record = json.dumps(without_paths(json.loads((folder / store.RECORD).read_text()))) + "\n"
     return {store.RECORD: record} | texts
 
 
