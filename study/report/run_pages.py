@@ -108,23 +108,20 @@ def _results(run: Run) -> dict[str, str]:
 
 
 def _losses(run: Run) -> dict | None:
-    series = {"training": list(enumerate(run.losses, 1))}
-    evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
-    if run.record.is_script:
-        every = run.record.observed.logging_steps or 1
+    if run.record.is_script:  # several trainings, logged every so many steps
+        every, trainings = run.record.observed.logging_steps or 1, run.record.observed.runs
         series = {
-            each.name: [(every * number, loss) for number, loss in enumerate(each.losses, 1)]
-            for each in run.record.observed.runs
+            each.name: [(every * (place + 1), loss) for place, loss in enumerate(each.losses)] for each in trainings
         }
-    drawn = charts.chart(series | {"evaluation": evaluations}, "optimizer step", "loss (nats)")
-    if drawn is None:
-        return None
-    title = f"Losses of {len(series)} trainings, as the script logged them"
-    if run.losses:
-        title = (
-            f"The training loss goes from {short(run.losses[0])} to {short(run.losses[-1])} in {len(run.losses)} steps"
-        )
-    return {"title": title, "chart": drawn}
+        title, caption = f"Losses of {len(trainings)} trainings in one process", "Nats, as the script logged them."
+    else:
+        evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
+        series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
+        ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
+        title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
+        caption = "Nats, at each optimizer step; the mean over ranks."
+    drawn = charts.chart(series, "optimizer step", "loss (nats)")
+    return drawn and {"title": title, "chart": drawn, "caption": caption}
 
 
 def _seconds(run: Run) -> dict | None:

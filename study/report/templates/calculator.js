@@ -94,8 +94,12 @@ function sentenceOf(model, question, answers) {
   return `On ${machine}, ${fitting.length} of ${answers.length} arms fit for ${who}. ${small.name} holds least, ${sizeWords(small.peakBytes)}.${speed} Predicted.`;
 }
 
-const conditionsOf = (model, { ranks, gpu, precision, microBatch, sequence, accumulation, checkpointing }) =>
-  `${ranks} x ${gpu}, ${data.precisions[precision]}, ${microBatch} x ${sequence} tokens per pass and GPU, ${accumulation} ${accumulation === 1 ? "pass" : "passes"} per step, ${checkpointing ? "activations are recomputed" : "activations are kept"}. Predicted.`;
+function conditionsOf({ ranks, gpu, precision, microBatch, sequence, accumulation, checkpointing }) {
+  const passes = `${accumulation} ${accumulation === 1 ? "pass" : "passes"} per step`;
+  const kept = checkpointing ? "activations are recomputed" : "activations are kept";
+  const lacks = precision.startsWith("bf16") && !data.gpus[gpu].has_bf16 ? ` ${gpu} has no bf16: fp16 takes as many bytes.` : "";
+  return `${ranks} x ${gpu}, ${data.precisions[precision]}, ${microBatch} x ${sequence} tokens per pass and GPU, ${passes}, ${kept}. Predicted.${lacks}`;
+}
 
 function commandOf(model, question, name) {
   const chosen = form.elements.model.value;
@@ -167,7 +171,7 @@ function answer() {
   if (problem) return;
   const answers = Object.keys(data.arms).map((name) => answerOf(model, question, name));
   document.getElementById("sentence").textContent = sentenceOf(model, question, answers);
-  document.getElementById("conditions").textContent = conditionsOf(model, question);
+  document.getElementById("conditions").textContent = conditionsOf(question);
   drawBars(answers, data.gpus[question.gpu]);
   drawTable(answers);
   drawRows(model, question, answers);

@@ -77,7 +77,7 @@ for (const form of document.querySelectorAll("[data-list]")) {
   };
   for (const [name, value] of new URLSearchParams(location.search)) if (form.elements[name]) form.elements[name].value = value;
   form.hidden = false;
-  form.addEventListener("input", choose);
+  for (const kind of ["input", "change"]) form.addEventListener(kind, choose);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(choose));
   choose();
