@@ -115,7 +115,8 @@ def _at(x: float, y: float, unit: str) -> str:
 def _range(values: Iterable[float]) -> tuple[float, float]:
     values = list(values)
     low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    around = abs(low) / 2 or 0.5
+    return (low, high) if high > low else (low - around, high + around)
 
 
 def ticks(low: float, high: float, most: int = MOST_TICKS) -> list[float]:

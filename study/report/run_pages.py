@@ -57,7 +57,7 @@ def write(
             values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
             write_page(folder / f"{slug}.html", "run.html", **about, **values, verdicts=resting.get(run.name, []))
             rows.append(row | {"slug": slug, "has log": bool(log)})
-        except (Stop, ValueError, OSError, RecursionError) as error:
+        except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
     return rows, problems
