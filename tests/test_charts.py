@@ -58,6 +58,17 @@ def test_a_long_line_is_marked_at_its_last_step():
     assert drawn.lines[0].marks[-1] == drawn.lines[0].points[-1]
 
 
+def test_figures_have_no_more_decimals_than_can_be_seen_and_their_texts_keep_all():
+    drawing, (axes,) = style.panels([2.0])
+    axes.plot([1, 2, 3.3333333], [0.123456789, 2 / 3, 0.5])
+    axes.set_title("0.123456789")
+    text = style.svg(drawing, "lines")
+    assert ">0.123456789<" in text
+    lines = re.findall(r' d="([^"]+)"', text)
+    assert lines
+    assert not any(re.search(r"\.\d{3}", line) for line in lines)
+
+
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
