@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from shaped import failed, finished, put
+from shaped import failed, finished, put, script
 
 from study.records import runs as records
 from study.report import charts, run_pages, style
@@ -81,10 +81,10 @@ def pages(tmp_path_factory):
     differs = finished("differs", observed__accumulation=3)
     oom = failed("oom")
     oom["error"]["message"] = MARKUP
-    put(folder, odd, differs, oom, finished("virtual", ranks=64, virtual=True))
+    put(folder, odd, differs, oom, finished("virtual", ranks=64, virtual=True), script("script"))
     runs = records.load(folder)
     rows, problems = run_pages.write(runs, run_pages.slugs(runs), [], out, {})
-    assert (len(rows), problems) == (4, [])
+    assert (len(rows), problems) == (5, [])
     return {row["slug"]: (out / f"{row['slug']}.html").read_text() for row in rows}
 
 
@@ -104,3 +104,8 @@ def test_a_virtual_run_has_no_loss_and_says_what_it_is(pages):
     assert 'id="loss"' not in pages["virtual"]
     assert 'id="loss"' in pages["differs"]
     assert "Hatched: predicted" in pages["differs"]
+
+
+def test_every_training_of_a_script_has_its_line(pages):
+    """Two of them may have one name."""
+    assert pages["script"].count("<polyline") == int(re.search(r"Losses of (\d) trainings", pages["script"])[1])

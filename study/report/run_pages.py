@@ -110,9 +110,9 @@ def _results(run: Run) -> dict[str, str]:
 def _losses(run: Run) -> dict | None:
     if run.record.is_script:  # several trainings, logged every so many steps
         every, trainings = run.record.observed.logging_steps or 1, run.record.observed.runs
-        series = {
-            each.name: [(every * (place + 1), loss) for place, loss in enumerate(each.losses)] for each in trainings
-        }
+        names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
+        points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
+        series = dict(zip(names, points, strict=True))
         title, caption = f"Losses of {len(trainings)} trainings in one process", "Nats, as the script logged them."
     else:
         evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
