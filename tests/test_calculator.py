@@ -11,7 +11,7 @@ from browser import needs_browser, opened_browser
 from study.cli import main
 from study.machine.gpus import GPUS
 from study.report import calculator
-from study.report.style import ARMS
+from study.report.calculator import ARMS
 from study.report.templating import TEMPLATES
 from study.text.numbers import size
 from study.theory.architecture import Architecture

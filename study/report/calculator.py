@@ -28,6 +28,11 @@ SCRIPTS = tuple(f"calculator{part}.js" for part in ("-model", "-memory", "-fsdp"
 # a model's own config is more exact.
 DECODERS = ("llama3-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "olmo2-7b", "phi3-mini")
 OWN = "own numbers"
+# The arms whose formulas the page has. One that shards within groups of ranks needs them ported first.
+ARMS = (
+    *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
+    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
+)
 SAME_NAME = ("precision", "accumulation", "sequence")  # of a setup, in Python and in the form
 FIRST = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "precision": "bf16_cast", "microBatch": 1}
 FIRST |= {"sequence": 2048, "accumulation": 1}
@@ -69,7 +74,7 @@ def _bars() -> charts.Bars:
     """Every arm's answer to the first question."""
     model = Architecture(**models()[FIRST["model"]])
     values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
-    setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in style.ARMS}
+    setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in ARMS}
     parts = {name: tables.parts(estimate(setup).at_peak) for name, setup in setups.items()}
     return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
@@ -78,7 +83,7 @@ def data() -> dict:
     """Everything that the page computes with."""
     return {
         "models": models(),
-        "arms": {name: _arm(name) for name in style.ARMS},
+        "arms": {name: _arm(name) for name in ARMS},
         "gpus": {name: _gpu(name) for name in GPUS},
         "kernels": work.lines(),
         "pace": asdict(pace.pace()),
