@@ -1,33 +1,22 @@
 """The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
 
 import base64
-import shutil
 from pathlib import Path
 
 import pytest
+from browser import needs_browser, opened_browser
 
 from study.report import site as report
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs a browser and its driver: apt-get install chromium chromium-driver"
-)
+pytestmark = needs_browser
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
 WIDTHS = (390, 1280, 1920)
-PAGES = ("index", *report.NOTEBOOKS, "run/shaped-virtual")
+PAGES = ("index", "calculator", "claims/index", "claims/P1-01", *report.NOTEBOOKS, "run/shaped-virtual")
 
 
 @pytest.fixture(scope="module")
 def driver():
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(DRIVER)) as browser:
+    with opened_browser() as browser:
         yield browser
 
 
@@ -116,10 +105,43 @@ def test_links_lead_where_they_say(show):
     opened.find_element("link text", "data as CSV")
     opened.find_element("link text", "Verdicts and runs").click()
     opened.find_element("link text", "log").click()
-    assert opened.execute_script("return document.querySelector(':target').id") == "log"
+    assert opened.execute_script("return document.querySelector(':target').open"), "a fold that a link leads to opens"
     opened.back()
     opened.find_element("link text", "record").click()
     assert '"run_id"' in opened.page_source
+
+
+CHOSEN = "return [...document.querySelectorAll('.claims li')].filter((item) => item.checkVisibility())"
+
+
+def test_claims_are_filtered_and_the_address_keeps_it(show, site):
+    opened = show("claims/index", 390)
+    everything = opened.execute_script(f"{CHOSEN}.length")
+    form = opened.find_element("css selector", "form[data-list]")
+    for name, value in {"document": "P1", "verdict": "supported", "basis": "predicted"}.items():
+        form.find_element("css selector", f"select[name={name}] option[value='{value}']").click()
+    script = f"{CHOSEN}.map((item) => [item.dataset.document, item.dataset.verdict, item.dataset.basis])"
+    chosen = opened.execute_script(script)
+    assert 1 < len(chosen) < everything
+    assert all(each == ["P1", "supported", "predicted"] for each in chosen)
+    form.find_element("name", "words").send_keys("Adam bytes")
+    texts = opened.execute_script(f"{CHOSEN}.map((item) => item.textContent.toLowerCase())")
+    assert 1 <= len(texts) < len(chosen)
+    assert all("adam" in text and "bytes" in text for text in texts)
+    counted = f"{len(texts)} of {everything} claims"
+    assert form.find_element("css selector", "output").text == counted
+    opened.refresh()
+    assert opened.find_element("css selector", "form output").text == counted
+    opened.find_element("css selector", "form button").click()
+    opened.execute_async_script("setTimeout(arguments[0], 50)")
+    assert opened.execute_script(f"{CHOSEN}.length") == everything
+    assert opened.get_log("browser") == []
+
+
+def test_without_a_script_claims_are_a_plain_list(site):
+    text = (site / "claims" / "index.html").read_text()
+    assert '<form class="choices" data-list="claim-list" hidden>' in text
+    assert text.count("<li id=") == text.count('data-verdict="') > 400
 
 
 def test_on_paper_the_code_stays_folded_and_the_rest_is_open(show):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,12 +20,18 @@ import pytest
 from conftest import at_home
 from shaped import finished, put
 
+from study.claims import files
 from study.cli import main
+from study.diagnosis import findings
 from study.errors import Stop
+from study.records import store
 from study.records.privacy import without_paths
+from study.report import claim_pages, run_pages
 from study.report import readme as digest
 from study.report import site as report
 from study.report.notebook import as_html
+from study.report.templating import prose
+from study.text.numbers import short, size
 
 BROKEN = {
     "broken-schema": "schema 99",
@@ -36,7 +43,9 @@ BROKEN = {
 
 
 def links(path: Path) -> list[str]:
-    return [html.unescape(link) for link in re.findall(r'<a [^>]*?href="([^"]*)"', path.read_text())]
+    """Where a page leads, but for addresses of sources."""
+    every = [html.unescape(link) for link in re.findall(r'<a [^>]*?href="([^"]*)"', path.read_text())]
+    return [link for link in every if not link.startswith("https://")]
 
 
 def table(path: Path) -> list[dict]:
@@ -54,14 +63,18 @@ def assert_links_lead_somewhere(folder: Path) -> None:
 
 
 def test_every_link_leads_somewhere(site):
-    assert len(list(site.rglob("*.html"))) == 1 + len(report.NOTEBOOKS) + 7, "one for each readable run"
+    claims = len(files.read_all())
+    assert len(list((site / "claims").glob("*.html"))) == claims + 1, "one for each claim, and the list of them"
+    assert len(list((site / "run").glob("*.html"))) == 7, "one for each readable run"
+    assert len(list(site.rglob("*.html"))) == 2 + len(report.NOTEBOOKS) + claims + 1 + 7, "the index, the calculator"
     assert not (site.parent / "escaped.html").exists()
     assert_links_lead_somewhere(site)
 
 
 def test_nothing_is_loaded_from_a_network(site):
     for path in [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.js")]:
-        text = re.sub(r'xmlns(:\w+)?="[^"]+"|<metadata>.*?</metadata>', "", path.read_text(), flags=re.DOTALL)
+        ours = r'xmlns(:\w+)?="[^"]+"|<metadata>.*?</metadata>|<a href="https://[^"]+" rel="noopener">'
+        text = re.sub(ours, "", path.read_text(), flags=re.DOTALL)
         assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|@import""", text), path
 
 
@@ -76,7 +89,8 @@ def test_the_index_has_the_verdicts_first_and_then_every_run(site, real_runs):
     assert text.index('id="verdicts"') < text.index('id="runs"')
     rows = table(site / "data" / "claims-claims.csv")
     assert len(rows) > 200
-    assert all(f'<tr id="{row["claim"]}">' in text for row in rows)
+    listed = (site / "claims" / "index.html").read_text()
+    assert all(f'<li id="{row["claim"]}"' in listed for row in rows)
     for name in ("real-single", "real-zero2", "shaped-oom", "shaped-virtual", "broken-half"):
         run = json.loads((real_runs / name / "record.json").read_text())["run_id"]
         logged = ["html#log"] if name.startswith("real") else []
@@ -87,12 +101,46 @@ def test_the_index_has_the_verdicts_first_and_then_every_run(site, real_runs):
 def test_a_run_s_page_has_its_results_settings_log_and_record(site, real_runs):
     record = json.loads((real_runs / "real-zero2" / "record.json").read_text())
     text = (site / "run" / f"{record['run_id']}.html").read_text()
-    for words in ("moved MB", "micro_batch", "deepspeed.zero_optimization.stage"):
-        assert f'<th scope="row">{words}</th>' in text, words
+    losses, memory = record["loss"]["train"], record["memory"]["components"]["per_rank"]
+    peak, moved = max(rank["tracked_peak_bytes"] for rank in memory), record["traffic"]["per_rank"][0]
+    assert f"The training loss goes from {short(losses[0])} to {short(losses[-1])} in {len(losses)} steps" in text
+    assert text.count("<circle") >= len(losses) + len(record["time"]["step_s"])
+    assert f"A rank holds {size(peak)} at the peak" in text
+    assert f"<td>{size(moved['all_reduce']['bytes'])}</td>" in text
+    assert '<th scope="row">ZeRO stage</th><td>2</td><td>2</td>' in text
+    assert findings.diagnose(store.load(real_runs / "real-zero2"))[0].sentence in html.unescape(text)
+    for words in ("micro_batch", "deepspeed.zero_optimization.stage"):
+        assert f"<dt>{words}<dd>" in text, words
     assert (real_runs / "real-zero2" / "log.txt").read_text().splitlines()[-1].split("/")[-1] in text
     copied = json.loads((site / "run" / f"{record['run_id']}.record.json").read_text())
     for name in ("loss", "time", "memory"):
         assert copied[name] == record[name], name
+
+
+def test_a_claim_s_page_says_what_it_rests_on_and_leads_to_its_runs(site, real_runs):
+    rows = {row["claim"]: row for row in json.loads((site / "data" / "verdicts.json").read_text())}
+    run_ids = [
+        json.loads((real_runs / f"real-{arm}" / "record.json").read_text())["run_id"] for arm in ("ddp", "zero2")
+    ]
+    resting = [row for row in rows.values() if row["basis"] == "measured"]
+    measured, name = next((row, name) for row in resting for name in run_ids if name in row["evidence"].split(", "))
+    for row in (measured, rows["P1-01"], rows["S000-13"]):
+        text = html.unescape((site / "claims" / f"{row['claim']}.html").read_text())
+        for words in (row["says"], row["plainly"], row["quote"], row["where"], "What would change the verdict"):
+            assert " ".join(words.split()) in " ".join(text.split()), (row["claim"], words)
+    assert f'href="../run/{name}.html"' in (site / "claims" / f"{measured['claim']}.html").read_text()
+    assert f'href="../claims/{measured["claim"]}.html"' in (site / "run" / f"{name}.html").read_text()
+    assert 'href="https://arxiv.org/abs/1910.02054"' in (site / "claims" / "P1-01.html").read_text()
+
+
+def test_all_documents_are_named(site):
+    """With who wrote them; those that have an address with it."""
+    known = tomllib.loads(claim_pages.DOCUMENTS.read_text())
+    assert known.keys() == {claim.document for claim in files.read_all()}
+    listed = html.unescape((site / "claims" / "index.html").read_text())
+    for document in known.values():
+        words = [*document.pop("links", {}).values(), *document.values()]
+        assert all(each in listed for each in words), document["name"]
 
 
 def test_no_page_names_a_folder_of_this_machine(site, real_runs):
@@ -125,8 +173,8 @@ def test_code_is_folded_and_there(site):
 
 def test_markup_in_a_record_is_shown_as_text_and_a_heading_is_closed():
     """Records come from anybody."""
-    assert "<script>" not in report.prose("of `<b>` and <script>alert(1)</script>")
-    assert report.prose("## A b").strip() == '<h2 id="A-b">A b</h2>', "no element that stays open hides what follows"
+    assert "<script>" not in prose("of `<b>` and <script>alert(1)</script>")
+    assert prose("## A b").strip() == '<h2 id="A-b">A b</h2>', "no element that stays open hides what follows"
     assert "<script>" not in as_html([{"arm": "<script>alert(1)</script>"}], ["arm"])
 
 
@@ -136,7 +184,7 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, t
     bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("machines",))
-    monkeypatch.setattr(report.tables, "verdicts", lambda *_: [])
+    monkeypatch.setattr(report.tables, "judged", lambda *_: [])
     monkeypatch.setattr(report.figures, "verdicts", lambda *_: None)
     monkeypatch.setattr(report.style, "svg", lambda *_: "")
     monkeypatch.setattr(report, "score", lambda *_: [])
@@ -155,7 +203,7 @@ def quick(monkeypatch):
     """A build with its pages, and without verdicts and notebooks, after doing `during`."""
 
     def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        monkeypatch.setattr(report.tables, "verdicts", lambda *_: [])
+        monkeypatch.setattr(report.tables, "judged", lambda *_: [])
         monkeypatch.setattr(report, "score", lambda *_: [])
         monkeypatch.setattr(report, "execute", lambda *_: during() or [])
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
@@ -241,18 +289,18 @@ def test_odd_runs_do_not_end_a_report(quick, tmp_path, monkeypatch):
     (runs / "Case" / "log.txt").symlink_to("/etc/passwd")
     (runs / "deep").mkdir()
     (runs / "deep" / "record.json").write_text("[" * 100_000)
-    write = report.write_page
+    write = run_pages.write_page
 
     def fails(path: Path, *words, **values) -> None:
         if path.stem == "fails":
             raise OSError("no more room")
         write(path, *words, **values)
 
-    monkeypatch.setattr(report, "write_page", fails)
+    monkeypatch.setattr(run_pages, "write_page", fails)
     quick(runs, tmp_path / "out")
     pages = list((tmp_path / "out").rglob("*.html"))
-    assert len(pages) == len(names), "the index, and a page for each but the one that cannot be written"
-    assert len({path.name.casefold() for path in pages}) == len(pages), "some file systems ignore case"
+    assert len([path for path in pages if path.parent.name == "run"]) == len(names) - 1, "all but the one that fails"
+    assert len({str(path).casefold() for path in pages}) == len(pages), "some file systems ignore case"
     assert_links_lead_somewhere(tmp_path / "out")
     text = (tmp_path / "out" / "index.html").read_text()
     assert re.search(r"<li>fails has no page[^<]*no more room[^<]*</li>", text)

@@ -337,7 +337,7 @@ def otherwise(verdict: Verdict) -> str:
     if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
         words = "a source that says otherwise"
     else:
-        allows = ", ".join(_allowed(value, claim) for value in values)
+        allows = ", ".join(_unique(_allowed(value, claim) for value in values))
         words = f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
     if verdict.missing and verdict.basis == PREDICTED:
         words += f"; runs, which decide before a prediction: {verdict.missing}"

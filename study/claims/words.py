@@ -102,7 +102,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
     names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or READING
     if not (holds and fails):
         return f"it {'holds' if holds else 'fails'} in some cases, and in others nothing decides"
-    held, failed = _case(holds[0]), _case(fails[0])
+    held, failed = case_words(holds[0]), case_words(fails[0])
     unit = next((unit for unit in COUNTED if held.endswith(f" {unit}") and failed.endswith(unit)), "")
     cases = f"it holds with {_bare(held, unit)} and fails with {failed}"
     if len(holds) == len(fails) == 1 and len(cases) <= SHORT and set(matter).isdisjoint(INTERNAL):
@@ -110,7 +110,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
     return f"that depends on {names}" if names == READING else f"it leaves open {names}"
 
 
-def _case(words: str) -> str:
+def case_words(words: str) -> str:
     """One of the cases, without the names that only the code has: 8 ranks, no checkpointing."""
     for name, plain in CASES.items():
         words = words.replace(name, plain)
@@ -132,12 +132,12 @@ def _rests_on(verdict: Verdict) -> str:
             return f"measured in 1 {real or 'virtual '}run"
         return f"measured in {len(names)} {real}runs" + ", not all real" * (not real)
     if basis == READ and names:
-        titles = list(dict.fromkeys(map(_source, names)))
+        titles = list(dict.fromkeys(map(source_title, names)))
         return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
     return BRIEFLY.get(basis, basis)
 
 
-def _source(name: str) -> str:
+def source_title(name: str) -> str:
     """A source as a reader knows it: the ZeRO paper, not P1."""
     known = sources()
     if name not in known:
@@ -216,7 +216,7 @@ def lines(verdict: Verdict) -> list[str]:
     """A claim with the sentence, the quote, the numbers, the conditions, the evidence, and what would change it."""
     claim = verdict.claim
     tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
-    conditions = [f"{name} {_condition(name, value)}" for name, value in claim.conditions.items()]
+    conditions = [f"{name} {condition_words(name, value)}" for name, value in claim.conditions.items()]
     premise = " (a premise of ours, not counted among their claims)" if claim.premise else ""
     words = [
         *textwrap.wrap(plainly(verdict), WIDTH, break_on_hyphens=False),
@@ -227,9 +227,9 @@ def lines(verdict: Verdict) -> list[str]:
         *_line("claimed", value_words(verdict.claimed, claim.unit) and f"{claimed_words(claim, verdict)}{tolerance}"),
         *_finding(verdict, claim.unit),
         *_line("verdict", verdict.verdict),
-        *_line("basis", _basis(verdict)),
+        *_line("basis", basis_words(verdict)),
         *_line("group", claim.contradiction and f"one contradiction of several cells: {claim.contradiction}"),
-        *_line("left open", "; ".join(f"{name}: {_values(each)}" for name, each in claim.unsaid.items())),
+        *_line("left open", "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items())),
         *_line("holds with", _few(verdict.holds_under, "; ")),
         *_line("fails with", _few(verdict.fails_under, "; ")),
         *_line("conditions", ", ".join(conditions)),
@@ -248,7 +248,7 @@ def lines(verdict: Verdict) -> list[str]:
     return words
 
 
-def _basis(verdict: Verdict) -> str:
+def basis_words(verdict: Verdict) -> str:
     words = f"{verdict.basis}: {WHAT_A_BASIS_IS[verdict.basis]}"
     return f"nothing yet; it would be {words}" if verdict.verdict == NOT_TESTED else words
 
@@ -260,12 +260,15 @@ def _line(label: str, text: str | None) -> list[str]:
 
 
 def _finding(verdict: Verdict, unit: str) -> list[str]:
-    if not value_words(verdict.found, unit):
-        return []
-    interval, words = verdict.interval, with_unit(verdict.found, unit)
-    if isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
+    return _line("found", found_words(verdict, unit))
+
+
+def found_words(verdict: Verdict, unit: str) -> str:
+    """What was found, with its interval if it has one. Nothing for yes and no."""
+    interval, words = verdict.interval, value_words(verdict.found, unit)
+    if words and isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
         words += f", from {_bare(with_unit(interval[0], unit), unit)} to {_bare(with_unit(interval[1], unit), unit)}"
-    return _line("found", words)
+    return words
 
 
 def _evidence(verdict: Verdict) -> list[str]:
@@ -274,7 +277,7 @@ def _evidence(verdict: Verdict) -> list[str]:
     label = "elsewhere" if verdict.verdict == NOT_TESTED else "evidence"
     names = verdict.evidence
     if verdict.basis == READ:
-        names = tuple(f"{name} ({_source(name)})" for name in names)
+        names = tuple(f"{name} ({source_title(name)})" for name in names)
     return _line(label, names and f"{runs}{_few(names, ', ')}")
 
 
@@ -284,9 +287,9 @@ def _few(words: tuple[str, ...], mark: str) -> str:
     return mark.join(words[:MOST]) + more
 
 
-def _values(values) -> str:
+def values_words(values) -> str:
     return " or ".join(short(value) if not isinstance(value, dict) else str(value) for value in as_list(values))
 
 
-def _condition(name: str, value) -> str:
+def condition_words(name: str, value) -> str:
     return quantity(value, {"parameters": name, "device_memory": "bytes"}.get(name, "")).removesuffix(" parameters")

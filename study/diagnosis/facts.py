@@ -9,6 +9,7 @@ from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Collective, Promised, Record
 from study.spec import arms
 from study.spec.settings import AUTOCAST
+from study.theory.setup import arm_named
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
@@ -36,7 +37,7 @@ class Facts:
         wanted = self.record.requested
         if wanted.arm not in arms.all_paths():
             return Promised()
-        arm = arms.read(arms.all_paths()[wanted.arm])
+        arm = arm_named(wanted.arm)
         zero = arm.deepspeed is not None
         return Promised(
             source=f"{wanted.arm}.yaml",

@@ -4,8 +4,6 @@ Templates, the style sheet and the script are in `templates/`.
 """
 
 import contextlib
-import functools
-import itertools
 import json
 import multiprocessing
 import os
@@ -18,38 +16,30 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import jinja2
 import nbformat
-import pandas as pd
 import psutil
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from study.claims import ledger, words
+from study.claims.ledger import Verdict
 from study.claims.verdict import VERDICTS
 from study.errors import Stop
-from study.inputs import files
-from study.inputs.files import below
-from study.inputs.names import safe_name
 from study.machine import output
 from study.records import runs as records
 from study.records import store
 from study.records.privacy import without_paths
-from study.records.runs import Run, Runs
-from study.report import captions, figures, notebook, style, tables
+from study.records.runs import Runs
+from study.report import calculator, captions, claim_pages, figures, notebook, run_pages, style, tables
 from study.report import readme as digest
+from study.report.templating import TEMPLATES, write_page
 from study.spec.arms import ROOT
-from study.text.numbers import short
 from study.text.tables import say
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
 NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", *REPLICATIONS, "machines", "predictions")
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
-RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
-MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
-MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
@@ -72,12 +62,13 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
             (site / name).mkdir()
-        verdicts = tables.verdicts(runs)
+        judged = tables.judged(runs)
+        verdicts = [tables.verdict(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
             (site / "data" / name).write_text(json.dumps(without_paths(rows), indent=1) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         failed = execute(folders, site / "notebooks", site / "data", say)
-        write_pages(runs, verdicts, site, failed)
+        write_pages(runs, judged, site, failed)
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return failed
 
@@ -182,8 +173,9 @@ def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNo
 # --- pages ---------------------------------------------------------------------------------------------------------
 
 
-def write_pages(runs: Runs, verdicts: list[dict], out: Path, failed: list[str]) -> None:
+def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
     """All pages, from the runs, the verdicts and the executed notebooks."""
+    verdicts, slugs = [tables.verdict(each) for each in judged], run_pages.slugs(runs)
     paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
     cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
     titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
@@ -192,7 +184,10 @@ def write_pages(runs: Runs, verdicts: list[dict], out: Path, failed: list[str]) 
         headings = re.findall(r"^## (.*)$", "\n".join(texts), re.MULTILINE)
         about = {"title": titles[name], "headings": headings, "failed": name in failed}
         write_page(out / f"{name}.html", "notebook.html", cells=cells, titles=titles, here=name, **about)
-    rows, problems = run_pages(runs, out / "run", titles)
+    rows, problems = run_pages.write(runs, slugs, judged, out / "run", titles)
+    with_page = {run: slug for run, slug in slugs.items() if (out / "run" / f"{slug}.html").exists()}
+    claim_pages.write(judged, with_page, out, titles)
+    calculator.write(out, titles)
     values = {
         "figure": style.svg(figures.verdicts(verdicts), "verdicts", figures.verdicts.__doc__),
         "headline": captions.verdicts(verdicts),
@@ -203,89 +198,7 @@ def write_pages(runs: Runs, verdicts: list[dict], out: Path, failed: list[str]) 
         "folders": [without_paths(str(folder)) for folder in runs.folders],
         "problems": without_paths([*notebook.set_aside(runs), *problems]),
     }
-    values |= {"failed": failed, "claims": verdicts, "runs": rows, "built_utc": store.now_utc()}
+    values |= {"failed": failed, "runs": rows, "built_utc": store.now_utc()}
     write_page(out / "index.html", "index.html", titles=titles, here="index", **values)
-    for name in ("site.css", "site.js"):
+    for name in ("site.css", "site.js", *calculator.SCRIPTS):
         shutil.copyfile(TEMPLATES / name, out / name)
-
-
-def run_pages(runs: Runs, folder: Path, titles: dict[str, str]) -> tuple[list[dict], list[str]]:
-    """A page for each run, and its files beside it: a row for each, and a sentence for each that has no page.
-
-    The files are not named as in a run folder, so that nothing takes the site for runs.
-    """
-    rows, problems, taken = [], [], set()
-    for result, run in zip(tables.runs(runs), runs, strict=True):
-        try:
-            rows.append(_run_page(without_paths(result), run, folder, titles, taken))
-        except (Stop, ValueError, OSError, RecursionError) as error:
-            reason = error.what if isinstance(error, Stop) else repr(error)
-            problems.append(f"{run.folder.name} has no page ({reason})")
-    return rows, problems
-
-
-def _run_page(result: dict, run: Run, folder: Path, titles: dict[str, str], taken: set[str]) -> dict:
-    # Two runs of one name have two pages; some file systems ignore case.
-    name = safe_name(run.name)
-    slugs = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    slug = next(slug for slug in slugs if slug.casefold() not in taken)
-    taken.add(slug.casefold())
-    texts = _texts(run.folder)
-    for file, content in texts.items():
-        below(folder, f"{slug}.{file}").write_text(content, errors="replace")
-    log = texts.get("log.txt") or texts.get("output.txt") or ""
-    record = run.record.model_dump(by_alias=True)
-    sections = {"settings": _flat(record["requested"]), "observed": _flat(record["observed"])}
-    sections |= {"result": result, "error": record["error"], "log": log[-MOST_LOG:]}
-    sections |= {"record": json.dumps(record, indent=1), "files": list(texts)}
-    about = {"up": "../", "titles": titles, "here": "run", "run": run, "slug": slug}
-    write_page(below(folder, f"{slug}.html"), "run.html", **about, **sections)
-    return result | {"slug": slug, "has log": bool(log)}
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
-    texts = {}
-    for name in RAW:
-        with contextlib.suppress(OSError):
-            texts[name] = files.read_below(folder, name, MOST_RAW_BYTES).decode(errors="replace")
-    record = json.dumps(without_paths(json.loads(texts.pop(store.RECORD))), indent=1) + "\n"
-    return {store.RECORD: record} | {name: without_paths(text) for name, text in texts.items()}
-
-
-def _flat(section: dict) -> dict:
-    """What is known of a section: nested names joined by dots, long lists by their length."""
-    (flat,) = pd.json_normalize(section).to_dict("records")
-    known = {name: value for name, value in flat.items() if value is not None and value != []}
-    long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
-    return known | long
-
-
-def write_page(path: Path, template: str, **values) -> None:
-    """Fill a template in. `up` leads to the site's root from where the page is."""
-    text = _templates().get_template(template).render(**{"up": ""} | values)
-    path.write_text(text, errors="replace")  # half of a surrogate pair, as JSON may hold, cannot be encoded
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    """One environment for all pages: it keeps the templates that it has compiled."""
-    loader = jinja2.FileSystemLoader(TEMPLATES)
-    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters |= {"short": short, "prose": prose}
-    return templates
-
-
-def prose(text: str) -> str:
-    """Markdown as HTML. Records come from anybody: HTML is shown as text, and nothing leads out of the site."""
-    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
-
-    class Renderer(IPythonRenderer):
-        def link(self, text: str, url: str, title: str | None = None) -> str:
-            return text if ":" in url or url.startswith("//") else super().link(text, url, title)
-
-        def image(self, text: str, url: str, title: str | None = None) -> str:
-            return text
-
-    page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
-    return re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest

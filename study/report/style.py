@@ -6,6 +6,7 @@ No figure tells things apart by colour alone: each arm has its own marker; virtu
 import html
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -54,6 +55,7 @@ COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "
 COLLECTIVES |= {"any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document held against its own numbers
+COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -152,9 +154,14 @@ def counted(rows: list[dict]) -> str:
     return "no run" if not counts else f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
+def _rounded(attribute: re.Match) -> str:
+    """Coordinates with two decimals: a hundredth of a point cannot be seen, and all six make a large report."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+
+
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
         drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
-    text, label = out.getvalue(), html.escape(label or name)
+    text, label = COORDINATES.sub(_rounded, out.getvalue()), html.escape(label or name)
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -5,6 +5,7 @@ three runs on; else `low` and `high` are None. Virtual runs send nothing, so no 
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 
 from study.claims import ledger
 from study.claims.files import read_all
+from study.claims.ledger import Verdict
 from study.claims.words import plainly
 from study.errors import Stop
 from study.outside import rows as published_rows
@@ -80,11 +82,19 @@ def runs(runs: Runs) -> list[dict]:
     return rows
 
 
+def judged(runs: Runs, document: str | None = None) -> list[Verdict]:
+    """The claims of one document, or of all, judged by these runs."""
+    return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
+
+
+def verdict(judged: Verdict) -> dict:
+    """A verdict as a row."""
+    return ledger.row(judged) | {"plainly": plainly(judged)}
+
+
 def verdicts(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
-    claims = [claim for claim in read_all() if document in (None, claim.document)]
-    verdicts = ledger.judge_all(claims, runs)
-    return [ledger.row(verdict) | {"plainly": plainly(verdict)} for verdict in verdicts]
+    return [verdict(each) for each in judged(runs, document)]
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -239,8 +249,9 @@ def _split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -
 
 def parts(components: dict[str, float]) -> dict[str, float]:
     """Components under the few names that a figure has room for."""
-    name_of = {role: part for part, roles in PARTS.items() for role in roles}
-    sizes = pd.Series(components, dtype=object).groupby(lambda role: name_of.get(role, "other")).sum()
+    name_of, sizes = {role: part for part, roles in PARTS.items() for role in roles}, Counter()
+    for role, size_bytes in components.items():
+        sizes[name_of.get(role, "other")] += size_bytes
     return {part: sizes[part] for part in PARTS if part in sizes}
 
 

@@ -29,7 +29,7 @@ function sortBy(table, head) {
 }
 
 for (const table of document.querySelectorAll("table")) {
-  if (!table.tHead) continue;
+  if (!table.tHead || !table.tHead.rows.length) continue;
   for (const head of table.tHead.rows[0].cells) {
     const cells = [...table.tBodies[0].rows].map((row) => row.cells[head.cellIndex]);
     const known = cells.map(value).filter((each) => each !== null);
@@ -58,6 +58,38 @@ for (const field of document.querySelectorAll("[data-filter]")) {
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   });
 }
+
+// A list whose entries have data attributes: a field of the form chooses by the attribute of its name, `words` by words.
+// What is chosen stands in the address, so that it can be sent to somebody.
+for (const form of document.querySelectorAll("[data-list]")) {
+  const list = document.getElementById(form.dataset.list);
+  const entries = [...list.querySelectorAll("li")].map((entry) => [entry, entry.textContent.toLowerCase()]);
+  const choose = () => {
+    const wanted = Object.fromEntries([...new FormData(form)].filter((pair) => pair[1]));
+    const words = (wanted.words || "").toLowerCase().split(/[\s,]+/).filter(Boolean);
+    const named = Object.entries(wanted).filter((pair) => pair[0] !== "words");
+    for (const [entry, text] of entries)
+      entry.hidden = !(named.every(([name, value]) => entry.dataset[name] === value) && words.every((word) => text.includes(word)));
+    for (const section of list.children) section.hidden = !section.querySelector("li:not([hidden])");
+    form.querySelector("output").textContent = `${entries.filter((pair) => !pair[0].hidden).length} of ${entries.length} claims`;
+    const query = new URLSearchParams(wanted).toString();
+    history.replaceState(null, "", (query ? `?${query}` : location.pathname) + location.hash);
+  };
+  for (const [name, value] of new URLSearchParams(location.search)) if (form.elements[name]) form.elements[name].value = value;
+  form.hidden = false;
+  for (const kind of ["input", "change"]) form.addEventListener(kind, choose);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", () => setTimeout(choose));
+  choose();
+}
+
+// A link into a fold opens it.
+function openTarget() {
+  const fold = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (fold && fold.tagName === "DETAILS") fold.open = true;
+}
+addEventListener("hashchange", openTarget);
+openTarget();
 
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details:not(.code)")) fold.open = true;

@@ -1,0 +1,174 @@
+"""A page for each claim at a permanent address, and the list of all of them."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from study.claims import words
+from study.claims.citations import sources
+from study.claims.ledger import Verdict, otherwise
+from study.claims.model import BASES, MEASURED, VIRTUAL, Check, Claim
+from study.claims.verdict import VERDICTS
+from study.records.privacy import without_paths
+from study.records.runs import Run
+from study.report.templating import write_page
+from study.spec.arms import PACKAGE
+from study.text.numbers import short
+
+DOCUMENTS = Path(__file__).with_name("documents.toml")
+NOTHING = "nothing yet"  # what a claim rests on that was not tested
+
+
+@dataclass(frozen=True)
+class Document:
+    """Where claims come from, as a reader knows it."""
+
+    id: str
+    name: str
+    title: str
+    authors: str = ""
+    address: str | None = None
+    links: dict[str, str] = field(default_factory=dict)  # of several works, by name
+    number_of: dict[str, int] = field(default_factory=dict)  # of its claims, by verdict
+
+
+def documents(verdicts: Iterable[Verdict]) -> list[Document]:
+    """The documents of some claims, in the order of the claims. One that is not known here has its own title alone."""
+    known, titles, counts = tomllib.loads(DOCUMENTS.read_text()), {}, {}
+    for verdict in verdicts:
+        titles.setdefault(verdict.claim.document, verdict.claim.title)
+        counts.setdefault(verdict.claim.document, Counter())[verdict.verdict] += 1
+    about = {id: {"name": title, "title": title} | known.get(id, {}) for id, title in titles.items()}
+    ordered = {id: {name: counts[id][name] for name in VERDICTS if counts[id][name]} for id in titles}
+    return [Document(id, **about[id], number_of=ordered[id]) for id in titles]
+
+
+def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles: dict[str, str]) -> None:
+    """The list and the pages of all claims below `out`, the site's root. `run_slugs` has the runs that have a page."""
+    runs = {run.name: (run, slug) for run, slug in reversed(run_slugs.items())}
+    of_id, common = {document.id: document for document in documents(verdicts)}, {"up": "../", "titles": titles}
+    (out / "claims").mkdir()
+    for number, verdict in enumerate(verdicts):
+        neighbours = (verdicts[number - 1] if number else None, (verdicts[number + 1 :] or [None])[0])
+        values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": neighbours}
+        values |= without_paths(page(verdict)) | {"evidence": evidence(verdict, runs), "here": "claim"}
+        further = zip(verdict.claim.also, verdict.also, strict=True)
+        values["also"] = [_further(check, other, runs) for check, other in further]
+        write_page(out / "claims" / f"{verdict.claim.id}.html", "claim.html", **common, **values)
+    values = {"rows": [(verdict, words.plainly(verdict)) for verdict in verdicts], "documents": list(of_id.values())}
+    values |= {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(values["documents"])}
+    write_page(out / "claims" / "index.html", "claims.html", **common, **values, here="claims")
+
+
+def _choices(known: list[Document]) -> list[tuple[str, str, dict[str, str]]]:
+    """What the list is filtered by: a name, its label, and the possible values in words."""
+    return [
+        ("document", "Document", {document.id: document.name for document in known}),
+        ("verdict", "Verdict", {word: word for word in VERDICTS}),
+        ("basis", "Rests on", {basis: basis for basis in (*BASES, NOTHING)}),
+    ]
+
+
+def page(verdict: Verdict) -> dict:
+    """What the page of a claim says, besides its evidence: lists of a label and a text."""
+    claim = verdict.claim
+    premise = "A premise of ours: the authors imply it at most, and it is not counted among their claims."
+    tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
+    conditions = [f"{name} {words.condition_words(name, value)}" for name, value in claim.conditions.items()]
+    left_open = [f"{_name(each)}: {words.values_words(values)}" for each, values in _left_open(claim).items()]
+    return {
+        "sentence": words.plainly(verdict),
+        "premise": premise if claim.premise else "",
+        "written": _known(
+            ("Where", " ".join(claim.where.split())), ("How it was read", claim.read and _flat(claim.read))
+        ),
+        "found": _known(
+            ("Claimed", _claimed(claim, verdict) and _claimed(claim, verdict) + tolerance),
+            ("Found", words.found_words(verdict, claim.unit)),
+            ("Rests on", words.basis_words(verdict)),
+            ("Under the conditions", ", ".join(conditions)),
+            ("The document leaves open", "; ".join(left_open)),
+            ("Holds with", _cases(verdict.holds_under)),
+            ("Fails with", _cases(verdict.fails_under)),
+            ("Working", verdict.working),
+            ("How the claim was read", _flat(claim.reading or "")),
+            ("One contradiction of several cells", claim.contradiction),
+        ),
+        "differs": list(verdict.differs),
+        "changed_by": _changed_by(verdict),
+        "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
+    }
+
+
+def _left_open(claim: Claim) -> dict[str, list]:
+    """What the document does not say, without what only the code has a name for."""
+    return {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
+
+
+def _name(argument: str) -> str:
+    return words.NAMES.get(argument, argument.replace("_", " "))
+
+
+def _cases(cases: tuple[str, ...]) -> str:
+    return "; ".join(words.case_words(case) for case in cases if case.partition(" ")[0] not in words.INTERNAL)
+
+
+def _changed_by(verdict: Verdict) -> str:
+    if verdict.holds_under or verdict.fails_under:
+        names = ", ".join(map(_name, _left_open(verdict.claim)))
+        return f"knowing what the document leaves open: {names or words.READING}"
+    return otherwise(verdict)
+
+
+def _known(*pairs: tuple[str, str | None]) -> list[tuple[str, str]]:
+    return [(label, text) for label, text in pairs if text]
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _claimed(check: Check, verdict: Verdict) -> str:
+    return words.value_words(verdict.claimed, check.unit) and words.claimed_words(check, verdict)
+
+
+def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
+    """A further check, which is shown and does not decide."""
+    pairs = [("Claimed", _claimed(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
+    about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
+    return about | {"pairs": _known(*pairs, ("Working", verdict.working))}
+
+
+def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
+    """What a verdict rests on: rows of runs with their pages, sources with their addresses, scripts by their names.
+
+    `runs` are the run and its page's name, by the run's name. A run in other conditions is shown, and does not count.
+    """
+    known, of_runs, of_sources, others = sources(), [], [], []
+    for name in verdict.evidence:
+        if name in runs and verdict.basis in (MEASURED, VIRTUAL):
+            of_runs.append(_run(*runs[name]))
+        elif name in known:
+            of_sources.append(known[name])
+        else:
+            others.append({"name": name, "is_script": (PACKAGE / "reproductions" / f"{name}.py").exists()})
+    return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
+
+
+def _run(run: Run, slug: str) -> dict:
+    ranks = (
+        f"{run.ranks} {'virtual ' if run.virtual else ''}{'rank' if run.ranks == 1 else 'ranks'}" if run.ranks else ""
+    )
+    about = [run.arm, run.model, ranks, run.precision, f"seed {short(run.seed)}"]
+    return {"slug": slug, "name": run.name, "about": ", ".join(filter(None, about)), "status": run.status}
+
+
+def used_by(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """The verdicts that rest on a run, by the run's name."""
+    resting: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        for name in verdict.evidence if verdict.rests_on in (MEASURED, VIRTUAL) else ():
+            resting.setdefault(name, []).append(verdict)
+    return resting

@@ -1,0 +1,243 @@
+"""A page for each run: what became of it, its curves, its memory, what it moved, and what is wrong or costly in it."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from study.claims.ledger import Verdict
+from study.diagnosis import findings
+from study.diagnosis.facts import Facts
+from study.errors import Stop
+from study.inputs import files
+from study.inputs.files import below
+from study.inputs.names import safe_name
+from study.records import store
+from study.records.prediction import predicted
+from study.records.privacy import without_paths
+from study.records.runs import Run, Runs
+from study.records.schema import RankComponents, Record
+from study.report import charts, claim_pages, style, tables
+from study.report.templating import write_page
+from study.spec.shapes import SHAPES, shape_of
+from study.text.numbers import count, short, size
+from study.theory.architecture import FAMILIES
+
+MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
+RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
+MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
+FORMULAS = "by formulas"  # the bar of what was predicted
+NAMES = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
+
+
+def slugs(runs: Runs) -> dict[Run, str]:
+    """The names of the runs' pages. Two runs of one name have two pages; some file systems ignore case."""
+    taken, names = set(), {}
+    for run in runs:
+        name = safe_name(run.name)
+        candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        names[run] = next(slug for slug in candidates if slug.casefold() not in taken)
+        taken.add(names[run].casefold())
+    return names
+
+
+def write(
+    runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
+) -> tuple[list[dict], list[str]]:
+    """A page for each run, and its files beside it: a row for each, and a sentence for each that has no page.
+
+    The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
+    pages.
+    """
+    rows, problems, resting = [], [], claim_pages.used_by(verdicts)
+    about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
+    for row, run in zip(tables.runs(runs), runs, strict=True):
+        try:
+            row, slug, texts = without_paths(row), names[run], _texts(run.folder)
+            for file, content in texts.items():
+                below(folder, f"{slug}.{file}").write_text(content, errors="replace")
+            log = texts.get("log.txt") or texts.get("output.txt") or ""
+            values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
+            write_page(below(folder, f"{slug}.html"), "run.html", **about, **values, verdicts=resting.get(run.name, []))
+            rows.append(row | {"slug": slug, "has log": bool(log)})
+        except Exception as error:  # a record may be odd in any way, and none ends a report
+            reason = error.what if isinstance(error, Stop) else repr(error)
+            problems.append(f"{run.folder.name} has no page ({reason})")
+    return rows, problems
+
+
+def page(run: Run) -> dict:
+    """What the page of a run shows, without what tells of the machine."""
+    record = without_paths(run.record.model_dump(by_alias=True))
+    judged, unknown = findings.looked_at(run.record)
+    ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
+    return {
+        "results": _results(run),
+        "error": record["error"],
+        "findings": without_paths([asdict(finding) for finding in findings.diagnose(run.record)]),
+        "judged": judged,
+        "not_judged": unknown,
+        "losses": _losses(run),
+        "seconds": _seconds(run),
+        "memory": _memory(run),
+        "components": _components(run),
+        "peaks": sorted({rank.tracked_peak_bytes for rank in ranks}),
+        "traffic": _traffic(run),
+        "asked": without_paths(list(_asked(run.record))),
+        "settings": _flat(record["requested"]),
+        "observed": _flat(record["observed"]),
+    }
+
+
+def _results(run: Run) -> dict[str, str]:
+    """What a reader wants to know first, in human units. What is not known is left out."""
+    record, moved = run.record, sum(run.traffic.values())
+    evaluation = record.loss.final_eval
+    peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
+    return {
+        label: text
+        for label, text in (
+            ("last training loss (nats)", run.losses and short(run.losses[-1])),
+            ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
+            ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
+            ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
+            ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
+            (peak_of, run.peak_bytes and size(run.peak_bytes)),
+            ("in collectives per rank and step", moved and size(moved)),
+            ("parameters", run.parameters and count(run.parameters)),
+        )
+        if text
+    }
+
+
+def _losses(run: Run) -> dict | None:
+    if run.record.is_script:  # several trainings, logged every so many steps
+        every, trainings = run.record.observed.logging_steps or 1, run.record.observed.runs
+        names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
+        points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
+        series = dict(zip(names, points, strict=True))
+        title, caption = f"Losses of {len(trainings)} trainings in one process", "Nats, as the script logged them."
+    else:
+        evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
+        series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
+        ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
+        title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
+        caption = "Nats, at each optimizer step; the mean over ranks."
+    drawn = charts.chart(series, "optimizer step", "loss (nats)")
+    return drawn and {"title": title, "chart": drawn, "caption": caption}
+
+
+def _seconds(run: Run) -> dict | None:
+    seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
+    if len(seconds) < 2 or run.virtual:
+        return None
+    title = f"A step takes {run.median_step_s:.3g} s in the median, from {min(seconds):.3g} to {max(seconds):.3g} s"
+    drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds", " s")
+    return {"title": title, "chart": drawn}
+
+
+def _memory(run: Run) -> dict | None:
+    """What the rank that held most held at its peak and after a step, and what formulas say of the peak."""
+    fullest = _fullest(run)
+    if fullest is None:
+        return None
+    held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
+    if estimate := _predicted(run):
+        held[FORMULAS] = estimate
+    stacks = {name: tables.parts(components) for name, components in held.items() if components}
+    if not stacks:
+        return None
+    when, parts = next(iter(stacks.items()))
+    largest = max(parts, key=lambda part: (part != "other") * parts[part])
+    share = parts[largest] / sum(parts.values())
+    title = f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}"
+    drawn = charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS)
+    return {"title": title, "bars": drawn, "has_prediction": FORMULAS in stacks}
+
+
+def _fullest(run: Run) -> RankComponents | None:
+    return max(run.record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes, default=None)
+
+
+def _predicted(run: Run) -> dict[str, int] | None:
+    """Components by formulas. None for a model that has none: it would have to be looked at, which takes seconds."""
+    shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
+    if shape.get("model_type") not in FAMILIES or not run.done:
+        return None
+    estimate = predicted(run.record)
+    return estimate and estimate.at_peak
+
+
+def _components(run: Run) -> list[dict]:
+    """A row for each component, the largest first."""
+    fullest = _fullest(run)
+    if fullest is None:
+        return []
+    at_peak, after = fullest.at_peak or {}, fullest.after_step
+    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
+    return [{"name": name.replace("_", " "), "peak": at_peak.get(name), "after": after.get(name)} for name in names]
+
+
+def _traffic(run: Run) -> dict | None:
+    """Collectives of a step of the first rank. Those that are too small for a bar are in the table."""
+    if not run.traffic:
+        return None
+    moved = {NAMES.get(kind, kind): size_bytes for kind, size_bytes in run.traffic.items()}
+    colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
+    drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
+    calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
+    title = f"Collectives over {size(sum(moved.values()))} in a step"
+    return {"title": title, "bars": drawn, "calls": calls}
+
+
+def _asked(record: Record) -> Iterator[dict]:
+    """What was asked for beside what was read back from the prepared objects, where one of both is known."""
+    promised, wanted, seen = Facts(record).promised, record.requested, record.observed
+    weights = seen.dtypes.get("weights")
+    precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
+    pairs = (  # and whether the two are of a kind, so that they can be held against each other
+        ("arm", wanted.arm, seen.arm, True),
+        ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
+        ("ZeRO stage", promised.stage, seen.stage, True),
+        ("optimizer states are kept", promised.offload_optimizer, seen.offload_optimizer, True),
+        ("weights are kept", promised.offload_param, seen.offload_param, True),
+        ("passes per step", promised.accumulation, seen.accumulation, True),
+        ("activation checkpointing", promised.checkpointing, seen.checkpointing, True),
+        ("gradient clipping", promised.clipping, seen.clipping, True),
+        ("steps", wanted.steps, seen.steps, True),
+        ("precision", wanted.precision or promised.precision, precision, False),
+        ("attention", wanted.attention, seen.attention, False),
+        ("optimizer", promised.optimizer, seen.optimizer, False),
+        ("data", wanted.data, seen.data_source, False),
+    )
+    for what, asked, observed, comparable in pairs:
+        if asked is not None or observed is not None:
+            differs = comparable and None not in (asked, observed) and asked != observed
+            yield {"what": what, "asked": asked, "observed": observed, "differs": differs}
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
+    texts = {}
+    for name in RAW:
+        with contextlib.suppress(OSError):
+            texts[name] = files.read_below(folder, name, MOST_RAW_BYTES).decode(errors="replace")
+    record = json.dumps(without_paths(json.loads(texts.pop(store.RECORD)))) + "\n"
+    return {store.RECORD: record} | {name: without_paths(text) for name, text in texts.items()}
+
+
+def _flat(section: dict) -> dict:
+    """What is known of a section: nested names joined by dots, long lists by their length."""
+    known = {name: value for name, value in _entries(section) if value is not None and value != []}
+    long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
+    return known | long
+
+
+def _entries(section: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

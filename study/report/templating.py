@@ -1,0 +1,42 @@
+"""Templates to files. Everything that a template shows is escaped: records come from anybody."""
+
+import functools
+import re
+from pathlib import Path
+
+import jinja2
+
+from study.text.numbers import short, size
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+def write_page(path: Path, template: str, **values) -> None:
+    """Fill a template in. `up` leads to the site's root from where the page is."""
+    text = _templates().get_template(template).render(**{"up": ""} | values)
+    path.write_text(text, errors="replace")  # half of a surrogate pair, as JSON may hold, cannot be encoded
+
+
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """One environment for all pages: it keeps the templates that it has compiled."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
+    templates.filters |= {"short": short, "size": size, "prose": prose}
+    return templates
+
+
+def prose(text: str) -> str:
+    """Markdown as HTML. Records come from anybody: HTML is shown as text, and nothing leads out of the site."""
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    class Renderer(IPythonRenderer):
+        def link(self, text: str, url: str, title: str | None = None) -> str:
+            return text if ":" in url or url.startswith("//") else super().link(text, url, title)
+
+        def image(self, text: str, url: str, title: str | None = None) -> str:
+            return text
+
+    page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
+    return re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
