@@ -43,7 +43,7 @@ class Seen:
 
 
 def describe(run: Run) -> list[Machine]:
-    """The machines of a run with their ranks, in the order of the ranks. Empty for one machine, and for emulated hosts."""
+    """The machines of a run with their ranks, in the order of the ranks. Empty for one, and for emulated hosts."""
     if not several() or run.settings.hosts:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
