@@ -24,7 +24,7 @@ from study.records import collectives, seal, store
 from study.records.privacy import without_paths
 from study.spec import arms
 from study.spec.settings import Settings, build
-from study.sweeps import protocol
+from study.sweeps import protocol, slurm
 from study.theory import question
 
 # A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
@@ -179,6 +179,7 @@ READERS = {
     "collectives-rank0.json": lambda path: collectives.load(path.parent),
     "rows.csv": rows.read,
     "sources.toml": sources.read,
+    "cluster.toml": slurm.read,
     "records-manifest.json": lambda path: parcel._manifest(path.parent),
 }
 WORDS = """[[ ]] &a *a <<: !!python/object !!int !!timestamp !!float !!binary 1 nan inf 1e999 0x10 2026-13-45 a name

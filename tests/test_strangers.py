@@ -27,6 +27,10 @@ OTHERWISE = {
         machine/operators: Path(place)
         machine/software: Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         records/runs: Path(folder)
+        machine/cluster: Path(os.environ.get('XDG_CACHE_HOME', '~/.cache'))
+        machine/multinode: Path(os.path.expandvars(node_dir))
+        machine/multinode: base / software.operators_folder().name
+        machine/probe: Path(os.path.expandvars(folder))
         report/notebook: Path(data)
         report/readme: Path(folder)
         spec/settings: Path(os.environ.get('XDG_CACHE_HOME', '~/.cache'))
@@ -83,6 +87,8 @@ OTHERWISE = {
         claims/probe_worker: Path(folder)
         claims/probes: Path(folder)
         machine/cache: Path(scratch)
+        machine/cluster: Path(f'/proc/{pid}/ns/net')
+        sweeps/jobs: Path(submission.script)
         machine/cache: folder.with_name(f'{new.parent.name}-broken')
         machine/disk: Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
         machine/disk: base / f'{PREFIX}{socket.gethostname()}-{launcher}'
@@ -274,9 +280,13 @@ OWN_TEXTS = {
     "claims/probe_worker": "trials that were checked by study.claims.probes, and the arms of this project",
     "claims/probes": "what its own process printed",
     "machine/cache": "an answer, whose size and checksum are checked: a look at a model has more values than a config",
+    "machine/cluster": "the state of a cluster that it has brought up, in the user's own cache",
     "machine/disk": "the marker of a folder to offload to, compared and not used",
+    "machine/hosts": "what its probe printed on a host that the user named",
     "machine/output": "the list of files of an earlier report, compared with what is there",
+    "machine/probe": "the questions of the doctor that started it",
     "measure/collectives": "what PyTorch says of this process",
+    "measure/network": "what tc says of a link",
     "offline/pack": "pyproject.toml",
     "offline/parcel": "whether a record is whole",
     "offline/run": "pack.json, which was made for this machine: what it installs is code anyway",
@@ -284,9 +294,12 @@ OWN_TEXTS = {
     "outside/written": "comes with the package",
     "records/compare": "keys that it has made",
     "records/groups": "keys that it has made",
+    "report/claim_pages": "the documents' addresses, which come with the package",
     "report/notebook": "what the report has just written",
-    "report/site": "notebooks that it has executed, and records that were read before",
+    "report/run_pages": "records that were read before",
+    "sweeps/jobs": "what it has written itself beside a job's script",
     "sweeps/launches": "the last lines of a run in progress, for its progress",
+    "training/machines": "what another rank of this launch said",
     "theory/configure": "an arm of this project",
     "theory/pace": "pace.toml, which comes with the package",
     "theory/tracing": "a config that was read before",

@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from study.errors import Stop
+from study.inputs.files import below
 from study.sweeps import jobs, slurm
 from study.sweeps.jobs import Submission
 from study.sweeps.launches import Turn, last_step
@@ -94,7 +95,7 @@ def show_plan(
             jobs.update(submission, in_slurm)
         if stop is None and not (done or submission) and print_scripts:
             last = max(attempts(runs, turn), default=0) if runs_before else 0
-            folder = runs / f"{turn.name}.{last + 1}"
+            folder = below(runs, f"{turn.name}.{last + 1}")
             say(f"# {folder / jobs.SCRIPT}", slurm.script(turn, folder, cluster, timeout_s, nvme_dir))
         nodes, ranks = slurm.layout(turn.cell, cluster) if stop is None else (None, None)
         state = (

@@ -11,6 +11,7 @@ from study.claims.citations import sources
 from study.claims.ledger import Verdict, otherwise
 from study.claims.model import BASES, MEASURED, VIRTUAL, Check, Claim
 from study.claims.verdict import VERDICTS
+from study.inputs.files import below
 from study.records.privacy import without_paths
 from study.records.runs import Run
 from study.report.templating import write_page
@@ -56,7 +57,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         values |= without_paths(page(verdict)) | {"evidence": evidence(verdict, runs), "here": "claim"}
         further = zip(verdict.claim.also, verdict.also, strict=True)
         values["also"] = [_further(check, other, runs) for check, other in further]
-        write_page(out / "claims" / f"{verdict.claim.id}.html", "claim.html", **common, **values)
+        write_page(below(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
     values = {"rows": [(verdict, words.plainly(verdict)) for verdict in verdicts], "documents": list(of_id.values())}
     values |= {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(values["documents"])}
     write_page(out / "claims" / "index.html", "claims.html", **common, **values, here="claims")
@@ -153,7 +154,7 @@ def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
         elif name in known:
             of_sources.append(known[name])
         else:
-            others.append({"name": name, "is_script": (PACKAGE / "reproductions" / f"{name}.py").exists()})
+            others.append({"name": name, "is_script": below(PACKAGE / "reproductions", f"{name}.py").exists()})
     return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
 
 

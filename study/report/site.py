@@ -26,6 +26,7 @@ from study.claims import ledger, words
 from study.claims.ledger import Verdict
 from study.claims.verdict import VERDICTS
 from study.errors import Stop
+from study.inputs.files import below
 from study.machine import output
 from study.records import runs as records
 from study.records import store
@@ -185,7 +186,7 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
         about = {"title": titles[name], "headings": headings, "failed": name in failed}
         write_page(out / f"{name}.html", "notebook.html", cells=cells, titles=titles, here=name, **about)
     rows, problems = run_pages.write(runs, slugs, judged, out / "run", titles)
-    with_page = {run: slug for run, slug in slugs.items() if (out / "run" / f"{slug}.html").exists()}
+    with_page = {run: slug for run, slug in slugs.items() if below(out / "run", f"{slug}.html").exists()}
     claim_pages.write(judged, with_page, out, titles)
     calculator.write(out, titles)
     values = {

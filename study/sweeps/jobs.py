@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
+from study.inputs.files import below
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import launches, slurm
@@ -153,7 +154,7 @@ class Queue:
         return over
 
     def submit(self, turn: Turn) -> Submission:
-        folder = self.runs / f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}"
+        folder = below(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
         submission = Submission(turn, folder)
         folder.mkdir()
         (folder / SCRIPT).write_text(slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir))

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Validat
 
 import study
 from study.errors import Stop
+from study.inputs import files, texts
 from study.records import store
 from study.spec import arms
 from study.spec.validation import sentence
@@ -31,6 +31,7 @@ OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT", FORGOTTEN),
 )
+MAX_BYTES = 2**16  # of a cluster file
 PORT = "$((20000 + SLURM_JOB_ID % 10000))"  # below those that the kernel hands out; jobs may share a node
 # NodeAddr is how Slurm itself reaches a node: its name need not be known to the others.
 HOSTS = """\
@@ -88,15 +89,15 @@ class Cluster(Table):
 def read(path: Path) -> Cluster:
     """A cluster file, checked."""
     try:
-        return Cluster.model_validate(tomllib.loads(path.read_text()))
+        return Cluster.model_validate(texts.from_toml(files.read(path, MAX_BYTES)))
     except OSError as error:
         what = f"the cluster file {path} cannot be read ({error.strerror})"
         raise Stop(what, "name one with --cluster-file; examples/cluster.toml is one to start from") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Stop(f"{path} is not valid TOML: {error}", "correct the file") from None
     except ValidationError as error:
         what = sentence(error, Cluster.model_fields, name=lambda where: f"{path.name}: {' '.join(where)}".rstrip(": "))
         raise Stop(what.rstrip("?"), "correct the file; examples/cluster.toml explains its keys") from None
+    except ValueError as error:
+        raise Stop(f"{path} is not valid TOML: {error}", "correct the file") from None
 
 
 def layout(cell: Cell, cluster: Cluster) -> tuple[int, int]:
