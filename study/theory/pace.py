@@ -51,7 +51,11 @@ def pace() -> Pace:
 
 def interval_factor(trained: int) -> float:
     """By which the time of a model is divided and multiplied, for an interval meant to hold 80 % of measurements."""
-    return _read()["interval"]["large" if trained >= LARGE else "small"]
+    return interval_factors()["large" if trained >= LARGE else "small"]
+
+
+def interval_factors() -> dict[str, float]:
+    return {kind: _read()["interval"][kind] for kind in ("large", "small")}
 
 
 def origins() -> dict[str, dict]:

@@ -251,6 +251,16 @@ function stepTime(setup, gpu, data) {
   const seconds = of(data.pace);
   // What a host needs for a module is known least.
   const least = sharing.hooksAbove === null ? seconds : of({ ...data.pace, module_s: data.pace.module_least_s });
-  const [lower, upper] = gpu.ceiling_range;
-  return { seconds, low: (least * (1 - data.spread.low)) / upper, high: (seconds * (1 + data.spread.high)) / lower };
+  const factor = data.interval[parameters(setup.model) >= data.large ? "large" : "small"];
+  const peakS = operations(setup) / (setup.precision === "fp32" ? gpu.single_flops_per_s : gpu.half_flops_per_s);
+  return { seconds, low: Math.max(peakS, least / factor), high: seconds * factor };
+}
+
+// Of matrix products, in a step, with those that checkpointing repeats: nothing is faster than they at the peak.
+function operations(setup) {
+  const { model, microBatch: rows, sequence } = setup;
+  const of = (kind) => sum(matrices(model, kind).map((tensor) => productOf(setup, tensor)).map(([count, m, n, k]) => 2 * count * m * n * k));
+  const attention = 4 * rows * model.heads * sequence ** 2 * model.head_width;
+  const once = 3 * (model.layers * (of("layer") + attention) + of("head")) * setup.accumulation;
+  return setup.checkpointing ? (once * 4) / 3 : once;
 }
