@@ -287,13 +287,13 @@ def refused(path, what: str, remedy: str) -> None:
         ("distributed_type: MARTIAN", "has distributed_type 'MARTIAN', which the study cannot read back", "'NO' in"),
         ("distributed_type: NO", "has distributed_type False", "write 'NO' in quotes"),
         ("distributed_type: [NO]", "has distributed_type [False]", "choose one of NO, MULTI_GPU, DEEPSPEED, FSDP"),
-        ("distributed_type: [", "mine.yaml' cannot be read (while parsing a flow", FIX),
-        (SINGLE + f"x: {'[' * 500}{']' * 500}", "cannot be read (maximum recursion depth", FIX),
-        (f"{LAUGHS}\n{ZEROS}*i", "cannot be read (it uses 73 yaml aliases, at most 10 are read)", FIX),
+        ("distributed_type: [", "mine.yaml' cannot be read (expected the node content", FIX),
+        (SINGLE + f"x: {'[' * 500}{']' * 500}", "cannot be read (it is nested more than 30 deep)", FIX),
+        (f"{LAUGHS}\n{ZEROS}*i", "cannot be read (it uses more than 10 yaml aliases)", FIX),
         (SINGLE + "x: 2020-99-99", "cannot be read (month must be in 1..12)", FIX),
         ("x: !!python/object/apply:os.system [true]", "cannot be read (could not determine a constructor", FIX),
         (b"\xff\xfe\x00", "cannot be read ('utf-8' codec can't decode", FIX),
-        (SINGLE + f"# {'x' * 70_000}", "has more than 65536 bytes", "choose one of single, ddp"),
+        (SINGLE + f"# {'x' * 70_000}", "has more than 65536 bytes", FIX),
         ("distributed_type: FSDP", "fsdp_config must be a mapping (got None)", FIX),
         (FSDP.replace("2", "1"), "fsdp_version must be 2: the first version is not read back (got 1)", FIX),
         (FSDP.replace("TRANSFORMER", "SIZE"), "the whole model is one unit, and nothing is saved", FIX),
@@ -313,7 +313,7 @@ def refused(path, what: str, remedy: str) -> None:
         (ZEROS + "5", "deepspeed_config must be a mapping (got 5)", FIX),
         (ZEROS + "[]", "deepspeed_config must be a mapping (got [])", FIX),
         (ZEROS + "{deepspeed_config_file: 5}", "deepspeed_config_file must be a path (got 5)", FIX),
-        (ZEROS + "{deepspeed_config_file: accelerate_configs}", "cannot be read (Is a directory)", "fix"),
+        (ZEROS + "{deepspeed_config_file: accelerate_configs}", "cannot be read (it is not a file)", "fix"),
         (ZEROS + f"{{deepspeed_config_file: {'x' * 300}}}", "cannot be read (File name too long)", "fix"),
         (ZEROS + "{deepspeed_config_file: nowhere/absent.json}", f"no config file {arms.ROOT / 'nowhere'}", FILE),
         (ZEROS + "{zero_stage: 7}", "stage must be 0, 1, 2 or 3 (got 7)", FIX),
@@ -339,7 +339,7 @@ def test_a_missing_yaml_is_refused(tmp_path):
         (b"\xff\xfe", "cannot be read ('utf-8' codec can't decode"),
         (b"", "cannot be read (Expecting value: line 1"),
         (b'{\n "zero_optimization": {\n', "mine.json' cannot be read (Expecting property name"),
-        (b"[" * 50_000, "cannot be read (maximum recursion depth"),
+        (b"[" * 50_000, "cannot be read (it is nested more than 30 deep)"),
         (b'{"x": ' + b"1" * 5000 + b"}", "cannot be read (Exceeds the limit"),
         (b'{"x": "' + b"x" * 70_000 + b'"}', "has more than 65536 bytes"),
         (b'{"zero_optimization": 3}', "zero_optimization must be an object (got 3)"),
@@ -350,4 +350,4 @@ def test_a_missing_yaml_is_refused(tmp_path):
     ],
 )
 def test_a_bad_json_is_refused(tmp_path, content, what):
-    refused(with_json(tmp_path, content), what, FILE if "65536" in what else "fix mine.json")
+    refused(with_json(tmp_path, content), what, "fix mine.json")

@@ -164,7 +164,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (b'{"a":' * 200 + b"1" + b"}" * 200, "nested more than"),
         (("\n".join(" " * n + f"k{n}:" for n in range(400))).encode(), "cannot be read"),
         (BOMB.encode(), "aliases"),
-        (b"a: 1\n" * 1_000_000, "too many for a config"),
+        (b"a: 1\n" * 1_000_000, "it has more than 1 MiB"),
         (b'{"run_id": "x", "observed": {"sage": 2}}', "not a valid record"),
     ],
     ids=["empty", "list", "binary", "broken", "object", "deep", "deep json", "deep yaml", "bomb", "large", "record"],

@@ -93,7 +93,9 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    needed = {"machines": "text/html"}.get(name, "image/svg+xml")
+    needed = {"machines": "text/html", "network": "text/markdown", "optimizers": "text/markdown"}.get(
+        name, "image/svg+xml"
+    )
     assert any(needed in output.get("data", {}) for output in outputs(site / "notebooks" / f"{name}.ipynb"))
 
 

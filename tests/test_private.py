@@ -97,7 +97,9 @@ def test_every_text_of_a_record_is_planted(stranger):
 def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger, quick, tmp_path):  # noqa: F811
     quick(stranger, tmp_path / "out")
     paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert len([path for path in paths if path.suffix == ".html"]) == 4, "the index, and a page for each run"
+    assert len([path for path in paths if path.suffix == ".html"]) == 6, (
+        "the index, the calculator, the claims, and a page for each run"
+    )
     for path in paths:
         text = path.read_text()
         assert not [word for word in TELLS if word in text], path.name

@@ -26,6 +26,7 @@ PUBLISHED = {  # millions of parameters; BERT with a head for two labels, heads 
     "llama3-8b": 8030.26,
     "qwen2.5-7b": 7615.62,
     "qwen3-8b": 8190.74,
+    "qwen3-32b": 32762.12,
     "mistral-7b": 7248.02,
     "gemma3-1b": 999.89,
     "phi3-mini": 3821.08,

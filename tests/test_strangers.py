@@ -296,6 +296,7 @@ OWN_TEXTS = {
     "records/groups": "keys that it has made",
     "report/claim_pages": "the documents' addresses, which come with the package",
     "report/notebook": "what the report has just written",
+    "report/site": "notebooks that it has executed",
     "report/run_pages": "records that were read before",
     "sweeps/jobs": "what it has written itself beside a job's script",
     "sweeps/launches": "the last lines of a run in progress, for its progress",

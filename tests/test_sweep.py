@@ -118,7 +118,7 @@ def test_repeats_go_there_and_back(tmp_path):
 def test_filters_choose():
     cells = protocol.cells(protocol.read("smoke"), "tiny")
     chosen = sweep.chosen(cells, ("arm=zero3*", "task=imdb"))
-    assert {cell.arm for cell in chosen} == {"zero3", "zero3_cpu", "zero3_nvme"}
+    assert {cell.arm for cell in chosen} == {"zero3", "zero3_hpz", "zero3_cpu", "zero3_nvme"}
     assert sweep.chosen(cells, ("seed=42",)) == cells, "a setting that the protocol leaves at its default"
     with pytest.raises(Stop, match=r"--only must be a name and a pattern, .*\(got colour=red\)"):
         sweep.chosen(cells, ("colour=red",))

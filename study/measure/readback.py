@@ -280,7 +280,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
     differences = [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
     if seen.optimizer not in (promised := optimizers.classes(settings.optimizer, arm)):
         differences.append(f"optimizer: promised {' or '.join(sorted(promised))}, observed {seen.optimizer}")
-    if (seen.trained_parameters < seen.parameters) != bool(settings.lora_rank or settings.train_only):
+    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
         differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
     if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
@@ -344,9 +344,11 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
     return digest.hexdigest()[:16] if accelerator.is_main_process else None
 
 
-def shapes(model) -> list[tuple[int, ...]]:
-    """The shape of each parameter, however it is partitioned."""
-    return [tuple(getattr(each, "ds_shape", each.shape)) for each in plain_model(model).parameters()]
+def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
+    """The shape of each parameter, however it is partitioned, and whether it trains."""
+    return [
+        (tuple(getattr(each, "ds_shape", each.shape)), each.requires_grad) for each in plain_model(model).parameters()
+    ]
 
 
 @contextlib.contextmanager

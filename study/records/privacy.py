@@ -22,7 +22,7 @@ TOKEN = re.compile(
 )
 # And by what they are called: HF_TOKEN=..., --wandb-api-key ..., "password": "...", Authorization: Bearer ...
 SECRET_NAME = (
-    r"(?:[\w-]*(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credential"
+    r"(?:(?<![\w-])[\w-]{0,64}?(?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|authorization|credential"
     r"|(?:hf|hub|access|auth|api|refresh|session|github|gitlab|private|user)[_-]?token)s?|(?<![\w-])(?:--)?token)"
 )
 SECRET_KEY = re.compile(SECRET_NAME, re.IGNORECASE)

@@ -48,7 +48,7 @@ ARMS = {
     "zero3_hpz": (ROSE, "p"),
 }
 # A variant has the colour of the arm that it varies, and its own marker among that arm's variants.
-VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H")
+VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H", "1", "2", "3", "4")
 PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PURPLE, "gathered weights": SKY}
 PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: a source that does not name parts
 COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "reduce": YELLOW, "broadcast": PURPLE}

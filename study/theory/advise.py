@@ -111,8 +111,8 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         return Row(arm.name, False, "one GPU only")
     if arm.uses_nvme and question.disk_bytes_per_s is None:
         return Row(arm.name, False, "no disk")
-    if arm.divides_ranks and question.gpus <= question.local:
-        return Row(arm.name, False, "one node")
+    if arm.divides_ranks and (question.gpus <= question.local or question.local == 1):
+        return Row(arm.name, False, "one node" if question.gpus <= question.local else "one GPU a node")
     arm = on_nodes(arm, question)
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):

@@ -1,5 +1,7 @@
 """Which bytes of a step stay inside a node, and which go between nodes. Ranks fill one node after the other."""
 
+from dataclasses import replace
+
 from study.theory import fsdp_memory
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
@@ -53,7 +55,7 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
         replicas = tuple(range(0, setup.ranks, sharing))
         return {kind: {replicas if kind == "all_reduce" else everyone[:sharing]: size} for kind, size in moved.items()}
     engine = Engine(setup)
-    moved: Groups = {kind: {everyone: size} for kind, size in traffic(engine).items()}
+    moved: Groups = {kind: {everyone: size} for kind, size in traffic(Engine(_unquantized(setup))).items()}
     if setup.second_partition and "all_gather" in moved:
         # All ranks gather each weight once; whatever is gathered after that comes from hpZ's second copy.
         once = (engine.part + engine.frozen_part) * engine.ranks * setup.weight_bytes
@@ -66,6 +68,14 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
     if engine.stage == 3 and zero.get("zero_quantized_gradients") and node_ranks:
         moved |= _in_4_bits(engine, moved["reduce_scatter"][everyone], node_ranks)
     return moved
+
+
+def _unquantized(setup: Setup) -> Setup:
+    """The same without ZeRO++'s quantizers, which are put in here: they ask which ranks are near each other."""
+    config = setup.deepspeed or {}
+    zero = config.get("zero_optimization", {})
+    plain = {name: value for name, value in zero.items() if not name.startswith("zero_quantized_")}
+    return replace(setup, deepspeed=config | {"zero_optimization": plain}) if zero else setup
 
 
 def _in_8_bits(engine: Engine, gathered: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:

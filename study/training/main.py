@@ -133,7 +133,7 @@ def prepare(run: Run) -> None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
     has_weights = settings.init != "in_place" and not run.is_virtual
-    before = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
+    checksum, shapes = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
     if run.arm.fsdp:
         sharding.name_layers(accelerator, model)
     if "optimizer" in (run.arm.deepspeed or {}):
@@ -175,7 +175,8 @@ def prepare(run: Run) -> None:
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
         what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
         raise Stop(what, "fix the arm's files", where="prepare")
-    if (seen.weights_checksum, readback.shapes(run.model)) != before:
+    # FSDP takes tied weights apart, and PyTorch says so itself in the first pass.
+    if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
         what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
         raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
     if run.arm.for_cuda_alone == "DeepCompile":
