@@ -105,7 +105,8 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
         assert not [word for word in TELLS if word in text], path.name
         if path.suffix == ".html":
             (page := Page()).feed(text)
-            assert page.runs == [], path.name
+            own = ["script"] if path.name == "calculator.html" else []  # the numbers it computes with: not of records
+            assert page.runs == own, path.name
 
 
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
