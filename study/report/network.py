@@ -7,12 +7,10 @@ says an arm sends and from two constants of a link. They are fitted on FITTED_ON
 from statistics import median
 
 from study.records.groups import by, groups
-from study.records.metrics import gloo_wire_bytes
-from study.records.prediction import predicted
+from study.records.prediction import setup_of
 from study.records.runs import Run, Runs
-from study.records.schema import Collective
 from study.report.tables import middle, seconds, timed
-from study.theory import links
+from study.theory import links, nodes
 from study.theory.links import SlowLink
 
 FITTED_ON = {"ranks": 2, "accumulation": 1, "bandwidth_mbit": 200.0}
@@ -69,12 +67,12 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
 
 
 def _wire_bytes(run: Run) -> float | None:
-    """What theory says that a rank sends in a step, as gloo does it."""
-    estimate = predicted(run.record)
-    moved = estimate and {
-        kind: Collective(calls=0, bytes=size, bytes_by_dtype={}) for kind, size in estimate.traffic.items()
-    }
-    return moved and gloo_wire_bytes(moved, run.ranks)
+    """What theory says that a host's link carries in a step. Not known where gloo reduces to one rank."""
+    setup = setup_of(run.record)
+    moved = setup and nodes.predicted(setup, run.ranks // run.hosts)
+    if not moved or "reduce" in moved:
+        return None
+    return nodes.sent_by_a_node(moved, run.ranks // run.hosts, nodes.GLOO)
 
 
 def is_fitted_on(row: dict) -> bool:

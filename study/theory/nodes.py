@@ -11,6 +11,7 @@ from study.theory.setup import Setup
 # By collective: bytes of the whole tensor, by the ranks that take part.
 Groups = dict[str, dict[tuple[int, ...], float]]
 RING = {"all_reduce": 2.0, "barrier": 0.0}  # how often a rank sends its share of the tensor; the others: once
+GLOO = RING | {"reduce_scatter": 2.0}  # gloo reduces all of it and keeps a part
 
 
 def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
@@ -27,7 +28,7 @@ def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
     return split
 
 
-def sent_by_a_node(moved: Groups, node_ranks: int) -> float:
+def sent_by_a_node(moved: Groups, node_ranks: int, shares: dict[str, float] = RING) -> float:
     """What a node sends to others, on rings that enter and leave each node once.
 
     In a ring over all ranks only the last rank of a node sends to the next one. Where each rank has a ring of its own
@@ -39,7 +40,7 @@ def sent_by_a_node(moved: Groups, node_ranks: int) -> float:
             nodes = _nodes(ranks, node_ranks)
             if len(nodes) > 1:
                 rings = node_ranks * len(nodes) / len(ranks)
-                sent += rings * RING.get(kind, 1.0) * size * (len(ranks) - 1) / len(ranks)
+                sent += rings * shares.get(kind, 1.0) * size * (len(ranks) - 1) / len(ranks)
     return sent
 
 
