@@ -1,7 +1,8 @@
 """The table of the network protocol: seconds of a step against the bandwidth between emulated hosts, and predicted.
 
 What a step takes over links without a limit is measured. What a limit adds is predicted, from the bytes that theory
-says an arm sends and from two constants of a link. They are fitted on FITTED_ON alone; all other cells are held out.
+says an arm sends and from two constants of a link. They are fitted on FITTED_ON alone, for each number of ranks; all
+other cells are held out.
 """
 
 from statistics import median
@@ -13,8 +14,9 @@ from study.report.tables import middle, seconds, timed
 from study.theory import links, nodes
 from study.theory.links import SlowLink
 
-FITTED_ON = {"ranks": 2, "accumulation": 1, "bandwidth_mbit": 200.0}
+FITTED_ON = {"hosts": 2, "passes": 1, "Mbit/s": 200.0}
 AXES = ("hosts", "bandwidth_mbit", "accumulation")
+REDUCED = ("all_reduce", "reduce_scatter")
 
 
 def network(runs: Runs) -> list[dict]:
@@ -25,8 +27,8 @@ def network(runs: Runs) -> list[dict]:
         for run in members:
             cells.setdefault((run.arm, run.ranks, run.hosts, run.accumulation, mbit(run)), []).append(run)
         of_group = [_row(group, repeats, cells) for repeats in cells.values()]
-        link = fitted(of_group)
-        rows += [row | _prediction(row, link) for row in of_group]
+        link = {ranks: fitted(mine) for (ranks,), mine in by(of_group, "ranks").items()}
+        rows += [row | _prediction(row, link[row["ranks"]]) for row in of_group]
     return sorted(rows, key=lambda row: (row["group"], row["ranks"], row["hosts"], row["passes"], row["Mbit/s"] or 1e9))
 
 
@@ -48,7 +50,7 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
     of_repeats = [each.record.traffic for each in repeats]
     sent = [link.sent_bytes / traffic.link_steps for traffic in of_repeats for link in traffic.per_link]
     counted = [size for size in moved.gloo_wire_bytes if size is not None]
-    calls = {kind: collective.calls for kind, collective in moved.per_rank[0].items()} if moved.per_rank else {}
+    carried = _link_bytes(run) or {}
     return {
         "group": group,
         "arm": run.arm,
@@ -58,32 +60,36 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
         "passes": run.accumulation,
         "Mbit/s": mbit(run),
         **middle(seconds(repeats)),
-        "predicted bytes": _wire_bytes(run),
+        "predicted bytes": sum(carried.values()) if carried else None,
+        "of them gathered": carried.get("gathered"),
         "counted bytes": median(counted) if counted else None,
         "link bytes": median(sent) if sent else None,
-        "calls": sum(calls.values()) - calls.get("barrier", 0) if calls else None,
         "unlimited s": median(free) if free else None,
     }
 
 
-def _wire_bytes(run: Run) -> float | None:
-    """What theory says that a host's link carries in a step. Not known where gloo reduces to one rank."""
-    setup = setup_of(run.record)
-    moved = setup and nodes.predicted(setup, run.ranks // run.hosts)
+def _link_bytes(run: Run) -> dict[str, float] | None:
+    """What theory says that a host's link carries in a step, by what becomes of the bytes.
+
+    Not known where gloo reduces to one rank.
+    """
+    setup, node_ranks = setup_of(run.record), run.ranks // run.hosts
+    moved = setup and nodes.predicted(setup, node_ranks)
     if not moved or "reduce" in moved:
         return None
-    return nodes.sent_by_a_node(moved, run.ranks // run.hosts, nodes.GLOO)
+    sent = {kind: nodes.sent_by_a_node({kind: groups}, node_ranks, nodes.GLOO) for kind, groups in moved.items()}
+    reduced = sum(size for kind, size in sent.items() if kind in REDUCED)
+    return {"reduced": reduced, "gathered": sum(sent.values()) - reduced}
 
 
 def is_fitted_on(row: dict) -> bool:
-    place = {"ranks": row["ranks"], "accumulation": row["passes"], "bandwidth_mbit": row["Mbit/s"]}
-    return place == FITTED_ON
+    return all(row[name] == value for name, value in FITTED_ON.items())
 
 
 def fitted(rows: list[dict]) -> SlowLink | None:
-    """The link's constants; None where there is nothing to fit them on."""
+    """The link's constants, from rows of as many ranks; None where there is nothing to fit them on."""
     cells = [
-        (row["predicted bytes"], row["calls"], row["Mbit/s"], row["median"] - row["unlimited s"])
+        (*_carried(row), row["Mbit/s"], row["median"] - row["unlimited s"])
         for row in rows
         if is_fitted_on(row) and _is_known(row) and row["median"] > row["unlimited s"]
     ]
@@ -91,11 +97,15 @@ def fitted(rows: list[dict]) -> SlowLink | None:
 
 
 def _is_known(row: dict) -> bool:
-    return None not in (row["Mbit/s"], row["unlimited s"], row["predicted bytes"], row["calls"])
+    return None not in (row["Mbit/s"], row["unlimited s"], row["predicted bytes"])
+
+
+def _carried(row: dict) -> tuple[float, float]:
+    return row["predicted bytes"] - row["of them gathered"], row["of them gathered"]
 
 
 def _prediction(row: dict, link: SlowLink | None) -> dict:
     if link is None or not _is_known(row):
         return {"predicted s": None, "error": None, "held out": None}
-    predicted_s = row["unlimited s"] + link.added_s(row["predicted bytes"], row["calls"], row["Mbit/s"])
+    predicted_s = row["unlimited s"] + link.added_s(*_carried(row), row["Mbit/s"])
     return {"predicted s": predicted_s, "error": predicted_s / row["median"] - 1, "held out": not is_fitted_on(row)}
