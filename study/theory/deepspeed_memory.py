@@ -216,8 +216,10 @@ def second_copy(engine: Engine, released: int) -> dict[str, int]:
 
     What an earlier pass of the step has released has it in the last one as well (stage3.py, _post_step).
     """
+    if not engine.second_ranks:
+        return {}
     elements = everything(engine) if engine.accumulation > 1 else released
-    return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes} if engine.second_ranks else {}
+    return {"weights": ceil(elements / engine.second_ranks) * engine.weight_bytes}
 
 
 def owned_of(tensors: Sequence[Tensor], part: int) -> int:
