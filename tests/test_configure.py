@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import test_parity
 import test_save
+from conftest import DECODERS_ALONE
 
 from study.errors import Stop
 from study.spec import arms
@@ -22,7 +23,7 @@ def advised(**change) -> Advice:
     return advise(replace(QUESTION, **change))
 
 
-DIVIDED = ("hsdp", "zero3_hpz")  # into nodes
+DIVIDED = ("hsdp", "zero3_hpz", *DECODERS_ALONE)  # into nodes, or not for a BERT
 
 
 @pytest.mark.parametrize("arm", [name for name in arms.NAMES if name not in ("single", *DIVIDED)])

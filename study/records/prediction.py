@@ -38,6 +38,8 @@ def setup_of(
         requested,
         **sharded,
         deepspeed=deepspeed or (observed.deepspeed if observed.stage is not None else None),
+        sequence_ranks=observed.sequence_ranks or 1,
+        tensor_ranks=observed.tensor_ranks or 1,
         ranks=ranks or observed.ranks,
         device=observed.device,
     )

@@ -16,6 +16,7 @@ from study.theory.architecture import Architecture, tensors
 from study.theory.moments import Piece
 from study.theory.profile import Gradient, Held, Profile, Tensor
 from study.theory.setup import Setup
+from study.theory.tensor import tensors_of_a_rank
 from study.theory.transformer import Transformer
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -29,8 +30,13 @@ class Engine:
 
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
-        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks
-        self.all_tensors = tensors(setup.model)
+        # Of ranks that divide layers, those with the same part share its states.
+        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks // setup.tensor_ranks
+        self.divides_layers = setup.tensor_ranks > 1
+        if self.divides_layers:
+            self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
+        else:
+            self.all_tensors = tensors(setup.model)
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
         frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]

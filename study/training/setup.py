@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import (
     DeepSpeedPlugin,
+    DeepSpeedSequenceParallelConfig,
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
@@ -22,6 +23,7 @@ from study.inputs.files import below
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
+from study.models.config import CAUSAL
 from study.records import store
 from study.records.schema import Requested
 from study.spec import arms
@@ -179,4 +181,18 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         section = config["zero_optimization"].get(part) or {}
         if section.get("device") == "nvme":
             section["nvme_path"] = str(disk)
-    return Accelerator(deepspeed_plugin=plugin, **common)
+    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # what the arm says of it is given here
+    return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm), **common)
+
+
+def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
+    """Sequence parallelism as Accelerate takes it, for rows of one length."""
+    if arm.sequence_ranks == 1:
+        return None
+    if settings.sequence % arm.sequence_ranks:
+        what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
+        raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
+    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
+    if settings.attention != "eager":
+        rows.sp_attn_implementation = CAUSAL  # the same attention as in the other arms, under the trainer's name
+    return ParallelismConfig(sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
