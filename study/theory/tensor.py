@@ -42,7 +42,7 @@ def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
 
 @functools.cache
 def of_a_rank(model: Architecture | Transformer, ranks: int) -> Transformer:
-    """What each of so many ranks computes, as a model: fewer heads, a narrower feed-forward layer, and the whole head."""
+    """What each of so many ranks computes, as a model: fewer heads, a narrower feed-forward layer, the whole head."""
     if reason := refusal(model, ranks):
         raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
     config = config_of(model)
