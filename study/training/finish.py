@@ -179,6 +179,7 @@ def flops_per_row(run: Run) -> float:
     """
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # Ulysses has taken attention's place in training, for parts of rows
         batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
         with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
             tasks.row_losses(run.settings, model, batch)[0].mean().backward()
