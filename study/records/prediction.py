@@ -93,4 +93,5 @@ def data_rows(requested: Requested) -> int | None:
 def data_bytes(setup: Setup, task: str, rows: int) -> int:
     """Bytes of so many rows: what a pass reads, and for reviews a label, which a model that was looked at reads too."""
     label = 8 if task == "imdb" and isinstance(setup.model, Architecture) else 0
-    return rows * (inputs_bytes(setup) // setup.micro_batch + label)
+    whole = replace(setup, sequence_ranks=1)  # a rank keeps whole rows, also where it reads a part of each
+    return rows * (inputs_bytes(whole) // setup.micro_batch + label)
