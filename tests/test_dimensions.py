@@ -50,7 +50,8 @@ def test_losses_equal_ddp_on_the_same_rows(arm, trained):
 @pytest.mark.parametrize("arm", DECODERS_ALONE)
 def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
     record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
-    expected, counted = nodes.predicted(setup_of(record)), record.traffic.per_rank[0]
+    expected = nodes.predicted(setup_of(record))
+    counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
     assert counted.keys() == expected.keys()
     for kind, count in counted.items():
         by_ranks = {ranks: size for ranks, size in count.by_ranks(2).items() if size > 100}

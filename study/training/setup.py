@@ -23,7 +23,6 @@ from study.inputs.files import below
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
-from study.models.config import CAUSAL
 from study.records import store
 from study.records.schema import Requested
 from study.spec import arms
@@ -193,6 +192,6 @@ def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
         what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
     rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
-    if settings.attention != "eager":
-        rows.sp_attn_implementation = CAUSAL  # the same attention as in the other arms, under the trainer's name
+    if settings.attention != "eager":  # the same attention as in the other arms, under the trainer's name
+        rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
     return ParallelismConfig(sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
