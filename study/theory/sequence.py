@@ -4,7 +4,6 @@ Each has a part of the tokens. Before attention they exchange queries, keys and 
 some heads; after it they exchange back. The backward pass does the same with the gradients.
 """
 
-import json
 from dataclasses import dataclass
 
 from study.errors import Stop
@@ -30,7 +29,7 @@ def heads(model: Architecture | Transformer) -> Heads:
     """What Ulysses asks a model's config. A Stop where DeepSpeed or Accelerate refuse the model."""
     if isinstance(model, Architecture) and model.family == "llama":
         return Heads(model.layers, model.heads, model.kv_heads, model.head_width)
-    config = {} if isinstance(model, Architecture) else json.loads(model.config)
+    config = {} if isinstance(model, Architecture) else model.dimensions
     count, of_keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if not count or not of_keys or not model.has_fused_attention:
         what = f"Ulysses divides attention by heads of keys that a config names, and {model.family} has none"

@@ -5,7 +5,6 @@ vocabulary. Norms and embeddings are whole on each rank (module_inject/layers.py
 """
 
 import functools
-import json
 from dataclasses import replace
 
 from study.errors import Stop
@@ -21,7 +20,7 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 def config_of(model: Architecture | Transformer) -> dict:
     """The config of a model that AutoTP is known to divide. A Stop for others."""
     if isinstance(model, Transformer) and model.family in TRIED and not model.lora_rank:
-        return json.loads(model.config)
+        return model.dimensions
     if isinstance(model, Architecture) and model.family == "llama":
         sizes = {"hidden_size": model.hidden, "num_hidden_layers": model.layers, "vocab_size": model.vocabulary}
         sizes |= dict(zip(DIVIDED, (model.heads, model.kv_heads, model.inner), strict=True))
