@@ -83,6 +83,7 @@ def test_a_virtual_rank_is_a_real_one(arm, trained):
         ("zero3_ulysses", ("--task", "wikitext"), "DeepSpeed refuses: 'GPT2Config' object has no attribute"),
         ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
         ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
+        ("ddp", ("--precision", "fp8"), "Accelerate refuses: Using `fp8` precision requires"),
         ("zero1_tp", (*SHORT[:4], "--virtual-ranks", "3"), "the same rows to groups of 2 ranks (got 3)"),
     ],
 )

@@ -275,7 +275,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),
         "accumulation": settings.accumulation,
-        "autocast": settings.precision if settings.precision in AUTOCAST else None,
+        "autocast": settings.precision if settings.precision in (*AUTOCAST, "fp8") else None,
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,

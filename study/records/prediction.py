@@ -27,7 +27,7 @@ def setup_of(
 ) -> Setup | None:
     """What theory needs to know of a run; None where `predicted` is."""
     requested, observed = record.requested, record.observed
-    if record.is_script or record.is_watched:
+    if record.is_script or record.is_watched or requested.precision == "fp8":
         return None
     model, rows = architecture(record, look), data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):

@@ -50,6 +50,9 @@ class Setup:
     sequence_ranks: int = 1  # that share rows, each with a part of the tokens; micro_batch counts their common rows
 
     def __post_init__(self):
+        if self.precision == "fp8":
+            what = "what a training in fp8 holds depends on the library that does it, and is not known here"
+            raise Stop(what, "give bf16: weights, gradients and states are the same", "unavailable")
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "leave one of them out")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):

@@ -33,6 +33,7 @@ REFUSALS = {  # words of a library that cannot train something: whose they are, 
     "is not divisible by SP size": ("DeepSpeed", "take fewer ranks for a row, or a model with more heads"),
     "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that tells its attention positions, as Llama"),
     "AutoTP not supported for model": ("DeepSpeed", "take a model that AutoTP divides, such as a Llama"),
+    "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
     "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
 

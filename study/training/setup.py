@@ -146,6 +146,8 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         "kwargs_handlers": [group, ddp],
     } | tracker_options(settings, folder)
     autocast = settings.precision if settings.precision in AUTOCAST else None
+    if settings.precision == "fp8":
+        common["mixed_precision"] = "fp8"  # Accelerate says what it lacks
     if arm.deepspeed is None:
         if settings.precision == "fp16" and not CUDA:
             raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
@@ -153,7 +155,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
         os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # Accelerate cannot read `auto`
         # Without a GPU, cpu=False would give two independent trainings.
-        common |= {"cpu": not CUDA, "mixed_precision": autocast or "no", "fsdp_plugin": plugin}
+        common = {"mixed_precision": autocast or "no"} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
         accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
         if plugin and not CUDA:
             patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
