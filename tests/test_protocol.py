@@ -43,7 +43,7 @@ MISTAKES = {
     "unknown arm": (PART.replace("zero2", "zero9"), "zero9", "did you mean 'zero3'"),
     "impossible value": (PART + "accumulation = 0\n", "mine.toml", "accumulation must be greater than 0 (got 0)"),
     "wrong kind of value": (PART + 'lr = "high"\n', "lr must be a number (got 'high')"),
-    "not one of the choices": (PART + 'precision = "fp8"\n', "precision", "bf16_cast", "(got 'fp8')"),
+    "not one of the choices": (PART + 'precision = "fp4"\n', "precision", "bf16_cast", "(got 'fp4')"),
     "impossible ranks": (PART + "ranks = 0\n", "part 'p', tiny: ranks must be greater than 0 (got 0)"),
     "a machine's affair": (PART + 'run_dir = "x"\n', "run_dir"),
     "the same cell twice": (PART.replace("[1, 2, 3]", "[1, 1]"), "twice"),
