@@ -37,7 +37,8 @@ def train(run: Run) -> Callable[[], object]:
     """Windows of steps with nothing else in them; between windows, everything else. Returns a call of one more step."""
     # No evaluation before the first step: stage 3 would learn its order of fetches from it, and then fetch almost twice
     # what training needs for the rest of the run (deepspeed 0.19.8, see reports/log.md).
-    set_seed(run.settings.seed, device_specific=True)  # every arm meets the same dropout masks from here on
+    # Every arm meets the same dropout masks from here on, and ranks that divide a layer meet those of one rank.
+    set_seed(run.settings.seed + run.accelerator.process_index // run.arm.tensor_ranks)
     history = History()
     for window in windows(run, 0, run.settings.warmup_steps):  # its losses count; its times and peaks do not
         train_window(run, window, history)
@@ -95,14 +96,16 @@ def evaluate(run: Run, step: int) -> Evaluation:
     accelerator, rows = run.accelerator, run.data.eval
     run.model.eval()
     count = len(rows["input_ids"])
-    share = run.settings.micro_batch * accelerator.num_processes
+    groups = max(1, accelerator.num_processes // run.arm.tensor_ranks)  # ranks that divide layers see the same rows
+    share = run.settings.micro_batch * groups
     order = torch.arange(math.ceil(count / share) * share) % count  # the last batch is filled with rows seen before
-    mine = order.view(-1, accelerator.num_processes, run.settings.micro_batch)[:, accelerator.process_index]
+    mine = order.view(-1, groups, run.settings.micro_batch)[:, accelerator.process_index // run.arm.tensor_ranks]
     outputs = []
     for chosen in mine:
         batch = {name: values[chosen].to(accelerator.device) for name, values in rows.items()}
         outputs.append(torch.stack([x.double() for x in tasks.row_losses(run.settings, run.model, batch)]))
     everyones = accelerator.gather(torch.stack(outputs).unsqueeze(0))  # ranks, batches, (loss, prediction), rows
+    everyones = everyones[:: run.arm.tensor_ranks]
     row_losses, predictions = everyones.permute(2, 1, 0, 3).flatten(1)[:, :count].cpu().numpy()
     run.model.train()
     if not np.isfinite(row_losses).all():

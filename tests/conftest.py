@@ -36,6 +36,7 @@ APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_d
 STEPS, SEQUENCE = 20, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
+DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
 
 
 LAUNCH = (str(Path(sys.executable).with_name("accelerate-launch")),)  # imports less than `accelerate launch`: 2 s

@@ -55,6 +55,9 @@ SIBLINGS = [  # one arm, another, and every setting in which they differ
     ("fsdp2", "hsdp", {f"parallelism_config.{key}" for key in (arms.REPLICAS, arms.SHARDS)}),
     ("zero3", "zero3_hpz", {"zero_hpz_partition_size"}),
     ("zero3_textbook", "zero3_hpz_textbook", {"zero_hpz_partition_size"}),
+    ("zero1", "zero1_tp", {"tensor_parallel.autotp_size"}),
+    ("zero2", "zero2_tp", {"tensor_parallel.autotp_size"}),
+    ("zero3", "zero3_ulysses", {f"parallelism_config.{key}" for key in (arms.SEQUENCE, arms.SEQUENCE_BY)}),
 ]
 
 
@@ -163,6 +166,9 @@ def test_an_arm_is_what_its_files_promise(name):
     assert (arm.replicas, arm.shards) == ((2, "auto") if name == "hsdp" else (1, "auto"))
     assert arm.second_partition(4) == (2 if "hpz" in name else None)
     assert arm.sharing_ranks(4) == (2 if name == "hsdp" else 4)
+    assert arm.sequence_ranks == (2 if name == "zero3_ulysses" else 1)
+    assert arm.tensor_ranks == (2 if name.endswith("_tp") else 1)
+    assert arm.row_ranks == arm.sequence_ranks * arm.tensor_ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
@@ -309,7 +315,7 @@ def refused(path, what: str, remedy: str) -> None:
         (f"{FSDP}parallelism_config: {{x: 5}}", "sets x, which the study does not read back", "leave only"),
         (f"{FSDP}parallelism_config: {{{arms.REPLICAS}: 0}}", "replicate_size must be at least 1 (got 0)", FIX),
         (f"{FSDP}parallelism_config: {{{arms.SHARDS}: 1}}", "shard_size must be 2 or more (got 1)", FIX),
-        (f"{SINGLE}parallelism_config: {{}}", "parallelism_config is read with FSDP alone (got 'NO')", FIX),
+        (f"{SINGLE}parallelism_config: {{}}", "parallelism_config needs FSDP or DeepSpeed (got 'NO')", FIX),
         (ZEROS + "5", "deepspeed_config must be a mapping (got 5)", FIX),
         (ZEROS + "[]", "deepspeed_config must be a mapping (got [])", FIX),
         (ZEROS + "{deepspeed_config_file: 5}", "deepspeed_config_file must be a path (got 5)", FIX),

@@ -218,7 +218,7 @@ def test_a_sentence_is_all_that_reaches_the_terminal():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
-@pytest.mark.parametrize("words", ["estimate --ranks many", "advise --sequence long", "virtual --precision fp8"])
+@pytest.mark.parametrize("words", ["estimate --ranks many", "advise --sequence long", "virtual --precision fp4"])
 def test_what_cannot_be_read_is_told_with_its_flag(words, monkeypatch, capsys):
     assert in_this_process(monkeypatch, words) == 2
     said = capsys.readouterr().err

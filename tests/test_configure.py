@@ -1,5 +1,6 @@
 """What is written is what our own arms say, with processes, batch and precision; and `accelerate launch` takes it."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 import test_parity
 import test_save
+from conftest import DECODERS_ALONE
 
 from study.errors import Stop
 from study.spec import arms
-from study.theory.advise import BUCKETS, Advice, advise
-from study.theory.architecture import describe
+from study.theory.advise import BUCKETS, Advice, advise, best_of_arm
+from study.theory.answer import use
+from study.theory.architecture import describe, named
 from study.theory.configure import config, write
 from study.theory.question import Question
 
@@ -22,7 +25,7 @@ def advised(**change) -> Advice:
     return advise(replace(QUESTION, **change))
 
 
-DIVIDED = ("hsdp", "zero3_hpz")  # into nodes
+DIVIDED = ("hsdp", "zero3_hpz", *DECODERS_ALONE)  # into nodes, or not for a BERT
 
 
 @pytest.mark.parametrize("arm", [name for name in arms.NAMES if name not in ("single", *DIVIDED)])
@@ -53,6 +56,30 @@ def test_groups_are_written_as_large_as_nodes(tmp_path):
     assert (arm.replicas, arm.shards, arm.sharing_ranks(16)) == (4, 4, 4)
     write(tmp_path / "hpz.yaml", nodes, "zero3_hpz")
     assert arms.read(tmp_path / "hpz.yaml").second_partition(16) == 4
+
+
+@functools.cache
+def of_eight_gpus() -> Advice:
+    return advised(model=named("llama-micro"), gpus=8, batch=64, checkpointing=True)
+
+
+@pytest.mark.parametrize("name", DECODERS_ALONE)
+def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
+    """Written as advised, and not as in the arm's file; a BERT, or GPUs of three a node, share none."""
+    advice = of_eight_gpus()
+    row = next(row for row in advice.rows if row.arm == name)
+    assert row.fits
+    assert row.row_ranks > 1
+    assert f"{name} on groups of {row.row_ranks} GPUs" in use(row, advice.question)
+    assert row.micro_batch * row.accumulation == 64 * row.row_ranks // 8
+    write(tmp_path / "mine.yaml", advice, name)
+    arm = arms.read(tmp_path / "mine.yaml")
+    assert arm.row_ranks == row.row_ranks
+    assert (arm.sequence_ranks > 1) == (name == "zero3_ulysses")
+    why = "its attention" if name == "zero3_ulysses" else "its layers"
+    assert best_of_arm(QUESTION, arms.read(arms.all_paths()[name])).limit == why
+    odd = replace(advice.question, gpus=3, batch=48)
+    assert best_of_arm(odd, arms.read(arms.all_paths()[name])).limit == "GPUs in a node"
 
 
 def test_the_choice_is_what_is_written_by_default(tmp_path):

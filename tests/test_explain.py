@@ -148,3 +148,17 @@ def test_a_record_without_components_is_a_stop(components):
     with pytest.raises(Stop, match="has no memory by component") as stop:
         explain(run("ddp", DDP), Record.model_validate(record))
     assert "--no-instruments" in stop.value.remedy
+
+
+def test_ranks_that_read_the_same_rows_keep_parts_of_activations():
+    """Of a sequence all keep whole weights until stage 3 cuts them; of layers each keeps its own."""
+    less = DDP | {"activations": 13 * MB, "weights": 10 * MB}
+    texts = {}
+    for arm, field in (("zero3_ulysses", "sequence_ranks"), ("zero1_tp", "tensor_ranks")):
+        ours = run(arm, less)
+        ours.observed = ours.observed.model_copy(update={field: 2})
+        texts[arm] = " ".join(sentences(run("ddp", DDP), ours))
+        assert "ranks that read the same rows each keep a part" in texts[arm]
+    assert "norms and embeddings it keeps whole" in texts["zero1_tp"]
+    assert "norms and embeddings it keeps whole" not in texts["zero3_ulysses"]
+    assert "no stage partitions activations" in " ".join(sentences(run("ddp", DDP), run("zero3", less)))

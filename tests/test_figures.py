@@ -19,7 +19,7 @@ from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
 # The colours of M. Okabe and K. Ito, "Color Universal Design", 2008, and a grey.
-TOL_MUTED = {"#882255", "#332288", "#999933", "#44aa99", "#cc6677"}
+TOL_MUTED = {"#882255", "#332288", "#999933", "#44aa99", "#cc6677", "#ddcc77", "#88ccee", "#117733"}
 OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, launch, traceback_of_ours
+from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 
 from study.machine import doctor
 from study.measure import failures
@@ -63,7 +63,7 @@ def on_gpu(tmp_path_factory, cache):
 # --- every arm -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", [name for name in NAMES if name != "hsdp"])  # which needs four
+@pytest.mark.parametrize("arm", [name for name in NAMES if name not in ("hsdp", *DECODERS_ALONE)])  # hsdp needs four
 def test_every_arm_trains_and_loses_what_one_gpu_alone_loses(arm, on_gpu):
     """In fp32 without TF32, twenty steps, dropout on. The sums of some kernels are in another order each time."""
     record, alone = on_gpu(arm, *TINY), on_gpu("single", *TINY)

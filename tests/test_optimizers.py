@@ -53,13 +53,6 @@ def components(record: Record) -> dict[str, int]:
     return record.memory.components.per_rank[0].after_step
 
 
-MISSES = {  # peaks that are not predicted within 1 %, as reports/log.md has them
-    ("zero3", "fp32", "muon"): 0.013,
-    ("zero2", "bf16_cast", "muon"): 0.035,
-    ("fsdp2", "fp32", "adamw, LoRA of rank 4"): 0.15,
-}
-
-
 # --- two real ranks --------------------------------------------------------------------------------------------------
 
 
@@ -119,8 +112,7 @@ def test_kept_records_hold_what_is_predicted():
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.01), row
     for run in kept:
         theory, rank = predicted(run.record), run.record.memory.components.per_rank[0]
-        what = (run.arm, run.precision, states.what_changes(run))
-        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=MISSES.get(what, 0.01))
+        assert rank.tracked_peak_bytes == pytest.approx(theory.peak_bytes, rel=0.01), run.name
         sent = {kind: moved.bytes for kind, moved in run.record.traffic.per_rank[0].items() if moved.bytes > 100}
         assert sent == pytest.approx(theory.traffic, rel=0.01)
 

@@ -41,7 +41,7 @@ def test_every_field_is_explained():
     + [(name, value) for name in NUMBERS if "float" in NUMBERS[name] for value in (float("nan"), float("inf"))]
     + [("dropout", 1.0), ("dropout", 1.5), ("steps", 10**20), ("seed", 2**32), ("threads", 100_000), ("sequence", 1)]
     + [("memory_cap_gib", 1e-6), ("memory_cap_gib", 1e12), ("virtual_ranks", 1)]
-    + [("micro_batch", 1.5), ("micro_batch", True), ("precision", "fp8"), ("compile", 1), ("model", 5)],
+    + [("micro_batch", 1.5), ("micro_batch", True), ("precision", "fp4"), ("compile", 1), ("model", 5)],
 )
 def test_an_impossible_value_is_refused(name, value):
     """In words that name the flag and what came, with a remedy."""

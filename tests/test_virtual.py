@@ -5,7 +5,7 @@ import types
 
 import psutil
 import pytest
-from conftest import TRAINED, launch, ranks_of, traceback_of_ours
+from conftest import DECODERS_ALONE, TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.errors import Stop
 from study.records.prediction import predicted
@@ -15,7 +15,7 @@ from study.spec.settings import Settings, resolve
 from study.theory import room
 
 FLAGS = ("--steps", "8", "--eval-rows", "8")
-SHARED_ARMS = [name for name in NAMES if name != "single"]
+SHARED_ARMS = [name for name in NAMES if name not in ("single", *DECODERS_ALONE)]
 
 
 def pair(arm: str, ranks: int, folder, cache, *flags: str):

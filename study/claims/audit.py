@@ -16,7 +16,7 @@ from study.inputs import files, texts
 from study.machine.gpus import GPUS, peak_flops
 from study.records import store
 from study.records.metrics import ELEMENT_BYTES, gloo_wire_bytes
-from study.records.schema import Record, Time
+from study.records.schema import Observed, Record, Time
 from study.spec import arms, optimizers
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 from study.spec.shapes import SHAPES, VOCABULARY
@@ -154,13 +154,19 @@ def _arm(name: str | None) -> arms.Arm | None:
         return None
 
 
+def row_ranks(observed: Observed) -> int:
+    """Ranks that read the same rows: that share them, or divide layers."""
+    return (observed.sequence_ranks or 1) * (observed.tensor_ranks or 1)
+
+
 def _batch(record: Record) -> Iterator[str]:
     """Ranks and accumulation are in the batch, once."""
     requested, observed, engine = record.requested, record.observed, record.observed.deepspeed or {}
     micro_batch, passes = requested.micro_batch, requested.accumulation
-    rows = micro_batch * passes * observed.ranks
+    groups = observed.ranks // row_ranks(observed)
+    rows = micro_batch * passes * groups
     if observed.rows_per_step != rows:
-        product = f"{micro_batch} rows x {passes} passes x {observed.ranks} ranks are {rows}"
+        product = f"{micro_batch} rows x {passes} passes x {groups} ranks are {rows}"
         yield f"{observed.rows_per_step} rows a step, but {product}"
     if observed.tokens_per_step != observed.rows_per_step * requested.sequence:
         yield f"{observed.tokens_per_step} tokens a step are not {observed.rows_per_step} rows of {requested.sequence}"
@@ -228,7 +234,7 @@ def _operations(record: Record) -> Iterator[str]:
     count, per_row = _shape(requested.model, requested.sequence)
     if record.observed.parameters != count:
         yield f"{requested.model} has {count} parameters, observed {record.observed.parameters}"
-    expected = per_row * requested.micro_batch * requested.accumulation
+    expected = per_row * requested.micro_batch * requested.accumulation / row_ranks(record.observed)
     if not same(flops, expected, 0.01):
         yield f"{flops:.4g} operations a rank and step, but the model's own are {expected:.4g}"
 

@@ -311,7 +311,7 @@ def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit =
 @also_takes(setup_of)
 def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit = "volume", **given) -> Finding:
     """Bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
-    moved = traffic(Engine(setup_of(arm=arm, ranks=ranks, **given)))
+    moved = estimate(setup_of(arm=arm, ranks=ranks, **given)).traffic
     chosen = moved if collective == "all" else {collective: moved.get(collective, 0)}
     return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {_listed(moved)}")
 

@@ -196,7 +196,7 @@ def _sizes(model) -> dict[str, int]:
         if hasattr(parameter, "ds_tensor"):
             size, part = parameter.ds_numel, parameter.ds_tensor.numel()
         else:
-            size, part = parameter.numel(), getattr(parameter, "_local_tensor", parameter).numel()
+            size, part = _shape(parameter).numel(), getattr(parameter, "_local_tensor", parameter).numel()
         whole, held, trained = whole + size, held + part, trained + size * parameter.requires_grad
     if fsdp.version(model) == 1:
         return fsdp.sizes(model)
@@ -219,6 +219,8 @@ def _engine(engine, zero) -> dict:
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
         "overlap": bool(engine.zero_overlap_comm()),
         "second_partition_ranks": _second_partition_ranks(engine),
+        "sequence_ranks": size if (size := getattr(engine, "sequence_parallel_size", 1)) > 1 else None,
+        "tensor_ranks": size if (size := engine.autotp_size()) > 1 else None,
         "autocast": autocast.get(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
         "deepspeed": _plain(config),
     }
@@ -267,11 +269,13 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "stage": arm.stage,
         "second_partition_ranks": arm.second_partition(seen.ranks),
+        "sequence_ranks": arm.sequence_ranks if arm.sequence_ranks > 1 else None,
+        "tensor_ranks": arm.tensor_ranks if arm.tensor_ranks > 1 else None,
         "offload_optimizer": arm.offload_optimizer,
         "offload_param": arm.offload_param,
         "clipping": float(arm.clipping),
         "accumulation": settings.accumulation,
-        "autocast": settings.precision if settings.precision in AUTOCAST else None,
+        "autocast": settings.precision if settings.precision in (*AUTOCAST, "fp8") else None,
         "checkpointing": settings.checkpointing,
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,
@@ -347,8 +351,14 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
 def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
     """The shape of each parameter, however it is partitioned, and whether it trains."""
     return [
-        (tuple(getattr(each, "ds_shape", each.shape)), each.requires_grad) for each in plain_model(model).parameters()
+        (tuple(getattr(each, "ds_shape", _shape(each))), each.requires_grad) for each in plain_model(model).parameters()
     ]
+
+
+def _shape(parameter) -> torch.Size:
+    """Of the whole of a parameter, of which AutoTP leaves each rank a part, and notes what it was."""
+    noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", {})
+    return torch.Size(noted.get("original_shape") or parameter.shape)
 
 
 @contextlib.contextmanager
@@ -356,6 +366,11 @@ def _whole(parameter, device: torch.device):
     """Within it: a parameter with all its values."""
     if hasattr(parameter, "full_tensor"):  # FSDP2's; what is offloaded is gathered on the device
         yield parameter.detach().to(device).full_tensor()
+    elif getattr(parameter, "ds_is_replaced_module", False):
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+        with GatherReplacedLayerParams([parameter], None):
+            yield parameter
     elif not hasattr(parameter, "ds_tensor"):
         yield parameter
     else:

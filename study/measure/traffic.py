@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from study.machine.linux import fields
 from study.records.schema import Collective
 
+ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: what is inside one is not dispatched again
 NAMES = {  # what the dispatcher calls each kind; the names without _ at the end are those of functional collectives
     "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
     "all_gather": "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ "
@@ -23,7 +24,7 @@ NAMES = {  # what the dispatcher calls each kind; the names without _ at the end
     "reduce": "reduce_",
     "gather": "gather_",
     "scatter": "scatter_",
-    "all_to_all": "alltoall_ alltoall_base_ all_to_all_single",
+    "all_to_all": f"alltoall_ alltoall_base_ all_to_all_single {ULYSSES}",
     "send": "send",
     "recv": "recv_",
     "barrier": "barrier",
@@ -51,8 +52,8 @@ class CollectiveCounter(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         if function.namespace == "c10d":
             self._count(function.__name__.split(".")[0], args[:2], args)
-        elif function.namespace == "_c10d_functional":  # it returns what it makes
-            self._count(function.__name__.split(".")[0], (args[0], out), args)
+        elif function.namespace == "_c10d_functional" or function.__name__.startswith(ULYSSES):
+            self._count(function.__name__.split(".")[0], (args[0], out), args)  # they return what they make
         return out
 
     def _count(self, name: str, values, args) -> None:

@@ -8,6 +8,7 @@ from study.models.config import kind_of
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # the label of a position without a loss, as cross_entropy has it
+FOLLOWING = "following"  # where a batch has parts of rows: the token after each, which may be in another part
 
 
 def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.device | str = "cpu") -> Batch:
@@ -32,16 +33,24 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     return {"input_ids": ids}
 
 
-def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torch.dtype, upcast: bool = True) -> tuple:
+def logits_and_losses(
+    config: PretrainedConfig,
+    model,
+    batch: Batch,
+    dtype: torch.dtype,
+    upcast: bool = True,
+    row_tokens: int | None = None,
+) -> tuple:
     """The logits in fp32, whatever the model computes in (unless not `upcast`), and the loss of each row.
 
-    `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it.
+    `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it. Where a batch
+    has parts of rows of so many tokens, the mean of the parts' losses is the loss of the row.
     """
     kind, labels = kind_of(config), batch.get("labels")
     fed = {
         name: values.to(dtype) if values.is_floating_point() else values
         for name, values in batch.items()
-        if name != "labels"
+        if name not in ("labels", FOLLOWING)
     }
     if kind in ("decoder", "encoder"):
         fed["attention_mask"] = mask(config, batch, dtype)
@@ -56,9 +65,11 @@ def logits_and_losses(config: PretrainedConfig, model, batch: Batch, dtype: torc
     if kind == "decoder":
         # Every position but the last predicts the next. The target leaves the last one out: cutting the logits would
         # copy them, and they are the largest tensor.
-        labels = pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+        labels = batch[FOLLOWING] if FOLLOWING in batch else pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    predicted = labels.shape[1] - (kind == "decoder")
+    predicted = labels.shape[1]
+    if kind == "decoder":  # of a whole row, the last token predicts nothing: each part answers for its share of that
+        predicted -= predicted / (row_tokens or predicted)
     return logits, losses.view(labels.shape).sum(1) / predicted
 
 

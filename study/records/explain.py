@@ -40,6 +40,10 @@ SHRANK = {
     "gathered_weights": "fewer weights are gathered at once",
 }
 OF_FSDP = {"gathered_weights": "FSDP gathers the weights of a module to use them, and frees them afterwards"}
+OF_PARTS = {
+    "activations": "ranks that read the same rows each keep a part: of their tokens, or of each layer",
+    "weights": "each rank keeps its part of the layers; norms and embeddings it keeps whole",
+}
 EITHER = {
     "activations": "no stage partitions activations, so with equal rows and tokens the peaks are at different moments",
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
@@ -162,6 +166,8 @@ def _sentence(row: dict, rows: list[dict], names: tuple[str, str], b: Record) ->
     name, more = row["component"], row["difference_bytes"]
     why = (GREW if more > 0 else SHRANK).get(name) or EITHER.get(name)
     why = OF_FSDP.get(name, why) if more > 0 and (b.arm or "").startswith(("fsdp", "hsdp")) else why
+    if more < 0 and (b.observed.tensor_ranks or (b.observed.sequence_ranks and name == "activations")):
+        why = OF_PARTS.get(name, why)
     words, amount = name.replace("_", " "), size(abs(more))
     lead = f"{names[1]} holds {amount} {'more' if more > 0 else 'less'} of {words} than {names[0]}"
     if more > 0 and not row["a_bytes"]:

@@ -27,7 +27,7 @@ def setup_of(
 ) -> Setup | None:
     """What theory needs to know of a run; None where `predicted` is."""
     requested, observed = record.requested, record.observed
-    if record.is_script or record.is_watched:
+    if record.is_script or record.is_watched or requested.precision == "fp8":
         return None
     model, rows = architecture(record, look), data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
@@ -38,6 +38,8 @@ def setup_of(
         requested,
         **sharded,
         deepspeed=deepspeed or (observed.deepspeed if observed.stage is not None else None),
+        sequence_ranks=observed.sequence_ranks or 1,
+        tensor_ranks=observed.tensor_ranks or 1,
         ranks=ranks or observed.ranks,
         device=observed.device,
     )
@@ -91,4 +93,5 @@ def data_rows(requested: Requested) -> int | None:
 def data_bytes(setup: Setup, task: str, rows: int) -> int:
     """Bytes of so many rows: what a pass reads, and for reviews a label, which a model that was looked at reads too."""
     label = 8 if task == "imdb" and isinstance(setup.model, Architecture) else 0
-    return rows * (inputs_bytes(setup) // setup.micro_batch + label)
+    whole = replace(setup, sequence_ranks=1)  # a rank keeps whole rows, also where it reads a part of each
+    return rows * (inputs_bytes(whole) // setup.micro_batch + label)

@@ -186,6 +186,8 @@ class Observed(Section):
     held_parameters_per_rank: list[int] = []
     second_partition_ranks: int | None = None  # that share another copy of the weights; None without hpZ
     second_partition_parameters: int | None = None  # that this rank holds of it when it updates the others
+    sequence_ranks: int | None = None  # that share rows, each with a part of the tokens; None without Ulysses
+    tensor_ranks: int | None = None  # that divide each layer among themselves; None without AutoTP
     built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
     dtypes: dict[str, str | None] = {}
     steps: int | None = None

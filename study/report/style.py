@@ -29,8 +29,9 @@ INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
-# Five more, for FSDP2 and for groups of ranks: the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
+# More, for FSDP2 and for groups of ranks: the muted scheme of P. Tol, "Colour Schemes", SRON/EPS/TN/09-002, 2021.
 WINE, INDIGO, OLIVE, TEAL, ROSE = "#882255", "#332288", "#999933", "#44aa99", "#cc6677"
+SAND, CYAN, FOREST = "#ddcc77", "#88ccee", "#117733"
 ARMS = {
     "single": (BLACK, "s"),
     "ddp": (GREY, "o"),
@@ -46,12 +47,22 @@ ARMS = {
     "fsdp2_cpu": (OLIVE, "p"),
     "hsdp": (TEAL, "H"),
     "zero3_hpz": (ROSE, "p"),
+    "zero3_ulysses": (SAND, "p"),
+    "zero1_tp": (CYAN, ">"),
+    "zero2_tp": (FOREST, "<"),
 }
 # A variant has the colour of the arm that it varies, and its own marker among that arm's variants.
 VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H", "1", "2", "3", "4")
 PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PURPLE, "gathered weights": SKY}
 PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: a source that does not name parts
-COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "reduce": YELLOW, "broadcast": PURPLE}
+COLLECTIVES = {
+    "all-reduce": GREY,
+    "reduce-scatter": GREEN,
+    "all-gather": SKY,
+    "reduce": YELLOW,
+    "broadcast": PURPLE,
+    "all-to-all": ORANGE,
+}
 COLLECTIVES |= {"any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document held against its own numbers

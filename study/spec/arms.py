@@ -33,6 +33,7 @@ NAMES = (
     *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
     *("hsdp", "zero3_hpz"),
+    *("zero3_ulysses", "zero1_tp", "zero2_tp"),
 )
 # What an FSDP arm must say, because Accelerate's default is another, or because only this is read back.
 FSDP_FIXED = {
@@ -42,6 +43,7 @@ FSDP_FIXED = {
 }
 FSDP_CHOICES = ("fsdp_reshard_after_forward", "fsdp_offload_params")
 REPLICAS, SHARDS = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
+SEQUENCE, SEQUENCE_BY = "parallelism_config_sp_size", "parallelism_config_sp_backend"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Arm:
     clipping: float = 0.0
     replicas: int = 1  # groups of ranks of which each holds everything, in parts: with FSDP that is HSDP
     shards: int | str = "auto"  # ranks of such a group; auto: all ranks, divided among the groups
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens (DeepSpeed Ulysses)
 
     @property
     def divides_ranks(self) -> bool:
@@ -72,6 +75,16 @@ class Arm:
         among = zero.get("zero_hpz_partition_size", 1) if self.stage == 3 else 1
         return min(among, ranks) if among > 1 else None
 
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that read the same rows."""
+        return self.sequence_ranks * self.tensor_ranks
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Ranks that divide each layer among themselves (DeepSpeed's AutoTP)."""
+        return max(1, (self.deepspeed or {}).get("tensor_parallel", {}).get("autotp_size", 1))
+
     def sharing_ranks(self, ranks: int) -> int:
         """How many of so many ranks hold everything together, each a part. A Stop where groups do not come out even."""
         any_size = self.shards == "auto"
@@ -83,6 +96,9 @@ class Arm:
         if (pair := self.second_partition(ranks)) and ranks % pair:
             what = f"{self.name} keeps a second copy of the weights in groups of {pair} ranks (got {ranks})"
             raise Stop(what, f"give a multiple of {pair} ranks", "unavailable")
+        if ranks % self.row_ranks:
+            what = f"{self.name} gives the same rows to groups of {self.row_ranks} ranks (got {ranks})"
+            raise Stop(what, f"give a multiple of {self.row_ranks} ranks", "unavailable")
         return ranks // self.replicas
 
     @property
@@ -127,15 +143,16 @@ def read(path: Path) -> Arm:
         home = "cpu" if fsdp["fsdp_offload_params"] else "none"
         groups = _groups(path, config.get("parallelism_config"))
         return Arm(path.stem, path, kind, processes, fsdp=fsdp, offload_optimizer=home, offload_param=home, **groups)
-    _require("parallelism_config" not in config, path, "parallelism_config is read with FSDP alone", kind)
     if kind != "DEEPSPEED":
+        _require("parallelism_config" not in config, path, "parallelism_config needs FSDP or DeepSpeed", kind)
         return Arm(path.stem, path, kind, processes)
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
     zero, clipping = deepspeed.get("zero_optimization", {}), deepspeed.get("gradient_clipping", "auto")
     clipping = 1.0 if clipping == "auto" else clipping  # as DeepSpeed since 0.19, and Accelerate for "auto"
     homes = [zero.get(part, {}).get("device", "none") for part in OFFLOADS]
     stage = zero.get("stage", 0)
-    return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping)
+    shared = {"sequence_ranks": _sequence_ranks(path, config.get("parallelism_config"))}
+    return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping, **shared)
 
 
 def _content(path: Path, parse: Callable[[bytes], Any], if_missing: str) -> Any:
@@ -181,6 +198,20 @@ def _groups(path: Path, section) -> dict:
     return {"replicas": replicas, "shards": shards}
 
 
+def _sequence_ranks(path: Path, section) -> int:
+    """How many ranks share rows, each with a part of the tokens, under DeepSpeed."""
+    if section is None:
+        return 1
+    _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
+    if unknown := section.keys() - {SEQUENCE, SEQUENCE_BY}:
+        what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back with DeepSpeed"
+        raise Stop(what, f"leave only {SEQUENCE} and {SEQUENCE_BY} in parallelism_config")
+    among, by = section.get(SEQUENCE, 1), section.get(SEQUENCE_BY, "deepspeed")
+    _require(type(among) is int and among > 0, path, f"{SEQUENCE} must be at least 1", among)
+    _require(by == "deepspeed", path, f"{SEQUENCE_BY} must be deepspeed", by)
+    return among
+
+
 def _deepspeed(path: Path, section) -> dict:
     """The DeepSpeed config of an arm: its json, or what Accelerate makes of the keys in the yaml itself."""
     section = {} if section is None else section
@@ -210,6 +241,9 @@ def _checked(path: Path, config) -> dict:
     config = {name: value for name, value in config.items() if name != "zero_optimization" or value is not None}
     clipping = config.get("gradient_clipping", "auto")
     _require(type(clipping) in (int, float) or clipping == "auto", path, "gradient_clipping must be a number", clipping)
+    tensor = config.get("tensor_parallel", {})
+    among = tensor.get("autotp_size", 0) if isinstance(tensor, dict) else tensor
+    _require(type(among) is int and among >= 0, path, "tensor_parallel.autotp_size must be a number of ranks", among)
     if "zero_optimization" not in config:
         return config
     zero = config["zero_optimization"]
@@ -247,4 +281,5 @@ def digest(name: str) -> str:
     arm = read(all_paths()[name])
     content = [arm.distributed_type, arm.num_processes, arm.deepspeed, *([arm.fsdp] if arm.fsdp else [])]
     content += [arm.replicas, arm.shards] if arm.replicas > 1 else []
+    content += [arm.sequence_ranks] if arm.sequence_ranks > 1 else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -58,10 +58,11 @@ class Settings:
     losses can be compared. in_place: drawn where they live and never saved, for shapes too large for that; losses of
     two arms are then not comparable. none: tensors with shapes and no values, which need no memory; for virtual ranks
     only, which then tell of any model on any machine. Default: pretrained for a hub name, random otherwise."""
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] = "fp32"
     """fp32; bf16: autocast over fp32 weights; fp16: the same with PyTorch's loss scaling, for GPUs without bf16;
     bf16_cast: bf16 weights with an fp32 master copy; bf16_pure: weights and optimizer states in bf16, and so is the
-    master copy, which DeepSpeed keeps all the same."""
+    master copy, which DeepSpeed keeps all the same; fp8: products in 8 bits, by what Accelerate finds for it on a GPU
+    that has them. It was never run, and is not predicted."""
     optimizer: Optimizer = "adamw"
     """adamw; adamw_8bit: bitsandbytes', with moments of 8 bits; sgd: with momentum 0.9; adafactor: PyTorch's, with a
     row and a column for each matrix of second moments; muon: DeepSpeed's, with one momentum for the matrices of the

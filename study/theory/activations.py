@@ -68,7 +68,8 @@ def activations(setup: Setup) -> Activations:
 
 def profile(setup: Setup) -> Profile:
     """The activations of a microbatch, which do not depend on the arm or the ranks; cached."""
-    return _profile(replace(setup, deepspeed=None, ranks=1, group=None, accumulation=1, data_bytes=0))
+    alone = {"deepspeed": None, "ranks": 1, "group": None, "accumulation": 1, "data_bytes": 0}
+    return _profile(replace(setup, sequence=setup.row_tokens, sequence_ranks=1, **alone))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from study.machine.gpus import GPUS
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.optimizers import refusal
-from study.theory import papers
+from study.theory import papers, sequence, tensor
 from study.theory.architecture import parameters, trained
 from study.theory.estimate import Estimate, estimate
 from study.theory.memory_kinds import reserve_bytes
@@ -39,6 +39,7 @@ class Row:
     checkpointing: bool | None = None
     micro_batch: int | None = None  # the largest that fits
     accumulation: int | None = None
+    row_ranks: int = 1  # GPUs that read the same rows: of a sequence, or of layers, each has a part
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int | None = None
     headroom_bytes: float | None = None  # after the reserve; negative if it does not fit
@@ -113,7 +114,32 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
         return Row(arm.name, False, "no disk")
     if arm.divides_ranks and (question.gpus <= question.local or question.local == 1):
         return Row(arm.name, False, "one node" if question.gpus <= question.local else "one GPU a node")
-    arm = on_nodes(arm, question)
+    if arm.row_ranks > 1:
+        among = [ranks for ranks in (2, 4, 8) if not why_alone(question, arm, ranks)]
+        rows = [_best(question, sharing_rows(arm, ranks)) for ranks in among]
+        fitting = [row for row in rows if row.fits]
+        return best_of(fitting) or (rows[-1] if rows else Row(arm.name, False, why_alone(question, arm, 2)))
+    return _best(question, on_nodes(arm, question))
+
+
+def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
+    """Why so many GPUs do not share rows, or layers; they stay within a node, for each layer waits for the others."""
+    if question.local % ranks:
+        return "one GPU" if question.gpus == 1 else "GPUs in a node"
+    if arm.tensor_ranks > 1:
+        return "its layers" if tensor.refusal(question.model, ranks) else None
+    return "its attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else None
+
+
+def sharing_rows(arm: Arm, ranks: int) -> Arm:
+    """The arm with so many GPUs for the same rows."""
+    if arm.sequence_ranks > 1:
+        return replace(arm, sequence_ranks=ranks)
+    return replace(arm, deepspeed=arm.deepspeed | {"tensor_parallel": {"autotp_size": ranks}})
+
+
+def _best(question: Question, arm: Arm) -> Row:
+    """The best setting of an arm on these GPUs."""
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):
         return Row(arm.name, False, "its optimizer", precision)
@@ -164,7 +190,7 @@ def with_buckets(arm: Arm) -> Iterator[Arm]:
 
 def most_rows(question: Question, arm: Arm, miss: float) -> Row:
     """The most rows per pass that fit although the prediction misses by so much, or a single one."""
-    share = question.batch // question.gpus
+    share = question.batch * arm.row_ranks // question.gpus
     sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
     most, fits, too_many = None, -1, len(sizes)
     while too_many - fits > 1:  # ends at a single row if nothing fits
@@ -191,7 +217,8 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         precision=question.precision,
         checkpointing=question.checkpointing,
         micro_batch=micro_batch,
-        accumulation=question.batch // question.gpus // micro_batch,
+        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
+        row_ranks=arm.row_ranks,
         bucket_elements=zero.get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
@@ -214,7 +241,7 @@ def timed(question: Question, arm: Arm, row: Row) -> Row:
 def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
     """The predicted step of an arm, whether it fits or not."""
     check(question)
-    share = question.batch // question.gpus
+    share = question.batch * arm.row_ranks // question.gpus
     if share % micro_batch:
         what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
         raise Stop(what, "give another micro_batch")
@@ -232,7 +259,7 @@ def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
         ranks=question.gpus,
         precision=question.precision,
         micro_batch=micro_batch,
-        accumulation=question.batch // question.gpus // micro_batch,
+        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
         sequence=question.sequence,
         attention="sdpa" if question.model.has_fused_attention else "eager",
         checkpointing=bool(question.checkpointing),

@@ -43,7 +43,10 @@ def use(row: Row, question: Question) -> str:
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
     host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
-    return f"{row.arm}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
+    group = f" on groups of {row.row_ranks} GPUs" if row.row_ranks > 1 else ""
+    return (
+        f"{row.arm}{group}{recomputes}{half}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
+    )
 
 
 def peak_of(row: Row, question: Question) -> str:

@@ -8,7 +8,7 @@ import yaml
 from study.errors import Stop
 from study.spec import arms
 from study.spec.settings import AUTOCAST
-from study.theory.advise import BUCKETS, Advice, Row, on_nodes
+from study.theory.advise import BUCKETS, Advice, Row, on_nodes, sharing_rows
 from study.theory.answer import machine, precision_in_words, use
 from study.theory.question import Question
 from study.theory.setup import trainers_name
@@ -22,6 +22,7 @@ WHY_YAML = {
     "mixed_precision": "autocast; the weights stay fp32",
     arms.REPLICAS: "one copy of everything for each node",
     arms.SHARDS: "GPUs of a node",
+    arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
 WHY_JSON = {
@@ -41,6 +42,7 @@ WHY_JSON = {
     "stage3_gather_16bit_weights_on_model_save": "saves whole weights; default false",
     "use_multi_rank_bucket_allreduce": "each gradient is reduced to its owner only; default true",
     "offload_optimizer": "optimizer states leave the GPU",
+    "tensor_parallel": "GPUs that divide each layer",
     "offload_param": "weights leave the GPU too",
 }
 
@@ -54,7 +56,8 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     keeps the master copy.
     """
     question, row = advice.question, _row(advice, arm)
-    ours = on_nodes(arms.read(arms.all_paths()[row.arm]), question)
+    ours = arms.read(arms.all_paths()[row.arm])
+    ours = sharing_rows(ours, row.row_ranks) if ours.row_ranks > 1 else on_nodes(ours, question)
     nodes = question.gpus // question.local
     accelerate = yaml.safe_load(ours.path.read_text()) | {"num_processes": question.gpus, "num_machines": nodes}
     if nodes > 1:  # a port that is free on one machine may not be free on another
@@ -62,6 +65,8 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     if ours.replicas > 1:
         sizes = {arms.REPLICAS: ours.replicas, arms.SHARDS: question.gpus // ours.replicas}
         accelerate |= {"parallelism_config": sizes}
+    if ours.sequence_ranks > 1:
+        accelerate["parallelism_config"] |= {arms.SEQUENCE: ours.sequence_ranks}
     precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None

@@ -16,6 +16,7 @@ from study.theory.architecture import Architecture, tensors
 from study.theory.moments import Piece
 from study.theory.profile import Gradient, Held, Profile, Tensor
 from study.theory.setup import Setup
+from study.theory.tensor import tensors_of_a_rank
 from study.theory.transformer import Transformer
 
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
@@ -29,8 +30,13 @@ class Engine:
 
     def __init__(self, setup: Setup):
         zero = (setup.deepspeed or {}).get("zero_optimization", {})
-        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks
-        self.all_tensors = tensors(setup.model)
+        # Of ranks that divide layers, those with the same part share its states.
+        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks // setup.tensor_ranks
+        self.divides_layers = setup.tensor_ranks > 1
+        if self.divides_layers:
+            self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
+        else:
+            self.all_tensors = tensors(setup.model)
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
         frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]
@@ -44,7 +50,7 @@ class Engine:
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients as they are reduced
         self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
-        self.optimizer = setup.optimizer
+        self.optimizer, self.on_gpu = setup.optimizer, setup.on_gpu
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero.get("reduce_bucket_size", 5e8))
         overlap = zero.get("overlap_comm")
@@ -137,18 +143,29 @@ class Engine:
         """Bytes that stage 3 makes at most before an update, outside its buffers (_muon_update_sub_group).
 
         Whole gradients and momenta of a bucket, copies of this rank's parts, and of matrices that are not alike, both
-        again as they are sent and come. Measured once: 1.2 % of a peak more, which is not understood.
+        again as they are sent and come. These and its update stay while the next matrix is multiplied.
         """
         if self.optimizer != "muon" or self.stage != 3:
             return 0
         most = 0
         for group in self._bounded(self.matrices):
-            rounds = [group[i : i + self.ranks] for i in range(0, len(group), self.ranks)]
-            unlike = [each for each in rounds if len(each) < self.ranks or len({t.shape for t in each}) > 1]
-            sent = max((t.elements for each in unlike for t in each), default=0) * 2 * (1 + self.ranks)
-            updated = max(tensor.elements for tensor in group)
-            most = max(most, 2 * sum(tensor.elements for tensor in group) + self._part(group) + sent + updated)
-        return self.weight_bytes * most
+            held = self.weight_bytes * (2 * sum(tensor.elements for tensor in group) + self._part(group))
+            left = 0  # of the round before
+            for i in range(0, len(group), self.ranks):
+                each = group[i : i + self.ranks]
+                unlike = len(each) < self.ranks or len({tensor.shape for tensor in each}) > 1
+                sent = max(tensor.elements for tensor in each) * 2 * (1 + self.ranks) * unlike
+                most = max(most, held + left + moments.multiplied_bytes(each[0], self.on_gpu))
+                left = self.weight_bytes * (sent + each[0].elements)
+                most = max(most, held + left)
+        return most
+
+    @property
+    def updated(self) -> set[str]:
+        """The matrices that Muon multiplies on the first rank in stages 1 and 2: those of which it owns something."""
+        by_shape = sorted(self.matrices, key=lambda tensor: tensor.shape, reverse=True)  # as MuonWithAuxAdam does
+        begins, part = accumulate((tensor.elements for tensor in by_shape), initial=0), self._part(by_shape)
+        return {tensor.name for tensor, begin in zip(by_shape, begins, strict=False) if begin < part}
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -299,6 +316,9 @@ def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
         return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
 
     nothing = Held(0, 0)
+    if engine.optimizer == "muon" and not engine.offloads:  # at the end of the pass the buckets are still there
+        multiplied = [moments.multiplied_bytes(t, engine.on_gpu) for t in engine.tensors if t.name in engine.updated]
+        yield {"buckets": buckets, "gradients": engine.part * w, "activations": max(multiplied, default=0)}
     for tensor, most, complete in [*profile.gradients, Gradient(None, nothing, nothing)]:
         elements = tensor.elements if tensor else 0
         if tensor and bucket:  # the buckets are made with the first gradient

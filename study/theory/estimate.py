@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from study.theory import activations, deepspeed_memory, fsdp_memory, papers
+from study.theory import activations, deepspeed_memory, fsdp_memory, papers, sequence, tensor
 from study.theory.architecture import Architecture, flops_per_row, parameters
 from study.theory.deepspeed_memory import NORM_BYTES, Engine
 from study.theory.fsdp_memory import Sharding
@@ -63,7 +63,7 @@ def estimate(setup: Setup) -> Estimate:
         peak_when=peak_when,
         host_bytes=host_bytes and host_bytes + pinned_padding(engine),
         nvme_bytes=disk_bytes(engine),
-        traffic=traffic(engine),
+        traffic=dict(Counter(traffic(engine)) + Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))),
         published_traffic_bytes=papers.published_traffic_bytes(count, engine.stage, setup.ranks, engine.weight_bytes),
         flops_per_rank_and_step=operations(setup),
     )
@@ -103,11 +103,18 @@ def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[st
 
 def profile(setup: Setup) -> Profile:
     """The activations of a microbatch: seen, where the model is a config; else from formulas."""
+    if setup.tensor_ranks > 1:
+        return tensor.profile_of_a_rank(profile(one_of_a_layer(setup)), setup.tensor_ranks)
     if isinstance(setup.model, Transformer):
         seen = setup.model.profile(setup.way, setup.micro_batch)
         most = seen.most
         return replace(seen, most=Held(most.kept + _cached_bytes(setup), most.in_use)) if setup.keeps_cache else seen
     return activations.profile(setup)
+
+
+def one_of_a_layer(setup: Setup) -> Setup:
+    """What a rank computes of divided layers, as if it were a model of its own."""
+    return replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
 
 
 def _cached_bytes(setup: Setup) -> int:
@@ -124,7 +131,14 @@ def inputs_bytes(setup: Setup) -> int:
 
 
 def operations(setup: Setup) -> int:
-    """Operations of matrix products of a rank in a step, with those that checkpointing repeats."""
+    """Operations of matrix products of a rank in a step, with those that checkpointing repeats.
+
+    Ranks that share rows or layers share their operations, too: of rows, each has all tokens in some heads, and some
+    tokens in everything else.
+    """
+    if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
+        whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
+        return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
     if isinstance(setup.model, Transformer):
         return setup.model.flops(setup.way, setup.micro_batch) * setup.accumulation
     once = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
@@ -269,6 +283,8 @@ def traffic(engine: Engine) -> dict[str, int]:
         return {"all_reduce": everything * w}
     if engine.stage < 3:
         kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
+        if engine.divides_layers and engine.ranks == 1:  # it sums its gradients over itself alone
+            return {kind: everything * w * (steps if engine.stage == 2 else 1)}
         weights = deepspeed_memory.padded(everything, engine.ranks) * w
         return {kind: everything * w * (steps if engine.stage == 2 else 1), "all_gather": weights}
     whole = engine.part * engine.ranks

@@ -245,14 +245,17 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             unit = ROOT
         if gradient is None:
             break
+        begins = gradient is profile.gradients[0]  # what is held most until then is the loss's: nothing is gathered yet
+        most = gradient.most
+        if begins and next_unit not in state.alive:  # a frozen head: the loss's share of it is gone before the layer's
+            held = most = gradient.complete
         if next_unit not in state.alive:
             state.alive.add(next_unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(held, 0, sharding.buffer(next_unit))
         unit, size = next_unit, gradient.tensor.elements * sharding.setup.weight_bytes
         ahead = state.ahead(unit)
-        begins = gradient is profile.gradients[0]  # what is held most until then is the loss's: nothing is gathered yet
-        yield state.moment(gradient.most, size, 0 if begins and unit == TAIL else ahead)
+        yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
             state.gradients[unit] += size
         held = gradient.complete

@@ -77,3 +77,15 @@ def made_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int
     if optimizer == "adafactor":  # the estimate of the second moments; of a vector, its squares as well
         return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in pieces), default=0)
     return 0
+
+
+def multiplied_bytes(tensor: Tensor, on_gpu: bool) -> int:
+    """The most that Muon makes to multiply a matrix: Newton-Schulz's iteration on its Gram matrix (original_muon.py).
+
+    In fp16, and where the device has none, in fp32. Of a square matrix the iteration is on the matrix itself.
+    """
+    rows, columns = tensor.shape
+    least, whole = min(rows, columns), tensor.elements
+    gram = least * least
+    elements = 6 * gram if rows == columns else max(whole + 7 * gram, 2 * whole + 4 * gram)
+    return elements * (2 if on_gpu else 4)

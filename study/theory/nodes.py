@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from study.theory import fsdp_memory
+from study.theory import fsdp_memory, sequence, tensor
 from study.theory.deepspeed_memory import Engine
 from study.theory.estimate import traffic
 from study.theory.fsdp_memory import Sharding
@@ -56,13 +56,18 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
         replicas = tuple(range(0, setup.ranks, sharing))
         return {kind: {replicas if kind == "all_reduce" else everyone[:sharing]: size} for kind, size in moved.items()}
     engine = Engine(setup)
-    moved: Groups = {kind: {everyone: size} for kind, size in traffic(Engine(_unquantized(setup))).items()}
+    alike = everyone[:: setup.tensor_ranks]  # that have the same part of each layer
+    moved: Groups = {kind: {alike: size} for kind, size in traffic(Engine(_unquantized(setup))).items()}
     if setup.second_partition and "all_gather" in moved:
         # All ranks gather each weight once; whatever is gathered after that comes from hpZ's second copy.
         once = (engine.part + engine.frozen_part) * engine.ranks * setup.weight_bytes
         second, everything = everyone[: setup.second_partition], moved["all_gather"][everyone]
         moved["all_gather"] = {everyone: once}
         moved["all_gather"][second] = moved["all_gather"].get(second, 0) + everything - once
+    near = everyone[: setup.sequence_ranks * setup.tensor_ranks]
+    for kind, size in {**sequence.exchanged(setup), **tensor.exchanged(setup)}.items():
+        groups = moved.setdefault(kind, {})
+        groups[near] = groups.get(near, 0) + size
     zero = (setup.deepspeed or {}).get("zero_optimization", {})
     if engine.stage == 3 and zero.get("zero_quantized_weights"):
         moved["all_gather"] = _in_8_bits(engine, moved["all_gather"])

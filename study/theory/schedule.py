@@ -7,7 +7,7 @@ are reduced block by block, beside the backward pass or in its way.
 import functools
 from dataclasses import dataclass, field, replace
 
-from study.theory import deepspeed_memory
+from study.theory import deepspeed_memory, sequence, tensor
 from study.theory.deepspeed_memory import Engine
 from study.theory.pace import Links, Pace, Seconds, collective_s
 from study.theory.replay import Task
@@ -99,7 +99,19 @@ class Schedule:
             hooks_s = block.modules_above(self.sharing.hooks_above) * self.constants.module_s * passes
         launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
         slowed_s, self.slowed_s = self.slowed_s, 0.0
+        if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
+            after = (*after, self.exchange(block, phase, passes, *after))
         return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
+
+    def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
+        """What ranks that share rows or layers send each other for a layer, which waits for it."""
+        setup, links = self.setup, self.links.within(self.setup.sequence_ranks * self.setup.tensor_ranks)
+        kind, pairs = "all_to_all", [(sequence.EXCHANGES * passes, passes * sequence.layer_bytes(setup))]
+        if setup.tensor_ranks > 1:  # computed again, a layer sums what it did in the forward pass
+            kind, phases = "all_reduce", [phase] + ["forward"] * (passes - 1)
+            pairs = [tensor.layer_bytes(setup, each) for each in phases]
+        seconds = sum(calls * collective_s(kind, size / calls, links, self.constants) for calls, size in pairs)
+        return self.add(f"{kind} {block.name}", "communication", seconds, *after)
 
     def collective(self, kind: str, block: Block, size_bytes: float, links: Links, *after: int | None) -> int:
         seconds = self.called_s(kind, size_bytes, links)

@@ -46,13 +46,21 @@ class Setup:
     fsdp_by: FsdpBy = "torch"  # whose units: a layer each and the root, or more of them, as the arms have it
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or under autocast in bf16
+    tensor_ranks: int = 1  # that divide each layer among themselves, and read the same rows
+    sequence_ranks: int = 1  # that share rows, each with a part of the tokens; micro_batch counts their common rows
 
     def __post_init__(self):
+        if self.precision == "fp8":
+            what = "what a training in fp8 holds depends on the library that does it, and is not known here"
+            raise Stop(what, "give bf16: weights, gradients and states are the same", "unavailable")
         if self.fsdp and self.deepspeed:
             raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "leave one of them out")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
             what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
             raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
+        if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
+            what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
+            raise Stop(what, "give multiples of that")
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
@@ -96,7 +104,13 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.sequence
+        """Of a microbatch, on a rank."""
+        return self.micro_batch * self.row_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Of a row, on a rank."""
+        return self.sequence // self.sequence_ranks
 
     @property
     def way(self) -> Pass:
@@ -106,7 +120,7 @@ class Setup:
         if self.fsdp and self.precision in AUTOCAST:
             precision = "bf16_gathered"
         return Pass(
-            *(self.sequence, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
+            *(self.row_tokens, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.logits,
             frozen=self.frozen if self.autocast else "as_weights",
         )
@@ -155,7 +169,8 @@ def distribution(arm: arms.Arm, ranks: int) -> dict:
     """What a setup says of how training is distributed over so many ranks, as the files of an arm have it."""
     sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
-        return {"deepspeed": arm.deepspeed}
+        shared = {"sequence_ranks": arm.sequence_ranks, "tensor_ranks": arm.tensor_ranks}
+        return {"deepspeed": arm.deepspeed} | {name: among for name, among in shared.items() if among > 1}
     kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
     by = {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
     return by | ({"group": sharing} if arm.replicas > 1 else {})

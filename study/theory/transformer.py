@@ -66,6 +66,11 @@ class Transformer:
     def look(self) -> Look:
         return Look(*_cached(self._key, lambda tracing: tracing.look(self)))
 
+    @functools.cached_property
+    def dimensions(self) -> dict:
+        """What the config says, by transformers' names."""
+        return json.loads(self.config)
+
     @property
     def family(self) -> str:
         return self.look.family

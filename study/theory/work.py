@@ -8,15 +8,17 @@ were drawn through traces of transformers' own modules. A test holds the two tog
 import functools
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from study.theory.architecture import NAMES, Architecture, tensors
 from study.theory.profile import Tensor
 from study.theory.setup import Setup
+from study.theory.tensor import of_a_rank, tensors_of_a_rank
 from study.theory.transformer import Transformer
 
+PHASES = ("forward", "backward")
 GROUPED = ("llama", "gemma2")  # families in which heads may share keys and values
 TRANSPOSED = ("gpt2",)  # families that store their matrices inputs first
 
@@ -92,9 +94,22 @@ def has_single_kernels(model: Architecture | Transformer) -> bool:
 @functools.cache
 def blocks(setup: Setup) -> tuple[Block, ...]:
     """What a microbatch does, block by block, in the order of the forward pass."""
+    if setup.tensor_ranks > 1:
+        seen = blocks(replace(setup, model=of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1))
+        own = {tensor.name: tensor for tensor in tensors_of_a_rank(setup.model, setup.tensor_ranks)}
+        return tuple(replace(block, tensors=tuple(own[each.name] for each in block.tensors)) for block in seen)
+    if setup.sequence_ranks > 1:  # all tokens in some heads are that much more than some tokens in all heads
+        return tuple(
+            replace(block, **{phase: _more_attention(getattr(block, phase), setup.sequence_ranks) for phase in PHASES})
+            for block in blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
+        )
     if isinstance(setup.model, Transformer):
         return _seen(setup)
     return _by_formulas(setup)
+
+
+def _more_attention(work: Work, times: int) -> Work:
+    return replace(work, attention_flops=work.attention_flops * times)
 
 
 # --- seen ----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.functional import pad
 
 from study.errors import Stop
 from study.inputs.files import below
 from study.machine import cache, hub
-from study.models.step import inputs
+from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
 from study.training import corpus, models
@@ -49,6 +50,17 @@ class Data:
                 for name in sorted(rows):
                     digest.update(rows[name].numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def part_of_rows(rows: Rows, part: int, parts: int) -> Rows:
+    """One of several equal parts of the tokens of rows, with their positions and the token that follows each."""
+    ids = rows["input_ids"]
+    length = ids.shape[-1] // parts
+    mine = slice(part * length, (part + 1) * length)
+    following = pad(ids[..., 1:], (0, 1), value=IGNORED)
+    positions = torch.arange(mine.start, mine.stop).expand(*ids.shape[:-2], 1, -1)  # alike in all rows
+    mine = {"input_ids": ids[..., mine].clone(), FOLLOWING: following[..., mine].clone()}
+    return mine | {"position_ids": positions}
 
 
 def load_data(settings: Settings) -> Data:

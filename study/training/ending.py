@@ -22,9 +22,19 @@ from study.training.launch import Launch, ranks_alive
 from study.training.log import say
 
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
-REFUSALS = {  # words of a library that cannot train something, with what to do
+REFUSALS = {  # words of a library that cannot train something: whose they are, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
-    "already managed by another FSDP group": "take zero3: Accelerate divides this model so that FSDP2 cannot shard it",
+    "already managed by another FSDP group": (
+        "PyTorch",
+        "take zero3: Accelerate divides this model so that FSDP2 cannot shard it",
+    ),
+    # Ulysses, in DeepSpeed 0.19.8: BERT and GPT-2 do not say this in their config, and are not cut into sequences.
+    "no attribute 'num_key_value_heads'": ("DeepSpeed", "take a decoder that says it, such as --model llama-micro"),
+    "is not divisible by SP size": ("DeepSpeed", "take fewer ranks for a row, or a model with more heads"),
+    "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that tells its attention positions, as Llama"),
+    "AutoTP not supported for model": ("DeepSpeed", "take a model that AutoTP divides, such as a Llama"),
+    "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
+    "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
 
 
@@ -85,9 +95,9 @@ def reason(error: BaseException, launch: Launch | None = None, capped: bool = Fa
         return Stop("another rank died without a word", remedy, where="another rank")
     if isinstance(error, KeyboardInterrupt):
         return Stop("interrupted", "start it again", "interrupted")
-    for words, remedy in REFUSALS.items():
+    for words, (library, remedy) in REFUSALS.items():
         if words in str(error):
-            return Stop(f"PyTorch refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
+            return Stop(f"{library} refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
     return Stop(f"{type(error).__name__}: {error}", "report this, with the run's log.txt")
 
 

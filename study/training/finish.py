@@ -126,7 +126,8 @@ def _end_with_the_others(run: Run, over: threading.Event) -> None:
 def save(run: Run) -> None:
     """Write the trained weights, gathered first under stage 3; the first rank records what is on the disk."""
     # Below stage 3, Accelerate would clone each tensor and write tied weights twice.
-    state = run.accelerator.get_state_dict(run.model) if run.arm.stage == 3 else None
+    in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1
+    state = run.accelerator.get_state_dict(run.model) if in_parts else None
     if not run.accelerator.is_main_process:
         return
     folder = run.folder / "model"
@@ -153,7 +154,8 @@ def _times(run: Run, clock: Clock) -> Time:
     """Step times, each the slowest rank's; the wall time of the timed windows; and the rates over it."""
     ranks_step_s, ranks_window_s = run.gathered(clock.step_s), run.gathered(clock.window_s)
     times = run.record.time
-    times.flops_per_rank_and_step = flops_per_row(run) * run.settings.micro_batch * run.settings.accumulation
+    rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # those that share rows, share work
+    times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
     times.step_s = [max(ranks) for ranks in zip(*ranks_step_s, strict=True)]
@@ -177,6 +179,7 @@ def flops_per_row(run: Run) -> float:
     """
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # Ulysses has taken attention's place in training, for parts of rows
         batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
         with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
             tasks.row_losses(run.settings, model, batch)[0].mean().backward()

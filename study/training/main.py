@@ -148,6 +148,7 @@ def prepare(run: Run) -> None:
         run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
+        virtual.compare_no_rows(run.model)
     if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
@@ -156,7 +157,8 @@ def prepare(run: Run) -> None:
     seen = run.record.observed = readback.distribution(accelerator, run.model, run.optimizer)
     seen.ranks_counted = readback.count_ranks(accelerator)
     seen.arm, seen.steps, seen.virtual_ranks = run.arm.name, run.steps, settings.virtual_ranks
-    seen.rows_per_step = settings.micro_batch * settings.accumulation * accelerator.num_processes
+    row_groups = accelerator.num_processes // run.arm.row_ranks
+    seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
     if settings.hosts:
         seen.network = network.describe(run.gathered(network.seen_from_here()))

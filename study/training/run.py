@@ -17,7 +17,7 @@ from study.records import store
 from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
-from study.training.data import Data, Rows
+from study.training.data import Data, Rows, part_of_rows
 from study.training.log import say
 
 
@@ -51,9 +51,14 @@ class Run:
         return 1 if self.is_virtual else self.accelerator.num_processes
 
     @property
+    def row_groups(self) -> int:
+        """How many of the existing processes read rows of their own: of those that share rows, one."""
+        return max(1, self.processes // self.arm.row_ranks)
+
+    @property
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data."""
-        return self.settings.micro_batch * self.settings.accumulation * self.processes
+        return self.settings.micro_batch * self.settings.accumulation * self.row_groups
 
     def keep(self) -> None:
         """Write the record as it stands, so that what is known by now survives a failure."""
@@ -112,10 +117,14 @@ def arrange(run: Run, window: range) -> list[Rows]:
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
-    shape = (len(window), run.settings.accumulation, run.processes, run.settings.micro_batch)
-    mine = steps.view(shape)[:, :, run.accelerator.process_index]
-    pin = CUDA and run.has_values
-    chosen = {name: values[mine].pin_memory() if pin else values[mine] for name, values in rows.items()}
+    shape = (len(window), run.settings.accumulation, run.row_groups, run.settings.micro_batch)
+    group, place = divmod(run.accelerator.process_index, run.arm.row_ranks)
+    mine = steps.view(shape)[:, :, group]
+    chosen = {name: values[mine] for name, values in rows.items()}
+    if run.arm.sequence_ranks > 1:
+        chosen = part_of_rows(chosen, place, run.arm.sequence_ranks)
+    if CUDA and run.has_values:
+        chosen = {name: values.pin_memory() for name, values in chosen.items()}
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
 
 

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import (
     DeepSpeedPlugin,
+    DeepSpeedSequenceParallelConfig,
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     InitProcessGroupKwargs,
@@ -145,6 +146,8 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         "kwargs_handlers": [group, ddp],
     } | tracker_options(settings, folder)
     autocast = settings.precision if settings.precision in AUTOCAST else None
+    if settings.precision == "fp8":
+        common["mixed_precision"] = "fp8"  # Accelerate says what it lacks
     if arm.deepspeed is None:
         if settings.precision == "fp16" and not CUDA:
             raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
@@ -152,7 +155,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
         os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # Accelerate cannot read `auto`
         # Without a GPU, cpu=False would give two independent trainings.
-        common |= {"cpu": not CUDA, "mixed_precision": autocast or "no", "fsdp_plugin": plugin}
+        common = {"mixed_precision": autocast or "no"} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
         accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
         if plugin and not CUDA:
             patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
@@ -179,4 +182,18 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         section = config["zero_optimization"].get(part) or {}
         if section.get("device") == "nvme":
             section["nvme_path"] = str(disk)
-    return Accelerator(deepspeed_plugin=plugin, **common)
+    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # what the arm says of it is given here
+    return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm), **common)
+
+
+def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
+    """Sequence parallelism as Accelerate takes it, for rows of one length."""
+    if arm.sequence_ranks == 1:
+        return None
+    if settings.sequence % arm.sequence_ranks:
+        what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
+        raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
+    rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
+    if settings.attention != "eager":  # the same attention as in the other arms, under the trainer's name
+        rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
+    return ParallelismConfig(sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)

@@ -14,7 +14,7 @@ from study.training.models import weights_dtype
 def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, in fp32 whatever the model computes in, and its predicted class."""
     config = getattr(model, "module", model).config  # of what DDP or DeepSpeed wraps
-    logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings))
+    logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings), row_tokens=settings.sequence)
     return losses, logits.argmax(-1) if settings.task == "imdb" else torch.zeros_like(losses, dtype=torch.long)
 
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
 from study.models.shapes import WithoutValues
-from study.training.patches import patched
+from study.training.patches import applied, patched
 
 
 def become_one_of(ranks: int) -> None:
@@ -83,6 +83,13 @@ def reduce_in_python(model) -> None:
     """Let DDP call its all-reduce from Python: its C++ code asks for a result, which the fake backend lacks."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model.register_comm_hook(None, _all_reduce)
+
+
+def compare_no_rows(model) -> None:
+    """Let AutoTP start without the rows of the ranks that do not exist: it compares those of its first pass."""
+    if (hook := getattr(model, "first_dataloader_check", None)) is not None:
+        applied.add("no_comparison_of_rows_between_ranks")
+        hook.remove()
 
 
 def _all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

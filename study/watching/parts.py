@@ -90,7 +90,9 @@ def arm_of(seen, fsdp: int | None) -> str | None:
         homes = (seen.stage, seen.offload_optimizer, seen.offload_param)
         for name in arms.NAMES:
             arm, second = arms.read(arms.all_paths()[name]), seen.second_partition_ranks is not None
-            if (arm.stage, arm.offload_optimizer, arm.offload_param, arm.divides_ranks) == (*homes, second):
+            promised = (arm.stage, arm.offload_optimizer, arm.offload_param, arm.divides_ranks, arm.sequence_ranks > 1)
+            shared = (seen.sequence_ranks is not None, seen.tensor_ranks is not None)
+            if (*promised, arm.tensor_ranks > 1) == (*homes, second, *shared):
                 return name
         parts = [
             f"{part}_{home}" for part, home in zip(("optimizer", "param"), homes[1:], strict=True) if home != "none"

@@ -1,0 +1,128 @@
+"""Ranks that read the same rows: of a sequence (Ulysses), or of each layer (AutoTP), each has a part."""
+
+import pytest
+import torch
+from conftest import DECODERS_ALONE, launch, traceback_of_ours
+from test_virtual import assert_equal
+
+from study.errors import Stop
+from study.models.step import FOLLOWING, IGNORED
+from study.records.prediction import predicted, setup_of
+from study.records.schema import Record
+from study.theory import nodes, sequence, tensor
+from study.theory.architecture import describe, named
+from study.theory.estimate import estimate
+from study.theory.setup import Setup
+from study.training.data import part_of_rows
+
+STEPS = 12
+SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", str(STEPS), "--eval-rows", "8")
+ROWS = 8  # of a pass, for both ranks together
+TOGETHER, ALONE = ("--micro-batch", str(ROWS)), ("--micro-batch", str(ROWS // 2))
+TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
+    "zero3_ulysses": (3, 2, None),
+    "zero1_tp": (1, None, 2),
+    "zero2_tp": (2, None, 2),
+}
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_an_arm_is_what_its_name_says(arm, trained):
+    run = trained(arm, *SHORT, *TOGETHER)
+    assert "Traceback" not in run.output
+    seen = run.record["observed"]
+    assert (seen["stage"], seen["sequence_ranks"], seen["tensor_ranks"]) == TRUTH[arm]
+    assert (seen["ranks"], seen["ranks_counted"], seen["rows_per_step"]) == (2, 2, ROWS)
+    assert seen["tokens_per_step"] == ROWS * 32
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_losses_equal_ddp_on_the_same_rows(arm, trained):
+    """Two ranks share eight rows, where DDP's have four each; the evaluation is over the same rows, too."""
+    ours, ddp = trained(arm, *SHORT, *TOGETHER).record, trained("ddp", *SHORT, *ALONE).record
+    assert ours["observed"]["weights_checksum"] == ddp["observed"]["weights_checksum"]
+    assert ddp["observed"]["sequence_ranks"] is ddp["observed"]["tensor_ranks"] is None
+    assert len(set(ddp["loss"]["train"])) == STEPS
+    assert ours["loss"]["train"] == pytest.approx(ddp["loss"]["train"], abs=1e-5)
+    assert ours["loss"]["final_eval"]["eval_loss"] == pytest.approx(ddp["loss"]["final_eval"]["eval_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
+    record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
+    expected = nodes.predicted(setup_of(record))
+    counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
+    assert counted.keys() == expected.keys()
+    for kind, count in counted.items():
+        by_ranks = {ranks: size for ranks, size in count.by_ranks(2).items() if size > 100}
+        assert by_ranks == pytest.approx(expected[kind], rel=0.01), kind
+    if arm == "zero3_ulysses":
+        assert counted["all_to_all"].calls == 2 * 4 * sequence.EXCHANGES, "two passes over four layers"
+    peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
+    assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_counted_bytes_agree_with_the_kernel(arm, trained):
+    traffic = trained(arm, *SHORT, *TOGETHER).record["traffic"]
+    for counted, kernel in zip(traffic["gloo_wire_bytes"], traffic["kernel_bytes_written"], strict=True):
+        assert counted > 1e6
+        assert kernel == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_a_virtual_rank_is_a_real_one(arm, trained):
+    virtual = trained(arm, *SHORT, *TOGETHER, "--virtual-ranks", "2")
+    assert_equal(virtual.record, trained(arm, *SHORT, *TOGETHER).record)
+
+
+@pytest.mark.parametrize(
+    ("arm", "flags", "words"),
+    [
+        ("zero3_ulysses", (), "DeepSpeed refuses: 'BertConfig' object has no attribute 'num_key_value_heads'"),
+        ("zero3_ulysses", ("--task", "wikitext"), "DeepSpeed refuses: 'GPT2Config' object has no attribute"),
+        ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
+        ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
+        ("ddp", ("--precision", "fp8"), "Accelerate refuses: Using `fp8` precision requires"),
+        ("zero1_tp", (*SHORT[:4], "--virtual-ranks", "3"), "the same rows to groups of 2 ranks (got 3)"),
+    ],
+)
+def test_what_is_refused(arm, flags, words, tmp_path, cache):
+    """In the library's words where it is the library that refuses, and without a traceback."""
+    run = launch(arm, tmp_path / "run", "--steps", "6", *flags, cache=cache)
+    assert run.code != 0
+    assert words in run.output
+    assert not traceback_of_ours(run.output)
+    assert run.record["status"] == ("failed" if "33" in flags else "unavailable")
+
+
+def test_parts_of_rows_have_the_tokens_after_them():
+    """The token after a part's last is the first of the next part; after the last of the row there is none."""
+    rows = {"input_ids": torch.arange(2 * 3 * 8).view(1, 2, 3, 8)}
+    first, second = (part_of_rows(rows, part, 2) for part in (0, 1))
+    assert torch.cat([first["input_ids"], second["input_ids"]], -1).equal(rows["input_ids"])
+    assert first[FOLLOWING].equal(rows["input_ids"][..., 1:5])
+    assert second[FOLLOWING][..., :-1].equal(rows["input_ids"][..., 5:])
+    assert (second[FOLLOWING][..., -1] == IGNORED).all()
+    assert second["position_ids"].tolist() == [[[[4, 5, 6, 7]]] * 2]
+
+
+def test_ranks_that_share_rows_share_operations_and_hold_less():
+    model, values = named("llama-micro"), {"ranks": 4, "micro_batch": 8, "sequence": 64}
+    plain = estimate(Setup.of_arm(model, "zero3", **values))
+    for arm in DECODERS_ALONE:
+        ours = estimate(Setup.of_arm(model, arm, **values))
+        assert ours.flops_per_rank_and_step == plain.flops_per_rank_and_step // 2
+        assert ours.at_peak["activations"] < plain.at_peak["activations"], arm
+    assert "all_to_all" not in plain.traffic
+
+
+def test_models_that_a_library_refuses_are_not_predicted():
+    bert = describe("bert-tiny")
+    assert "bert has none" in sequence.refusal(bert, 2)
+    assert "bert is not known here" in tensor.refusal(bert, 2)
+    assert sequence.refusal(named("llama-micro"), 2) is tensor.refusal(named("llama-micro"), 2) is None
+    assert "do not come out even on 16 ranks" in sequence.refusal(named("llama-micro"), 16)
+    assert "4 num_key_value_heads" in tensor.refusal(named("llama-micro"), 8)
+    with pytest.raises(Stop, match="Ulysses divides attention by heads of keys"):
+        estimate(Setup.of_arm(bert, "zero3_ulysses", ranks=2))
