@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from study.spec.settings import Settings
 from study.training.data import Data, Rows
 from study.training.log import say
 
+if TYPE_CHECKING:
+    from study.training.checkpoints import Found
+
 
 @dataclass
 class Run:
@@ -32,7 +36,9 @@ class Run:
     accelerator: Accelerator
     data: Data
     disk: Path | None = None  # the folder it may offload to
+    found: "Found | None" = None  # the checkpoint it goes on from
     steps: int = 0
+    timed_from: int = 0  # so many steps come before the timed ones
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
 
@@ -77,7 +83,8 @@ class Run:
 class History:
     """What the training loop leaves: a loss and a rate for every step; times, energy and disk of the timed ones."""
 
-    losses: list[torch.Tensor] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)  # of this process
+    earlier_losses: list[float] = field(default_factory=list)  # of the run that it goes on from
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows | None = None
@@ -97,8 +104,8 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         ends = [stop, start + per_epoch - start % per_epoch]
         if start >= settings.warmup_steps:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
-        if settings.eval_every:
-            ends.append(start + settings.eval_every - start % settings.eval_every)
+        for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
+            ends.append(start + every - start % every)
         yield range(start, min(ends))
         start = min(ends)
 
@@ -126,7 +133,7 @@ def show(run: Run, window: range, history: History) -> None:
         for step, loss in zip(window, values or [None] * len(window), strict=True):
             finite = loss if loss is not None and math.isfinite(loss) else None
             write_step(run, step + 1, {"loss": finite, "lr": history.rates[step]})
-        timed, step_s = window.stop > run.settings.warmup_steps, history.clock.step_s
+        timed, step_s = window.stop > run.timed_from, history.clock.step_s
         speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step" if timed else "warm-up"
         speed = speed if run.has_values else "no values"
         loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
