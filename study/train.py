@@ -80,6 +80,8 @@ def train_window(run: Run, window: range, history: History) -> None:
         history.evals.append(evaluate(run, window.stop))
     if checkpoints.is_due(run, window.stop):
         checkpoints.save(run, history, window.stop)
+    if window.stop == run.settings.dies_after and run.found is None:
+        checkpoints.die(run)
 
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:

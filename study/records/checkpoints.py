@@ -102,9 +102,9 @@ def why_not_whole(folder: Path) -> str | None:
         return f"its {MANIFEST} cannot be read ({files.why(error)})"
     except ValidationError as error:
         return f"its {MANIFEST} is damaged ({validation.sentence(error)})"
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for name, file in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
+        if (path := present.get(name)) is None:
             return f"{name} is gone"
         if (size := path.stat().st_size) != file.bytes:
             return f"{name} has {size} bytes of {file.bytes}"

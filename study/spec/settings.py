@@ -86,6 +86,8 @@ class Settings:
     """Steps between evaluations. Default: at the end only."""
     checkpoint_every: Count | None = None
     """Steps between checkpoints in the run folder, of which the last two are kept. Default: none."""
+    dies_after: Count | None = None
+    """Kill the first rank after so many steps, unless the run goes on from a checkpoint: for measuring how it does."""
     resume: Path | None = None
     """The folder of a run that was interrupted: go on from its last good checkpoint, in a run folder of its own. The
     settings must be those of that run. A checkpoint is unpickled: give only your own."""

@@ -5,8 +5,10 @@ whole and of the same training, and whether the random states were restored.
 """
 
 import hashlib
+import os
 import pickle
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,6 +103,12 @@ def save(run: Run, history: History, step: int) -> None:
         )
     )
     run.keep()
+
+
+def die(run: Run) -> None:
+    """End the first rank as a machine that fails does: without a word. The others find out."""
+    if run.accelerator.is_main_process:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _progress(run: Run, history: History, step: int) -> Progress:

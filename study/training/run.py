@@ -106,6 +106,8 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
         for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
             ends.append(start + every - start % every)
+        if start < (settings.dies_after or 0):
+            ends.append(settings.dies_after)
         yield range(start, min(ends))
         start = min(ends)
 

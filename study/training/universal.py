@@ -2,8 +2,8 @@
 
 python -m study.training.universal runs/first
 
-DeepSpeed's own converter does the work (`deepspeed.checkpoint.ds_to_universal`); what Accelerate put beside it is copied,
-and the result is sealed like the checkpoint in whose folder it stands.
+DeepSpeed's own converter does the work (`deepspeed.checkpoint.ds_to_universal`). What Accelerate put beside the
+checkpoint is copied, and the result is sealed like the checkpoint in whose folder it stands.
 """
 
 import os
@@ -13,12 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-from study.errors import Stop
+from study.errors import Stop, exit_on_stop
 from study.records import checkpoints
 from study.records.checkpoints import PART
 from study.training.checkpoints import UNIVERSAL
 
 TAG = "pytorch_model"  # Accelerate's name for what DeepSpeed writes
+UNIVERSAL_PART = UNIVERSAL + PART
 BESIDE = ("random_states_*.pkl", "custom_checkpoint_*.pkl")
 
 
@@ -32,7 +33,7 @@ def convert(run_folder: Path) -> Path:
         raise Stop(f"{checkpoint} is not one of DeepSpeed's", "PyTorch's load on any number of ranks as they are")
     if (checkpoint / UNIVERSAL).is_dir():
         return checkpoint / UNIVERSAL
-    part = checkpoint / f"{UNIVERSAL}{PART}"
+    part = checkpoint / UNIVERSAL_PART
     shutil.rmtree(part, ignore_errors=True)  # of a conversion that was cut off
     part.mkdir()
     words = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
@@ -49,19 +50,14 @@ def convert(run_folder: Path) -> Path:
     return checkpoints.seal(part)[0]
 
 
-def main(words: list[str]) -> int:
-    if len(words) != 1:
-        print(__doc__.partition("\n\n")[2].partition("\n")[0])
-        return 2
+def main(words: list[str]) -> None:
     started = time.monotonic()
-    try:
+    with exit_on_stop():
+        if len(words) != 1:
+            raise Stop(f"this takes the folder of one run (got {len(words)})", "type: study.training.universal runs/x")
         folder = convert(Path(words[0]))
-    except Stop as stop:
-        print(stop.sentence)
-        return 1
-    print(f"{folder}: ready after {time.monotonic() - started:.1f} s")
-    return 0
+    sys.stdout.write(f"{folder}: ready after {time.monotonic() - started:.1f} s\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
