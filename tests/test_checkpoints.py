@@ -62,7 +62,10 @@ def assert_equal(again: Launched, whole: Launched) -> None:
         assert again.record["observed"][name] == whole.record["observed"][name], name
 
 
-@pytest.mark.parametrize("arm", [*QUICK, *(pytest.param(a, marks=pytest.mark.slow) for a in NAMES if a not in QUICK)])
+OTHERS = [arm for arm in NAMES if arm not in (*QUICK, "zero3_nvme")]
+
+
+@pytest.mark.parametrize("arm", [*QUICK, *(pytest.param(arm, marks=pytest.mark.slow) for arm in OTHERS)])
 def test_killed_and_resumed_is_never_killed(arm, train, trained):
     whole = trained(arm, *FLAGS)
     killed = train(arm, "killed", *FLAGS, DIES_AT="0:8")
@@ -140,6 +143,17 @@ def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train, trained):
     again = train("zero2", "again", *FLAGS, resume=full)
     assert_equal(again, trained("zero2", *FLAGS))
     assert resume_of(again)["step"] == 3
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_states_on_the_disk_has_no_weights(train, trained, libaio):
+    """And the run says so, where DeepSpeed goes on with the weights of the start."""
+    whole = trained("zero3_nvme", *FLAGS)
+    again = train("zero3_nvme", "again", *FLAGS, resume=whole)
+    assert again.code != 0
+    assert again.record["error"]["message"] == (
+        "after loading step-00000006, zero3_nvme does not have the weights that were saved"
+    )
 
 
 def test_another_training_is_refused(train, trained):

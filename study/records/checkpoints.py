@@ -43,6 +43,7 @@ class Progress(Section):
     rates: list[float]
     evals: list[Evaluation]
     random_states: list[str]  # of each rank, as a digest: Accelerate says nothing where it cannot restore them
+    weights_checksum: str | None  # of all weights, however they are divided: a library may load none, and not say so
     resumes: list[Resume]  # the interruptions so far
 
 

@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list
 
 from study.errors import Stop
 from study.inputs import files
+from study.measure import readback
 from study.measure.hardware import CUDA
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, written_bytes
 from study.records import checkpoints, store
@@ -69,13 +70,14 @@ def is_due(run: Run, step: int) -> bool:
 def save(run: Run, history: History, step: int) -> None:
     """Write a checkpoint beside the others. It gets its name when it is whole."""
     part, sealed = checkpoints.part_of(run.folder, step), []
-    progress = _progress(run, history, step)
+    progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
 
     def write() -> None:
         run.accelerator.save_state(str(part))
         run.accelerator.wait_for_everyone()
 
     def seal() -> None:
+        progress.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
         if run.accelerator.is_main_process:
             files.write_below(part, checkpoints.PROGRESS, progress.model_dump_json().encode())
             sealed.append(checkpoints.seal(part)[1])
@@ -111,7 +113,7 @@ def die(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _progress(run: Run, history: History, step: int) -> Progress:
+def _progress(run: Run, history: History, step: int, random_states: list[str]) -> Progress:
     seen = run.record.observed
     return Progress(
         run_id=run.folder.name,
@@ -125,7 +127,8 @@ def _progress(run: Run, history: History, step: int) -> Progress:
         losses=history.earlier_losses + run.mean_losses(history.losses),
         rates=history.rates,
         evals=history.evals,
-        random_states=run.gathered(_random_states()),
+        random_states=random_states,
+        weights_checksum=None,
         resumes=run.record.checkpoints.resumes,
     )
 
@@ -210,6 +213,7 @@ def begin(run: Run, history: History) -> int:
 def _resume(run: Run, history: History, found: Found) -> int:
     progress = found.progress
     cost = _apart(history, lambda: _load(run, found))
+    _refuse_other_weights(run, found)
     history.peaks = None  # the warm-up comes again, and with it the peaks that count
     history.earlier_losses, history.rates, history.evals = progress.losses, progress.rates, progress.evals
     mine = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
@@ -256,6 +260,14 @@ def _load(run: Run, found: Found) -> None:
         from_deepspeed = before.arm.startswith("zero") and run.arm.deepspeed is not None
         remedy = f"type {convert}, and resume again" if from_deepspeed else "resume it under its own arm and ranks"
         raise Stop(what, remedy, "unavailable", "resume") from error
+
+
+def _refuse_other_weights(run: Run, found: Found) -> None:
+    """DeepSpeed 0.19.8 loads no weights where the optimizer is on the disk, and trains on with those of the start."""
+    weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
+    if weights != found.progress.weights_checksum:
+        what = f"after loading {found.path.name}, {run.arm.name} does not have the weights that were saved"
+        raise Stop(what, "resume under another arm; a checkpoint of optimizer states on disk has none", where="resume")
 
 
 def _status(run_folder: Path) -> str | None:
