@@ -16,6 +16,7 @@ OTHERWISE = {
     "what the user typed, or set in the environment": """
         cli/predictions: Path(folder)
         training/universal: Path(words[0])
+        sweeps/moves: Path(sys.argv[1])
         offline/run: Path(home, 'bin', 'nvcc')
         offline/run: Path(nvcc)
         machine/compiling: Path(source)

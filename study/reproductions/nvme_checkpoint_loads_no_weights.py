@@ -5,7 +5,10 @@ What happens (deepspeed 0.19.8): with optimizer states on the disk its files are
 ranks wrote is read. Training goes on with the weights that the new process began with, and says nothing.
 """
 
-import json, logging, os, tempfile  # noqa: E401
+import json
+import logging
+import os
+import tempfile
 
 logging.disable(logging.WARNING)
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
@@ -27,25 +30,21 @@ def engine_on(device: str, disk: str):
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
-def train(engine, steps) -> list[float]:
-    losses = []
-    for step in steps:
-        losses.append(engine(ROWS[step]).square().mean())
-        engine.backward(losses[-1])
-        engine.step()
-    return [loss.item() for loss in losses]
+def loss_of(engine, step: int) -> float:
+    loss = engine(ROWS[step]).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
 
 
 found = {}
 for device in ("cpu", "nvme"):
     with tempfile.TemporaryDirectory() as folder:
         engine = engine_on(device, f"{folder}/first")
-        train(engine, range(4))
+        [loss_of(engine, step) for step in range(4)]
         engine.save_checkpoint(f"{folder}/checkpoint")
-        whole = train(engine, range(4, 8))
-        engine = engine_on(device, f"{folder}/second")
-        engine.load_checkpoint(f"{folder}/checkpoint")
-        found[device] = {"whole": whole, "resumed": train(engine, range(4, 8))}
-        found[device]["of new weights"] = train(engine_on(device, f"{folder}/third"), [4])
+        found[device] = {"whole": loss_of(engine, 4)}
+        (engine := engine_on(device, f"{folder}/second")).load_checkpoint(f"{folder}/checkpoint")
+        found[device] |= {"resumed": loss_of(engine, 4), "new": loss_of(engine_on(device, f"{folder}/third"), 4)}
 print(json.dumps({"found": found["nvme"]["whole"] == found["nvme"]["resumed"]} | found), flush=True)
 os._exit(0)  # gloo's threads may abort an ordinary exit
