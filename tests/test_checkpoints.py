@@ -1,9 +1,19 @@
 """A run that was killed and goes on is the run that was never killed: losses, rates, order, dropout and weights."""
 
-import pytest
-from conftest import RANKS, Launched, launch, traceback_of_ours
+import hashlib
+from pathlib import Path
 
+import pytest
+import torch
+from conftest import RANKS, Launched, launch, traceback_of_ours
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from study.records import checkpoints
 from study.spec.arms import NAMES
+from study.spec.settings import Settings, resolve
+from study.spec.shapes import VOCABULARY
+from study.training import models
 
 FLAGS = ("--steps", "9", "--warmup-steps", "2", "--sequence", "32", "--micro-batch", "4", "--train-rows", "32")
 FLAGS = (
@@ -169,6 +179,28 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(train, tmp_path):
     (tmp_path / "empty").mkdir()
     run = train("ddp", "run", *FLAGS, "--resume", str(tmp_path / "empty"))
     assert "has no good checkpoint (there is none)" in run.record["error"]["message"]
+
+
+def weights_in(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    """The whole weights of a checkpoint, by what the libraries have for that."""
+    if (checkpoint / "pytorch_model").is_dir():
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="pytorch_model"))
+    dcp_to_torch_save(checkpoint / "pytorch_model_fsdp_0", scratch / "whole.pt")
+    return torch.load(scratch / "whole.pt")["model"]
+
+
+@pytest.mark.parametrize("arm", ["zero2", "fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_its_weights_come_out_whole(arm, trained, tmp_path):
+    """`zero_to_fp32` and `dcp_to_torch_save` give the weights that training had, bit for bit, without their arm."""
+    run = trained(arm, *FLAGS)
+    checkpoint, _ = checkpoints.last_good(run.folder)
+    weights, digest = weights_in(checkpoint, tmp_path), hashlib.sha256()
+    settings = resolve(Settings(), gpu=False)
+    for name, _ in models.on_meta(settings, models.model_config(settings, VOCABULARY)).named_parameters():
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().flatten().view(torch.uint8).numpy())
+    assert digest.hexdigest()[:16] == checkpoints.read_progress(checkpoint).weights_checksum
+    assert digest.hexdigest()[:16] != run.record["observed"]["weights_checksum"], "they are no more what they were"
 
 
 def test_its_memory_and_its_bytes_are_not_the_steps(trained):
