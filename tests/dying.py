@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 import study.train
 from study.machine import launcher
+from study.machine.linux import oom_kills
 from study.records import checkpoints as on_disk
 from study.training import checkpoints, main
 from study.training.launch import Launch
@@ -72,4 +73,4 @@ if steps := os.environ.get("GROWS"):
     torch.amp.GradScaler.__init__.__defaults__ = tuple(defaults)
 
 ranks = int(os.environ.get("WORLD_SIZE", 1))
-main.main(study.train.train, Launch(os.getppid(), time.time(), str(launcher.config_file()), ranks))
+main.main(study.train.train, Launch(os.getppid(), time.time(), str(launcher.config_file()), ranks, oom_kills()))

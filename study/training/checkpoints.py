@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
+from torch.distributed.checkpoint.api import CheckpointException
 
 from study.errors import Stop
 from study.inputs import files
@@ -250,16 +251,24 @@ def _load(run: Run, found: Found) -> None:
     try:
         with quiet():
             run.accelerator.load_state(str(found.path))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         if ending.lost_another_rank(error) or not _is_elsewhere(run, found):
             raise
-        before, words = found.progress, str(error).partition("\n")[0]
+        before, words = found.progress, _words(error)
         what = f"a checkpoint of {before.arm} on {before.ranks} ranks does not load under {run.arm.name}"
-        what += f" on {run.accelerator.num_processes} ({type(error).__name__}: {words})"
+        what += f" on {run.accelerator.num_processes} ({words})"
         convert = f"python -m study.training.universal {run.settings.resume}"
         from_deepspeed = before.arm.startswith("zero") and run.arm.deepspeed is not None
         remedy = f"type {convert}, and resume again" if from_deepspeed else "resume it under its own arm and ranks"
         raise Stop(what, remedy, "unavailable", "resume") from error
+
+
+def _words(error: BaseException) -> str:
+    """What a library says of a checkpoint that it cannot load. PyTorch wraps what its ranks said, each with a trace."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    words = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__} without a word"
 
 
 def _refuse_other_weights(run: Run, found: Found) -> None:

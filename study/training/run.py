@@ -75,8 +75,14 @@ class Run:
         return out
 
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run."""
-        return [] if self.is_virtual else self.accelerator.reduce(torch.stack(losses), "mean").tolist()
+        """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run.
+
+        Added rank by rank: the order in which gloo's all-reduce adds three and more depends on a step's place among them.
+        """
+        if self.is_virtual or not losses:
+            return []
+        of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
+        return (sum(of_ranks) / len(of_ranks)).tolist()
 
 
 @dataclass
