@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from study.errors import Stop
 from study.inputs import files
 from study.inputs.files import below
+from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 from study.spec import validation
 
@@ -122,6 +123,15 @@ def read_progress(checkpoint: Path) -> Progress:
         why = validation.sentence(error) if isinstance(error, ValidationError) else files.why(error)
         what = f"{checkpoint} has no readable {PROGRESS} ({why})"
         raise Stop(what, "resume with the version of this study that wrote it") from None
+
+
+def how_it_ended(run_folder: Path) -> tuple[str | None, int | None]:
+    """The status in an interrupted run's record, and the last step that it wrote down. Unknown is None."""
+    status = None
+    with contextlib.suppress(Stop):
+        status = store.load(run_folder).status
+    steps = [line["step"] for line in store.read_steps(run_folder) if "loss" in line]
+    return status, max(steps, default=None)
 
 
 def _all(run_folder: Path) -> list[tuple[Path, bool]]:

@@ -222,11 +222,11 @@ def _resume(run: Run, history: History, found: Found) -> int:
     if not restored and not _is_elsewhere(run, found):
         what = f"the random states of {found.path} were not restored, and dropout would go on differently"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
-    costs = run.gathered(cost)
+    costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
     resume = Resume(
         run_id=progress.run_id,
-        status=_status(run.settings.resume),
-        reached=_reached(run.settings.resume),
+        status=status,
+        reached=reached,
         step=progress.step,
         arm=progress.arm,
         ranks=progress.ranks,
@@ -277,20 +277,6 @@ def _refuse_other_weights(run: Run, found: Found) -> None:
     if weights != found.progress.weights_checksum:
         what = f"after loading {found.path.name}, {run.arm.name} does not have the weights that were saved"
         raise Stop(what, "resume under another arm; a checkpoint of optimizer states on disk has none", where="resume")
-
-
-def _status(run_folder: Path) -> str | None:
-    """How the interrupted run ended, as its record has it."""
-    try:
-        return store.load(run_folder).status
-    except Stop:
-        return None
-
-
-def _reached(run_folder: Path) -> int | None:
-    """The last step that the interrupted run wrote down: what is between it and the checkpoint is trained again."""
-    steps = [line["step"] for line in store.read_steps(run_folder) if "loss" in line]
-    return max(steps, default=None)
 
 
 def _write_curve(run: Run, progress: Progress) -> None:

@@ -77,7 +77,7 @@ class Run:
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
         """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run.
 
-        Added rank by rank: the order in which gloo's all-reduce adds three and more depends on a step's place among them.
+        Added rank by rank: gloo's all-reduce adds three and more in an order that depends on a step's place.
         """
         if self.is_virtual or not losses:
             return []
