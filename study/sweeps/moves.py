@@ -26,32 +26,13 @@ SETTINGS = {
     **{"train_rows": 64, "eval_rows": 16, "epochs": 9, "dropout": 0.0, "instruments": False},
 }
 MOVES = {  # from an arm and its ranks, to others
-    ("ddp", 2): [("ddp", 4), ("single", 1), ("zero2", 2), ("fsdp2", 2)],
-    ("zero1", 2): [("zero1", 4), ("zero1", 1), ("zero2", 2), ("zero3", 2)],
-    ("zero2", 2): [
-        ("zero2", 4),
-        ("zero2", 1),
-        ("zero2_cpu", 2),
-        ("zero1", 2),
-        ("zero3", 2),
-        ("zero3_cpu", 2),
-        ("ddp", 2),
-    ],
+    ("zero2", 2): [("zero2", 4), ("zero2", 1), ("zero3_cpu", 2), ("zero2_cpu", 2), ("ddp", 2)],
+    ("zero3", 2): [("zero3", 4), ("zero3", 1), ("ddp", 2), ("zero3_cpu", 2)],
+    ("fsdp2", 2): [("fsdp2", 4), ("fsdp2", 1), ("ddp", 2), ("zero3", 2), ("hsdp", 4)],
     ("zero2", 4): [("zero2", 2)],
-    ("zero3", 2): [("zero3", 4), ("zero3", 1), ("zero3_cpu", 2), ("zero2", 2), ("ddp", 2)],
     ("zero3", 4): [("zero3", 2)],
-    ("zero3_cpu", 2): [("zero3_cpu", 4), ("zero3", 2)],
-    ("zero3_nvme", 2): [("zero3_nvme", 4), ("zero3_cpu", 2)],
-    ("fsdp2", 2): [
-        ("fsdp2", 4),
-        ("fsdp2", 1),
-        ("fsdp2_cpu", 2),
-        ("fsdp2_grad_op", 2),
-        ("hsdp", 4),
-        ("zero3", 2),
-        ("ddp", 2),
-    ],
     ("fsdp2", 4): [("fsdp2", 2)],
+    ("ddp", 2): [("ddp", 4), ("single", 1), ("zero2", 2), ("fsdp2", 2)],
 }
 TIMEOUT_S = 120
 
@@ -66,13 +47,15 @@ def move_all(runs: Path) -> None:
     for (arm, ranks), targets in MOVES.items():
         source = below(runs, f"source-{arm}-{ranks}")
         _run(cell("source", arm, ranks, checkpoint_every=3), source)
-        for target, target_ranks in targets:
-            moved = f"{arm}-{ranks}-to-{target}-{target_ranks}"
-            record = _run(cell("moved", target, target_ranks), below(runs, f"moved-{moved}"), source)
-            both_deepspeed = all(arms.read(arms.all_paths()[name]).deepspeed for name in (arm, target))
-            if record.status != "done" and both_deepspeed:
-                _convert(source)
-                _run(cell("moved_universal", target, target_ranks), below(runs, f"universal-{moved}"), source)
+        refused = []
+        for target, target_ranks in targets:  # all of them as they are first: a converted one would be taken instead
+            name = f"{arm}-{ranks}-to-{target}-{target_ranks}"
+            record = _run(cell("moved", target, target_ranks), below(runs, f"moved-{name}"), source)
+            if record.status != "done" and all(arms.read(arms.all_paths()[each]).deepspeed for each in (arm, target)):
+                refused.append((target, target_ranks, name))
+        for target, target_ranks, name in refused:
+            _convert(source)
+            _run(cell("moved_universal", target, target_ranks), below(runs, f"universal-{name}"), source)
 
 
 def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
