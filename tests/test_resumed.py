@@ -89,18 +89,18 @@ def runs(tmp_path):
     whole = of("whole", "whole", checkpoints={"saved": [SAVED]})
     resume = RESUME | {"load_s_per_rank": [0.5, 0.4]}
     killed = of("killed", "killed-2", loss=whole["loss"], checkpoints={"saved": [SAVED], "resumes": [resume]})
-    source = of("source", "source-zero2-2")
+    source = of("source", "source-zero2-2", checkpoints={"saved": [SAVED | {"bytes": 1}]})
     off = {"train": [*source["loss"]["train"][:-1], source["loss"]["train"][-1] * 1.5]}
     loaded = of("moved_universal", "universal-zero2-2-to-zero2-4", loss=source["loss"] | off)
     loaded["loss"]["final_train"] = off["train"][-1]
-    loaded["checkpoints"] = {"resumes": [resume | {"run_id": "source-zero2-2"}]}
+    loaded["checkpoints"] = {"resumes": [resume | {"run_id": "source-zero2-2", "route": "universal"}]}
     refused = failed("moved-zero2-2-to-zero2-4", arm="zero2") | {"cell": {"protocol": "resume", "part": "moved"}}
     put(tmp_path, whole, killed, source, loaded, refused)
     return load([tmp_path])
 
 
 def test_costs(runs):
-    (row,) = resumed.costs(runs)
+    (row,) = resumed.costs(runs)  # of one arm and its ranks, from the part `whole`
     assert row["bytes a parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
     assert (row["share of one rank"], row["save s"], row["load s"]) == (10 / 16, 0.3, 0.5)
     assert row["predicted bytes a parameter"] == 14, "the made-up runs have bf16 weights"

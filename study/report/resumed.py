@@ -8,6 +8,8 @@ from study.theory.checkpoints import checkpoint_bytes
 from study.theory.setup import Setup
 
 PROTOCOL = "resume"
+ROUTES = {"load_state": "as it is", "universal": "universal checkpoint"}
+TRIED = {"moved": "load_state", "moved_universal": "universal"}  # where no record says which was taken
 
 
 def of_protocol(runs: Runs, *parts: str) -> list[Run]:
@@ -17,10 +19,11 @@ def of_protocol(runs: Runs, *parts: str) -> list[Run]:
 
 
 def costs(runs: Runs) -> list[dict]:
-    """Bytes, seconds and memory of the last checkpoint of each run that was never killed, and of going on from one."""
+    """Bytes, seconds and memory of the last checkpoint of an uninterrupted run, and of going on from one, by arm."""
     rows = []
     resumed = {run.arm: run.record.checkpoints.resumes[-1] for run in finished(runs, "killed")}
-    for run in finished(runs, "whole"):
+    whole = {(run.arm, run.ranks): run for run in (*finished(runs, "source"), *finished(runs, "whole"))}
+    for _, run in sorted(whole.items()):
         saved, theory = run.record.checkpoints.saved[-1], predicted_bytes(run)
         parameters, loaded = run.parameters, resumed.get(run.arm)
         written = [size for size in saved.written_bytes_per_rank if size is not None]
@@ -90,11 +93,11 @@ def moves(runs: Runs) -> list[dict]:
             {
                 "from": before,
                 "to": after,
-                "route": "universal checkpoint" if run.record.cell.part == "moved_universal" else "as it is",
+                "route": ROUTES[resume.route if resume else TRIED[run.record.cell.part]],
                 "loads": run.record.status == "done",
                 "losses differ by": source and furthest(run.record.loss.train, source.record.loss.train),
                 "load s": resume and max(resume.load_s_per_rank),
-                "words": run.record.error.message if run.record.error else None,
+                "words": run.record.error.message.partition("\n")[0] if run.record.error else None,
             }
         )
     return rows
