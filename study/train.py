@@ -23,11 +23,11 @@ from accelerate.utils import set_seed
 from study.errors import Stop
 from study.measure import network
 from study.measure.clock import Clock, Energy
-from study.measure.memory import disk_bytes, peaks, reset_peaks
+from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
 from study.measure.readback import inner_optimizer
 from study.records.schema import Evaluation, Memory
 from study.spec.settings import learning_rate
-from study.training import finish, tasks
+from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
 from study.training.main import main
 from study.training.run import History, Run, arrange, report, show, windows
@@ -40,16 +40,21 @@ def train(run: Run) -> Callable[[], object]:
     # Every arm meets the same dropout masks from here on, and ranks that divide a layer meet those of one rank.
     set_seed(run.settings.seed + run.accelerator.process_index // run.arm.tensor_ranks)
     history = History()
-    for window in windows(run, 0, run.settings.warmup_steps):  # its losses count; its times and peaks do not
+    first = checkpoints.begin(run, history)
+    run.timed_from = first + min(run.settings.warmup_steps, run.steps - first - 1)  # after a resume, warm up again
+    for window in windows(run, first, run.timed_from):  # its losses count; its times and peaks do not
         train_window(run, window, history)
-    run.record.memory = Memory(setup_per_rank=run.gathered(peaks() if run.has_values else None))
-    history.clock, history.energy_j, history.disk_before = Clock(), [], disk_bytes()
+    setup_peaks = highest(history.peaks, peaks()) if run.has_values else None
+    run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
+    history.clock, history.energy_j, history.disk_before, history.peaks = Clock(), [], disk_bytes(), None
     reset_peaks()
     history.link_before = network.counters()
-    for window in windows(run, run.settings.warmup_steps, run.steps):
+    for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
     history.link = network.since(history.link_before)
-    history.peaks = peaks()  # before the last evaluation: on real data the first rank imports `evaluate` for it
+    history.peaks = highest(
+        history.peaks, peaks()
+    )  # before the last evaluation: on real data the first rank imports `evaluate` for it
     if not run.is_virtual:
         history.evals.append(evaluate(run, run.steps))
     finish.finish(run, history)
@@ -74,6 +79,10 @@ def train_window(run: Run, window: range, history: History) -> None:
     show(run, window, history)
     if (every := run.settings.eval_every) and window.stop % every == 0 and window.stop < run.steps:
         history.evals.append(evaluate(run, window.stop))
+    if checkpoints.is_due(run, window.stop):
+        checkpoints.save(run, history, window.stop)
+    if window.stop == run.settings.dies_after and run.found is None:
+        checkpoints.die(run)
 
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:

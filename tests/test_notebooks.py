@@ -93,9 +93,8 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    needed = {"machines": "text/html", "network": "text/markdown", "optimizers": "text/markdown"}.get(
-        name, "image/svg+xml"
-    )
+    no_figure = dict.fromkeys(("network", "optimizers", "resume"), "text/markdown") | {"machines": "text/html"}
+    needed = no_figure.get(name, "image/svg+xml")
     assert any(needed in output.get("data", {}) for output in outputs(site / "notebooks" / f"{name}.ipynb"))
 
 

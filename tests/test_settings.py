@@ -133,6 +133,7 @@ def test_what_stays_blank_is_decided_later(task):
     values = as_dict(resolve(Settings(task=task), gpu=False))
     blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
     blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only"}
+    blank |= {"checkpoint_every", "dies_after", "resume"}
     blank |= {"train_rows"} if task == "wikitext" else set()
     assert {name for name, value in values.items() if value is None} == blank
 

@@ -15,6 +15,8 @@ from study.spec.arms import PACKAGE
 OTHERWISE = {
     "what the user typed, or set in the environment": """
         cli/predictions: Path(folder)
+        training/universal: Path(words[0])
+        sweeps/moves: Path(sys.argv[1])
         offline/run: Path(home, 'bin', 'nvcc')
         offline/run: Path(nvcc)
         machine/compiling: Path(source)
@@ -99,6 +101,7 @@ OTHERWISE = {
         machine/software: base / '-'.join((f"{package}-{version(package) or 'none'}" for package in COMPILED_FOR))
         offline/parcel: out / f'records-{len(parts) + 1}.tar.gz'
         records/store: Path(top)
+        records/checkpoints: part.with_name(part.name.removesuffix(PART))
         records/store: path.with_name(f'{path.name}.part{os.getpid()}')
     """,
     "a folder's own name, as the file system has it": """

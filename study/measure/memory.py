@@ -48,6 +48,21 @@ def peaks() -> RankMemory:
     )
 
 
+def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
+    """The peaks of two stretches of time together; what is no peak is that of the second."""
+    peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
+    later = second.model_dump()
+    return RankMemory(
+        **later | {name: max(filter(None, (value, later[name])), default=None) for name, value in peaks.items()}
+    )
+
+
+def written_bytes() -> int | None:
+    """Bytes this process has written so far, into the page cache or past it; None where the kernel does not count."""
+    written = fields("/proc/self/io").get("wchar")
+    return None if written is None else int(written)
+
+
 def disk_bytes() -> dict[str, int | None]:
     """Bytes this process has made the disk read and write so far. Direct I/O is counted, the page cache is not."""
     io = fields("/proc/self/io")

@@ -168,6 +168,8 @@ def value(record: Record, quantity: str, training: int | None = None) -> float |
         if quantity not in OF_A_TRAINING:
             raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
+    if record.checkpoints.resumes and quantity in TIMES:
+        return None  # they are of the part after an interruption, and no other run was measured so
     if quantity.startswith(COMPONENT):
         return _at_peak(record, quantity.removeprefix(COMPONENT))
     source = QUANTITIES.get(quantity, quantity)

@@ -20,7 +20,16 @@ from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
 
 # Settings that say where files are or how often something is printed. They change no number.
-NOT_IN_A_CELL = ("run_dir", "nvme_dir", "cache_dir", "config_file", "log_every", "trust_remote_code")
+NOT_IN_A_CELL = (
+    "run_dir",
+    "nvme_dir",
+    "cache_dir",
+    "resume",
+    "dies_after",
+    "config_file",
+    "log_every",
+    "trust_remote_code",
+)
 FIRST_OPTIMIZER = "adamw"  # of records that name none: there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # the same in a resolved DeepSpeed config
 SETTINGS = frozenset(Requested.model_fields)

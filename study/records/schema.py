@@ -194,7 +194,8 @@ class Observed(Section):
     rows_per_step: Positive | None = None
     tokens_per_step: int | None = None
     learning_rates: list[float] = []
-    weights_checksum: str | None = None
+    weights_checksum: str | None = None  # before the first step
+    final_weights_checksum: str | None = None  # after the last one, of a run with checkpoints
     data_checksum: str | None = None
     data_source: str | None = None
     memory_cap: MemoryCap | None = None
@@ -342,6 +343,45 @@ class Energy(Section):
     steps: int | None = None
 
 
+class CheckpointSaved(Section):
+    """What one checkpoint cost. Nothing of it is in the timed steps, nor in their peaks."""
+
+    step: int  # after so many optimizer steps
+    bytes: int  # of all its files
+    written_bytes_per_rank: list[int | None] = []  # by the kernel's count of what each process wrote
+    save_s_per_rank: list[float] = []  # in `save_state`
+    seal_s: float | None = None  # checksums, waiting for the disk, and the name, by the first rank
+    before_per_rank: list[RankMemory] = []
+    peak_per_rank: list[RankMemory] = []  # while it was saved
+
+
+class Resume(Section):
+    """An interruption: the run that ended, and how the next one went on from its checkpoint."""
+
+    run_id: str  # of the run that was interrupted
+    status: str | None = None  # as its record has it: "running" where it could say nothing
+    reached: int | None = None  # the last step that it wrote down
+    step: int  # the one after which the next run went on
+    arm: str  # the interrupted run's
+    ranks: int
+    route: str  # by which the libraries loaded the checkpoint
+    passed_over: list[str] = []  # newer checkpoints that were not whole, and why
+    random_states: bool | None = None  # whether each rank went on with the random states of that checkpoint
+    load_s_per_rank: list[float] = []  # in `load_state`
+    before_per_rank: list[RankMemory] = []
+    peak_per_rank: list[RankMemory] = []  # while it was loaded
+
+
+class Checkpoints(Section):
+    """The checkpoints of a run, and the interruptions before it.
+
+    Losses and rates of a resumed run are of the whole training; its times, memory and energy of its last process.
+    """
+
+    saved: list[CheckpointSaved] = []
+    resumes: list[Resume] = []
+
+
 class Error(Section):
     """Why a run is not done."""
 
@@ -376,6 +416,7 @@ class Record(Section):
     memory: Memory = Memory()
     traffic: Traffic = Traffic()
     energy: Energy = Energy()
+    checkpoints: Checkpoints = Checkpoints()
     error: Error | None = None
 
     @model_validator(mode="before")

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from study.errors import Stop
-from study.inputs import files
+from study.inputs import files, texts
 from study.records.schema import Cell, Error, Record
 from study.spec import validation
 
@@ -98,6 +98,16 @@ def keep(folder: Path, record: Record) -> None:
 def append_step(folder: Path, line: dict) -> None:
     with (folder / "steps.jsonl").open("a") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def read_steps(folder: Path) -> list[dict]:
+    """The lines that a run wrote of its steps. The last one may be cut off, and there may be none."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(texts.from_json(line))
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
 def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> bool | None:

@@ -39,7 +39,7 @@ from study.spec.arms import ROOT
 from study.text.tables import say
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
-NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", *REPLICATIONS, "machines", "predictions")
+NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", "resume", *REPLICATIONS, "machines", "predictions")
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 

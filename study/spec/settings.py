@@ -85,6 +85,13 @@ class Settings:
     """Steps in a window. Between windows, and only there, losses are fetched, written and shown."""
     eval_every: Count | None = None
     """Steps between evaluations. Default: at the end only."""
+    checkpoint_every: Count | None = None
+    """Steps between checkpoints in the run folder, of which the last two are kept. Default: none."""
+    dies_after: Count | None = None
+    """Kill the first rank after so many steps, unless the run goes on from a checkpoint: for measuring how it does."""
+    resume: Path | None = None
+    """The folder of a run that was interrupted: go on from its last good checkpoint, in a run folder of its own. The
+    settings must be those of that run. A checkpoint is unpickled: give only your own."""
     sequence: Tokens | None = None
     """Tokens per row. Default: 128, or 1024 for wikitext on real text."""
     train_rows: Count | None = None
@@ -165,6 +172,10 @@ def check(settings: Settings, name_of: Callable[[str], str] = flag) -> None:
         raise Stop("--bandwidth-mbit is that of an emulated cluster", "give --hosts as well, or neither")
     if settings.hosts is not None and settings.virtual_ranks is not None:
         raise Stop("--hosts needs ranks that send something", "give --hosts or --virtual-ranks, not both")
+    if settings.virtual_ranks and (settings.checkpoint_every or settings.resume):
+        raise Stop("virtual ranks have no training to go on with", "give them no --checkpoint-every and no --resume")
+    if settings.hosts and settings.checkpoint_every:
+        raise Stop("--checkpoint-every sends what an emulated link counts as the steps'", "give it without --hosts")
     if settings.steps is not None:
         check_steps(settings, settings.steps)
 

@@ -57,14 +57,14 @@ class Turn:
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 
-def command(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
+def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
     """What one would type: the launch of a cell."""
     config = arms.all_paths()[cell.arm]
     if hosts := cell.value("hosts"):
         words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
     else:
         words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
-    return words + flags(cell, folder, nvme_dir)
+    return words + flags(cell, folder, nvme_dir) + (["--resume", str(resumed)] if resumed else [])
 
 
 def flags(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
@@ -75,15 +75,24 @@ def flags(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
 
 
 def run(
-    turn: Turn, folder: Path, timeout_s: float, ends: float, nvme_dir: Path | None, watch: Callable[[Path, float], None]
+    turn: Turn,
+    folder: Path,
+    timeout_s: float,
+    ends: float,
+    nvme_dir: Path | None,
+    watch: Callable[[Path, float], None],
+    resumed: Path | None = None,
 ) -> Record:
-    """Run one cell in a fresh launch, and return its record, however it ended. `ends` is the window's end."""
+    """Run one cell in a fresh launch, and return its record, however it ended. `ends` is the window's end.
+
+    `resumed` is an earlier try that left a checkpoint to go on from.
+    """
     folder.mkdir()
     killed_before, started, stop = oom_kills(), time.monotonic(), None
     try:
         with (folder / "output.txt").open("w") as output:
             launcher = subprocess.Popen(
-                command(turn.cell, folder.resolve(), nvme_dir),
+                command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
                 cwd=arms.ROOT,
                 env=os.environ | {store.CELL: turn.declared.model_dump_json()},
                 stdin=subprocess.DEVNULL,

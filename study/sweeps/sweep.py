@@ -23,7 +23,7 @@ from study.errors import Stop
 from study.inputs.files import below
 from study.machine import cluster, doctor, software
 from study.machine.gpus import num_gpus
-from study.records import schema, store
+from study.records import checkpoints, schema, store
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.optimizers import refusal
@@ -37,6 +37,7 @@ from study.theory import room
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # under a device's limit, a second try would find what the first one did
 RANK_HOST_BYTES = 4e8  # the least that a rank without a GPU was seen to take: bert-tiny under DDP, 0.41 GB (PSS)
+RESUMED = ("running", "interrupted", "failed", "timeout", "host_oom")  # a try that may go further than it did
 SURVIVES = {"done": True, "oom": False, "host_oom": False}  # any other status says nothing about memory
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no cell after it can be kept either
 BEFORE_THE_RECORD_S = 20  # starting Python and the libraries: not between a record's two times
@@ -125,8 +126,11 @@ def sweep(
                 progress.start(turn)
                 if hosts := turn.cell.value("hosts"):
                     cluster.up(hosts, turn.cell.value("bandwidth_mbit") or cluster.UNLIMITED)
+                before = to_resume(runs, turn)
+                if before is not None:
+                    progress.say(f"{turn.name} goes on from a checkpoint of {before.name}")
                 folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
-                record = launches.run(turn, folder, timeout_s, ends, nvme_dir, progress.step)
+                record = launches.run(turn, folder, timeout_s, ends, nvme_dir, progress.step, before)
         except OSError as error:
             if error.errno in FULL or not runs.is_dir():
                 what = f"the sweep cannot write to {runs} ({error.strerror})"
@@ -237,6 +241,22 @@ def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record
         present = {"measure_version": record.measure_version, **record.software}
         if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):
             return record
+    return None
+
+
+def to_resume(runs: Path, turn: Turn) -> Path | None:
+    """The newest try of a turn that ended too soon and left a good checkpoint; its protocol asks for checkpoints.
+
+    Not one that would end again as it did, nor one of other software: its numbers would be of two versions.
+    """
+    if turn.cell.value("checkpoint_every") is None:
+        return None
+    versions = software.versions()
+    for folder in reversed(attempts(runs, turn).values()):
+        record = launches.read(folder)
+        same = record is not None and all(record.software.get(name) == now for name, now in versions.items())
+        if same and record.status in RESUMED and checkpoints.last_good(folder)[0]:
+            return folder
     return None
 
 

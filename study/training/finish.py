@@ -35,7 +35,7 @@ def finish(run: Run, history: History) -> None:
     record.observed.dtypes = readback.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
-    losses, evals = run.mean_losses(history.losses), history.evals
+    losses, evals = history.earlier_losses + run.mean_losses(history.losses), history.evals
     record.loss = Loss(train=losses, eval=evals)
     if losses:  # not in a virtual run
         record.loss.final_train, record.loss.final_eval = losses[-1], evals[-1]
@@ -45,6 +45,8 @@ def finish(run: Run, history: History) -> None:
         links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     energy_j = None if None in history.energy_j else sum(history.energy_j)
+    if run.settings.checkpoint_every or run.found:
+        record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     record.energy = Energy(joules_per_rank=run.gathered(energy_j), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)

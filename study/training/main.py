@@ -25,7 +25,19 @@ from study.spec.arms import Arm
 from study.spec.options import OPTIONS
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
-from study.training import ending, finish, limits, machines, models, optimizers, patches, setup, sharding, virtual
+from study.training import (
+    checkpoints,
+    ending,
+    finish,
+    limits,
+    machines,
+    models,
+    optimizers,
+    patches,
+    setup,
+    sharding,
+    virtual,
+)
 from study.training.data import load_data
 from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
 from study.training.log import quiet
@@ -94,6 +106,7 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
         raise Stop(f"one step needs {needed} rows, and there are {have}", remedy)
     run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     check_steps(settings, run.steps)
+    run.found = checkpoints.find(run)
     cap = limits.cap_memory(settings.memory_cap_gib)
     if CUDA and arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)

@@ -82,6 +82,16 @@ class Master:
         for held in self.held:
             held.grad = None
 
+    def state_dict(self) -> dict:
+        """With the copies: made again from the weights of a checkpoint they would have 8 bits of fraction, not 24."""
+        return super().state_dict() | {"master": [master.detach() for master in self.master]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "master"})
+        for master, saved in zip(self.master, state_dict["master"], strict=True):
+            master.copy_(saved)
+
 
 def _with_master(kind: type[Optimizer]) -> type[Optimizer]:
     return type(f"Master{kind.__name__}", (Master, kind), {})

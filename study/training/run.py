@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
 from study.training.log import say
 
+if TYPE_CHECKING:
+    from study.training.checkpoints import Found
+
 
 @dataclass
 class Run:
@@ -32,7 +36,9 @@ class Run:
     accelerator: Accelerator
     data: Data
     disk: Path | None = None  # the folder it may offload to
+    found: "Found | None" = None  # the checkpoint it goes on from
     steps: int = 0
+    timed_from: int = 0  # so many steps come before the timed ones
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
 
@@ -74,15 +80,22 @@ class Run:
         return out
 
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run."""
-        return [] if self.is_virtual else self.accelerator.reduce(torch.stack(losses), "mean").tolist()
+        """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run.
+
+        Added rank by rank: gloo's all-reduce adds three and more in an order that depends on a step's place.
+        """
+        if self.is_virtual or not losses:
+            return []
+        of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
+        return (sum(of_ranks) / len(of_ranks)).tolist()
 
 
 @dataclass
 class History:
     """What the training loop leaves: a loss and a rate for every step; times, energy and disk of the timed ones."""
 
-    losses: list[torch.Tensor] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)  # of this process
+    earlier_losses: list[float] = field(default_factory=list)  # of the run that it goes on from
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows | None = None
@@ -102,8 +115,10 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
         ends = [stop, start + per_epoch - start % per_epoch]
         if start >= settings.warmup_steps:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
-        if settings.eval_every:
-            ends.append(start + settings.eval_every - start % settings.eval_every)
+        for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
+            ends.append(start + every - start % every)
+        if start < (settings.dies_after or 0):
+            ends.append(settings.dies_after)
         yield range(start, min(ends))
         start = min(ends)
 
@@ -135,7 +150,7 @@ def show(run: Run, window: range, history: History) -> None:
         for step, loss in zip(window, values or [None] * len(window), strict=True):
             finite = loss if loss is not None and math.isfinite(loss) else None
             write_step(run, step + 1, {"loss": finite, "lr": history.rates[step]})
-        timed, step_s = window.stop > run.settings.warmup_steps, history.clock.step_s
+        timed, step_s = window.stop > run.timed_from, history.clock.step_s
         speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step" if timed else "warm-up"
         speed = speed if run.has_values else "no values"
         loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"

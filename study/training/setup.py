@@ -33,7 +33,7 @@ from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
 
 BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
-OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model")  # a sweep's output.txt is there already
+OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path:
@@ -55,13 +55,17 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path
         log_to(folder)
         has_disk = settings.nvme_dir is not None and settings.nvme_dir.exists()
         record = store.new(folder.name, sys.argv)
-        record.requested = Requested(**as_dict(settings), arm=arm.name, config_file=launch.config_file)
+        record.requested = requested(settings, arm, launch.config_file)
         record.hardware = hardware.describe(settings.nvme_dir if has_disk else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:
         raise Stop(f"--run-dir {folder} cannot be written ({error.strerror})", "give another folder") from None
     return folder
+
+
+def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> Requested:
+    return Requested(**as_dict(settings), arm=arm.name, config_file=config_file)
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:

@@ -1,0 +1,160 @@
+"""Checkpoints on the disk: sealed when they are whole, kept, and the last good one found again. No torch here.
+
+`checkpoints/step-00000040/` has what the libraries wrote, `progress.json` (how far the training was) and
+`manifest.json`, which names every file with its size and SHA-256. It is written as `step-00000040.part` and renamed
+when all of it is on the disk. A checkpoint that was cut off has another name, and never stands in a good one's place.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
+
+from study.errors import Stop
+from study.inputs import files
+from study.inputs.files import below
+from study.records import store
+from study.records.schema import Evaluation, Requested, Resume, Section
+from study.spec import validation
+
+FOLDER, MANIFEST, PROGRESS, PART = "checkpoints", "manifest.json", "progress.json", ".part"
+NAME = re.compile(r"step-([0-9]{8})(\.part)?")
+KEPT = 2  # the last one, and the one before, should the disk have damaged the last one
+MAX_BYTES = 2**30  # of progress.json: a loss and a rate for each step, at most ten million
+CHUNK_BYTES = 2**20
+
+
+class Progress(Section):
+    """How far a training was, and what its record has of it."""
+
+    run_id: str
+    arm: str
+    ranks: int
+    requested: Requested
+    rows_per_step: int
+    data_checksum: str
+    step: int  # optimizer steps taken
+    steps: int  # of the whole training: the learning rate depends on it
+    losses: list[float]
+    rates: list[float]
+    evals: list[Evaluation]
+    random_states: list[str]  # of each rank, as a digest: Accelerate says nothing where it cannot restore them
+    weights_checksum: str | None  # of all weights, however they are divided: a library may load none, and not say so
+    resumes: list[Resume]  # the interruptions so far
+
+
+class File(Section):
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class Manifest(BaseModel):
+    files: dict[str, File]
+
+
+def part_of(run_folder: Path, step: int) -> Path:
+    """The folder in which the checkpoint of a step is written."""
+    return below(run_folder, FOLDER, f"step-{step:08}{PART}")
+
+
+def seal(part: Path) -> tuple[Path, int]:
+    """Name all files in a manifest, bring them to the disk, and give the folder its name. Gives it, and its bytes."""
+    named = {}
+    for path in sorted(part.rglob("*")):
+        if path.is_file():
+            named[path.relative_to(part).as_posix()] = File(bytes=path.stat().st_size, sha256=_digest(path))
+        _to_disk(path)
+    content = Manifest(files=named).model_dump_json(indent=1)
+    files.write_below(part, MANIFEST, content.encode())
+    _to_disk(part)
+    whole = part.with_name(part.name.removesuffix(PART))
+    part.rename(whole)
+    _to_disk(whole.parent)
+    return whole, sum(file.bytes for file in named.values())
+
+
+def forget_old(run_folder: Path) -> None:
+    """Remove all whole checkpoints of a run but the last ones."""
+    whole = [path for path, is_part in _all(run_folder) if not is_part]
+    for path in whole[KEPT:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of a run that is whole, and why each newer one was passed over."""
+    passed_over = []
+    for path, is_part in _all(run_folder):
+        reason = "it was cut off while it was written" if is_part else why_not_whole(path)
+        if reason is None:
+            return path, passed_over
+        passed_over.append(f"{path.name.removesuffix(PART)}: {reason}")
+    return None, passed_over
+
+
+def why_not_whole(folder: Path) -> str | None:
+    """Why a checkpoint is not what was sealed; None if it is, byte for byte."""
+    try:
+        manifest = Manifest.model_validate_json(files.read_below(folder, MANIFEST, MAX_BYTES))
+    except OSError as error:
+        return f"its {MANIFEST} cannot be read ({files.why(error)})"
+    except ValidationError as error:
+        return f"its {MANIFEST} is damaged ({validation.sentence(error)})"
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    for name, file in manifest.files.items():
+        if (path := present.get(name)) is None:
+            return f"{name} is gone"
+        if (size := path.stat().st_size) != file.bytes:
+            return f"{name} has {size} bytes of {file.bytes}"
+        if _digest(path) != file.sha256:
+            return f"{name} was changed"
+    return None
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """How far the training of a checkpoint was. What cannot be read is a Stop."""
+    try:
+        return Progress.model_validate_json(files.read_below(checkpoint, PROGRESS, MAX_BYTES))
+    except (OSError, ValidationError) as error:
+        why = validation.sentence(error) if isinstance(error, ValidationError) else files.why(error)
+        what = f"{checkpoint} has no readable {PROGRESS} ({why})"
+        raise Stop(what, "resume with the version of this study that wrote it") from None
+
+
+def how_it_ended(run_folder: Path) -> tuple[str | None, int | None]:
+    """The status in an interrupted run's record, and the last step that it wrote down. Unknown is None."""
+    status = None
+    with contextlib.suppress(Stop):
+        status = store.load(run_folder).status
+    steps = [line["step"] for line in store.read_steps(run_folder) if "loss" in line]
+    return status, max(steps, default=None)
+
+
+def _all(run_folder: Path) -> list[tuple[Path, bool]]:
+    """A run's checkpoints, the newest first, and whether each is only a part. Other names are not ours."""
+    with contextlib.suppress(OSError):
+        matches = [(path, NAME.fullmatch(path.name)) for path in (run_folder / FOLDER).iterdir()]
+        ours = [(int(match[1]), path, match[2] is not None) for path, match in matches if match]
+        return [(path, is_part) for _, path, is_part in sorted(ours, reverse=True)]
+    return []
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder: a rename may otherwise arrive before what it names."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

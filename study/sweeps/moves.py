@@ -1,0 +1,88 @@
+"""Goes on from checkpoints under other arms and other numbers of ranks: one launch and one record for each move.
+
+python -m study.sweeps.moves runs/moves
+
+A source trains all its steps and leaves checkpoints. Each move goes on from the last of them and trains the same last
+steps, so the source's own losses are what the moved run's should be. What does not load as it is, is tried again with
+DeepSpeed's universal checkpoint. Without dropout, whose masks depend on the rank. What was done is not done again.
+"""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+from study.errors import Stop, exit_on_stop
+from study.inputs.files import below
+from study.records.schema import Record
+from study.spec import arms
+from study.sweeps import launches
+from study.sweeps.launches import Turn
+from study.sweeps.protocol import Cell
+
+ROWS = 8  # in a step, however many ranks share them
+SETTINGS = {
+    **{"task": "imdb", "model": "bert-tiny", "data": "embedded", "steps": 9, "warmup_steps": 2, "sequence": 32},
+    **{"train_rows": 64, "eval_rows": 16, "epochs": 9, "dropout": 0.0, "instruments": False},
+}
+MOVES = {  # from an arm and its ranks, to others
+    ("zero2", 2): [("zero2", 4), ("zero2", 1), ("zero3_cpu", 2), ("zero2_cpu", 2), ("ddp", 2)],
+    ("zero3", 2): [("zero3", 4), ("zero3", 1), ("ddp", 2), ("zero3_cpu", 2)],
+    ("fsdp2", 2): [("fsdp2", 4), ("fsdp2", 1), ("ddp", 2), ("zero3", 2), ("hsdp", 4)],
+    ("zero2", 4): [("zero2", 2)],
+    ("zero3", 4): [("zero3", 2)],
+    ("fsdp2", 4): [("fsdp2", 2)],
+    ("ddp", 2): [("ddp", 4), ("single", 1), ("zero2", 2), ("fsdp2", 2)],
+}
+TIMEOUT_S = 120
+
+
+def cell(part: str, arm: str, ranks: int, **more) -> Cell:
+    settings = SETTINGS | {"micro_batch": ROWS // ranks} | more
+    return Cell("resume", part, "tiny", arm, None if arm == "single" else ranks, settings)
+
+
+def move_all(runs: Path) -> None:
+    runs.mkdir(parents=True, exist_ok=True)
+    for (arm, ranks), targets in MOVES.items():
+        source = below(runs, f"source-{arm}-{ranks}")
+        _run(cell("source", arm, ranks, checkpoint_every=3), source)
+        refused = []
+        for target, target_ranks in targets:  # all of them as they are first: a converted one would be taken instead
+            name = f"{arm}-{ranks}-to-{target}-{target_ranks}"
+            record = _run(cell("moved", target, target_ranks), below(runs, f"moved-{name}"), source)
+            if record.status != "done" and all(arms.read(arms.all_paths()[each]).deepspeed for each in (arm, target)):
+                refused.append((target, target_ranks, name))
+        for target, target_ranks, name in refused:
+            _convert(source)
+            _run(cell("moved_universal", target, target_ranks), below(runs, f"universal-{name}"), source)
+
+
+def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
+    record = launches.read(folder) if folder.exists() else None
+    if record is None:
+        record = launches.run(
+            Turn(declared, 1), folder, TIMEOUT_S, math.inf, None, lambda *_: None, source and source.resolve()
+        )
+    _say(f"{folder.name}: {record.status}{f', {record.error.message}' if record.error else ''}")
+    return record
+
+
+def _convert(source: Path) -> None:
+    words = [sys.executable, "-m", "study.training.universal", str(source)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    _say(f"  {(done.stdout + done.stderr).strip()}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with exit_on_stop():
+        if len(sys.argv) != 2:
+            raise Stop(
+                f"this takes a folder for the runs (got {len(sys.argv) - 1})", "type: study.sweeps.moves runs/moves"
+            )
+        move_all(Path(sys.argv[1]))

@@ -1,0 +1,290 @@
+"""Checkpoints between windows of steps, through Accelerate's `save_state` and `load_state`, and going on from one.
+
+Accelerate calls DeepSpeed's and FSDP's own. What they leave out is here: the curve so far, whether a checkpoint is
+whole and of the same training, and whether the random states were restored.
+"""
+
+import hashlib
+import os
+import pickle
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list
+from torch.distributed.checkpoint.api import CheckpointException
+
+from study.errors import Stop
+from study.inputs import files
+from study.measure import readback
+from study.measure.hardware import CUDA
+from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, written_bytes
+from study.records import checkpoints, store
+from study.records.checkpoints import Progress
+from study.records.schema import CheckpointSaved, RankMemory, Resume
+from study.training import ending, setup
+from study.training.log import quiet, say
+from study.training.run import History, Run
+
+# What decides the curve. Ranks and the rows of each may change, as long as a step has as many rows.
+DECIDES = (
+    *("task", "model", "tokenizer", "data", "init", "precision", "optimizer", "lora_rank", "train_only", "sequence"),
+    *("train_rows", "eval_rows", "lr", "lr_warmup_steps", "weight_decay", "dropout", "seed"),
+)
+UNIVERSAL = "universal"  # in a checkpoint's folder: what DeepSpeed's converter made of it
+
+
+@dataclass
+class Found:
+    """The checkpoint to go on from."""
+
+    path: Path
+    progress: Progress
+    passed_over: list[str]
+    route: str = "load_state"
+
+
+@dataclass
+class Cost:
+    """What saving or loading took of one rank."""
+
+    before: RankMemory
+    peak: RankMemory | None = None
+    seconds: float | None = None
+    written_bytes: int | None = None
+
+
+# --- saving --------------------------------------------------------------------------------------------------------
+
+
+def is_due(run: Run, step: int) -> bool:
+    """Whether there is to be a checkpoint after so many steps. The last step needs none: the run is done then."""
+    every = run.settings.checkpoint_every
+    return every is not None and step % every == 0 and step < run.steps
+
+
+def save(run: Run, history: History, step: int) -> None:
+    """Write a checkpoint beside the others. It gets its name when it is whole."""
+    part, sealed = checkpoints.part_of(run.folder, step), []
+    progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
+
+    def write() -> None:
+        run.accelerator.save_state(str(part))
+        run.accelerator.wait_for_everyone()
+
+    def seal() -> None:
+        progress.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
+        if run.accelerator.is_main_process:
+            files.write_below(part, checkpoints.PROGRESS, progress.model_dump_json().encode())
+            sealed.append(checkpoints.seal(part)[1])
+            checkpoints.forget_old(run.folder)
+        run.accelerator.wait_for_everyone()
+
+    try:
+        cost, sealing = _apart(history, write), _apart(history, seal)
+    except Exception as error:
+        if ending.lost_another_rank(error):
+            raise
+        words = str(error).partition("\n")[0]
+        what = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {words})"
+        raise Stop(what, "make room on its disk, and --resume from the one before", where="checkpoint") from error
+    costs = run.gathered(cost)
+    run.record.checkpoints.saved.append(
+        CheckpointSaved(
+            step=step,
+            bytes=sum(sealed),  # of the first rank, whose record is written
+            written_bytes_per_rank=[each.written_bytes for each in costs],
+            save_s_per_rank=[each.seconds for each in costs],
+            seal_s=sealing.seconds,
+            before_per_rank=[each.before for each in costs],
+            peak_per_rank=[each.peak for each in costs],
+        )
+    )
+    run.keep()
+
+
+def die(run: Run) -> None:
+    """End the first rank as a machine that fails does: without a word. The others find out."""
+    if run.accelerator.is_main_process:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _progress(run: Run, history: History, step: int, random_states: list[str]) -> Progress:
+    seen = run.record.observed
+    return Progress(
+        run_id=run.folder.name,
+        arm=run.arm.name,
+        ranks=run.accelerator.num_processes,
+        requested=setup.requested(run.settings, run.arm),
+        rows_per_step=seen.rows_per_step,
+        data_checksum=run.data.checksum,
+        step=step,
+        steps=run.steps,
+        losses=history.earlier_losses + run.mean_losses(history.losses),
+        rates=history.rates,
+        evals=history.evals,
+        random_states=random_states,
+        weights_checksum=None,
+        resumes=run.record.checkpoints.resumes,
+    )
+
+
+def _apart(history: History, call: Callable[[], object]) -> Cost:
+    """Do what belongs to no timed step: its memory and what it moves to the disk are counted apart from theirs."""
+    history.peaks = highest(history.peaks, peaks())
+    reset_peaks()
+    cost, disk, written, started = Cost(peaks()), disk_bytes(), written_bytes(), time.perf_counter()
+    call()
+    cost.seconds, cost.peak = time.perf_counter() - started, peaks()
+    cost.written_bytes = None if written is None else written_bytes() - written
+    reset_peaks()
+    if history.disk_before is not None:
+        for name, now in disk_bytes().items():
+            if None not in (now, disk[name], history.disk_before[name]):
+                history.disk_before[name] += now - disk[name]
+    return cost
+
+
+def _random_states() -> str:
+    """A digest of all generators that Accelerate saves."""
+    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002  this is the one that Accelerate saves
+    states = [random.getstate(), numpys, torch.get_rng_state().tolist()]
+    states += [state.tolist() for state in torch.cuda.get_rng_state_all()] if CUDA else []
+    return hashlib.sha256(pickle.dumps(states)).hexdigest()[:16]
+
+
+# --- going on ------------------------------------------------------------------------------------------------------
+
+
+def find(run: Run) -> Found | None:
+    """The last good checkpoint of the run that --resume names. To be called before the model is prepared.
+
+    The first rank reads all of it, which takes a while; the others hear from it what it found.
+    """
+    if run.settings.resume is None:
+        return None
+    answer = [checkpoints.last_good(run.settings.resume) if run.accelerator.is_main_process else None]
+    path, passed_over = broadcast_object_list(answer)[0]
+    if path is None:
+        what = f"--resume {run.settings.resume} has no good checkpoint ({'; '.join(passed_over) or 'there is none'})"
+        raise Stop(what, "start the run from its beginning, without --resume")
+    found = Found(path, checkpoints.read_progress(path), passed_over)
+    _refuse_another_training(run, found.progress)
+    if run.arm.deepspeed is not None and _is_elsewhere(run, found) and (path / UNIVERSAL).is_dir():
+        if why := checkpoints.why_not_whole(path / UNIVERSAL):
+            raise Stop(f"the universal checkpoint in {path} is not whole ({why})", "remove it, and convert again")
+        found.route, found.path = UNIVERSAL, path / UNIVERSAL
+        run.accelerator.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+    return found
+
+
+def _is_elsewhere(run: Run, found: Found) -> bool:
+    """Whether the training goes on under another arm, or on another number of ranks."""
+    return (found.progress.arm, found.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
+
+
+def _refuse_another_training(run: Run, progress: Progress) -> None:
+    """A checkpoint of another training would go on without an error, as something that is neither."""
+    asked, rows = run.settings, run.settings.micro_batch * run.settings.accumulation * run.accelerator.num_processes
+    pairs = [
+        (f"--{name.replace('_', '-')}", getattr(progress.requested, name), getattr(asked, name)) for name in DECIDES
+    ]
+    pairs += [("steps", progress.steps, run.steps), ("rows in a step", progress.rows_per_step, rows)]
+    pairs += [("the data's checksum", progress.data_checksum, run.data.checksum)]
+    if other := [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]:
+        what = f"the checkpoint is of another training ({'; '.join(other)})"
+        raise Stop(what, "give the settings of the run that --resume names")
+
+
+def begin(run: Run, history: History) -> int:
+    """Say what checkpoints have to hold, and go on from one if that is asked for. Gives the steps taken before."""
+    if run.settings.checkpoint_every is None and run.found is None:
+        return 0
+    if (scaler := getattr(run.optimizer.optimizer, "torch_autocast_gradscaler", None)) is not None:
+        # DeepSpeed 0.19.8 leaves it out of its checkpoints, and would go on with the scale of the first step.
+        run.accelerator.register_for_checkpointing(scaler)
+    return 0 if run.found is None else _resume(run, history, run.found)
+
+
+def _resume(run: Run, history: History, found: Found) -> int:
+    progress = found.progress
+    cost = _apart(history, lambda: _load(run, found))
+    _refuse_other_weights(run, found)
+    history.peaks = None  # the warm-up comes again, and with it the peaks that count
+    history.earlier_losses, history.rates, history.evals = progress.losses, progress.rates, progress.evals
+    mine = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
+    restored = all(run.gathered(mine))
+    if not restored and not _is_elsewhere(run, found):
+        what = f"the random states of {found.path} were not restored, and dropout would go on differently"
+        raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
+    costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
+    resume = Resume(
+        run_id=progress.run_id,
+        status=status,
+        reached=reached,
+        step=progress.step,
+        arm=progress.arm,
+        ranks=progress.ranks,
+        route=found.route,
+        passed_over=found.passed_over,
+        random_states=restored,
+        load_s_per_rank=[each.seconds for each in costs],
+        before_per_rank=[each.before for each in costs],
+        peak_per_rank=[each.peak for each in costs],
+    )
+    run.record.checkpoints.resumes = [*progress.resumes, resume]
+    if run.accelerator.is_main_process:
+        _write_curve(run, progress)
+        skipped = f"; passed over {'; '.join(found.passed_over)}" if found.passed_over else ""
+        again = f", which had reached step {resume.reached}" if resume.reached else ""
+        say(run.folder, f"  goes on after step {progress.step} of {progress.run_id}{again}{skipped}")
+    run.keep()
+    return progress.step
+
+
+def _load(run: Run, found: Found) -> None:
+    try:
+        with quiet():
+            run.accelerator.load_state(str(found.path))
+    except (Exception, CheckpointException) as error:
+        if ending.lost_another_rank(error) or not _is_elsewhere(run, found):
+            raise
+        before, words = found.progress, _words(error)
+        what = f"a checkpoint of {before.arm} on {before.ranks} ranks does not load under {run.arm.name}"
+        what += f" on {run.accelerator.num_processes} ({words})"
+        convert = f"python -m study.training.universal {run.settings.resume}"
+        from_deepspeed = before.arm.startswith("zero") and run.arm.deepspeed is not None
+        remedy = f"type {convert}, and resume again" if from_deepspeed else "resume it under its own arm and ranks"
+        raise Stop(what, remedy, "unavailable", "resume") from error
+
+
+def _words(error: BaseException) -> str:
+    """What a library says of a checkpoint that it cannot load. PyTorch wraps what its ranks said, each with a trace."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    words = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__} without a word"
+
+
+def _refuse_other_weights(run: Run, found: Found) -> None:
+    """DeepSpeed 0.19.8 loads no weights where the optimizer is on the disk, and trains on with those of the start."""
+    weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
+    if weights != found.progress.weights_checksum:
+        what = f"after loading {found.path.name}, {run.arm.name} does not have the weights that were saved"
+        raise Stop(what, "resume under another arm; a checkpoint of optimizer states on disk has none", where="resume")
+
+
+def _write_curve(run: Run, progress: Progress) -> None:
+    """The steps and evaluations before the checkpoint, for this run's own file."""
+    lines = [
+        {"step": step, "loss": loss, "lr": rate}
+        for step, (loss, rate) in enumerate(zip(progress.losses, progress.rates, strict=True), 1)
+    ]
+    lines += [each.model_dump(exclude_none=True) for each in progress.evals]
+    for line in sorted(lines, key=lambda line: line["step"]):  # stable: an evaluation stands after its step
+        store.append_step(run.folder, line)

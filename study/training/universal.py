@@ -1,0 +1,63 @@
+"""Turns a run's last good checkpoint of DeepSpeed into a universal one, which loads on any number of ranks.
+
+python -m study.training.universal runs/first
+
+DeepSpeed's own converter does the work (`deepspeed.checkpoint.ds_to_universal`). What Accelerate put beside the
+checkpoint is copied, and the result is sealed like the checkpoint in whose folder it stands.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from study.errors import Stop, exit_on_stop
+from study.records import checkpoints
+from study.records.checkpoints import PART
+from study.training.checkpoints import UNIVERSAL
+
+TAG = "pytorch_model"  # Accelerate's name for what DeepSpeed writes
+UNIVERSAL_PART = UNIVERSAL + PART
+BESIDE = ("random_states_*.pkl", "custom_checkpoint_*.pkl")
+
+
+def convert(run_folder: Path) -> Path:
+    """Convert, seal, and give the folder of the universal checkpoint. What the converter refuses is a Stop."""
+    checkpoint, passed_over = checkpoints.last_good(run_folder)
+    if checkpoint is None:
+        what = f"{run_folder} has no good checkpoint ({'; '.join(passed_over) or 'there is none'})"
+        raise Stop(what, "name the folder of a run with --checkpoint-every")
+    if not (checkpoint / TAG).is_dir():
+        raise Stop(f"{checkpoint} is not one of DeepSpeed's", "PyTorch's load on any number of ranks as they are")
+    if (checkpoint / UNIVERSAL).is_dir():
+        return checkpoint / UNIVERSAL
+    part = checkpoint / UNIVERSAL_PART
+    shutil.rmtree(part, ignore_errors=True)  # of a conversion that was cut off
+    part.mkdir()
+    words = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    words += ["--input_folder", str(checkpoint / TAG), "--output_folder", str(part / TAG)]
+    words += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    env = os.environ | {"DS_ACCELERATOR": "cpu"}
+    run = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    if run.returncode:
+        last = run.stderr.strip().rpartition("\n")[2]
+        raise Stop(f"DeepSpeed's converter refuses {checkpoint} ({last})", "resume it as it is", "unavailable")
+    for pattern in BESIDE:
+        for path in checkpoint.glob(pattern):
+            shutil.copy2(path, part)
+    return checkpoints.seal(part)[0]
+
+
+def main(words: list[str]) -> None:
+    started = time.monotonic()
+    with exit_on_stop():
+        if len(words) != 1:
+            raise Stop(f"this takes the folder of one run (got {len(words)})", "type: study.training.universal runs/x")
+        folder = convert(Path(words[0]))
+    sys.stdout.write(f"{folder}: ready after {time.monotonic() - started:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,215 @@
+"""A run that was killed and goes on is the run that was never killed: losses, rates, order, dropout and weights."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import RANKS, Launched, launch, traceback_of_ours
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from study.records import checkpoints
+from study.spec.arms import NAMES
+from study.spec.settings import Settings, resolve
+from study.spec.shapes import VOCABULARY
+from study.training import models
+
+FLAGS = ("--steps", "9", "--warmup-steps", "2", "--sequence", "32", "--micro-batch", "4", "--train-rows", "32")
+FLAGS = (
+    *FLAGS,
+    "--eval-rows",
+    "16",
+    "--epochs",
+    "9",
+    "--no-instruments",
+    "--checkpoint-every",
+    "3",
+    "--eval-every",
+    "3",
+)
+QUICK = ("ddp", "zero2", "fsdp2")
+CURVE = ("train", "eval", "final_train", "final_eval")
+HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
+
+
+@pytest.fixture
+def train(tmp_path, cache, monkeypatch):
+    """A function that trains with what is to happen to the run, in a folder of this name."""
+
+    def train(
+        arm: str, name: str, *flags: str, ranks: int | None = None, resume: Launched | None = None, **happens: str
+    ):
+        for each in HAPPENINGS:
+            monkeypatch.delenv(each, raising=False)
+        for each, value in happens.items():
+            monkeypatch.setenv(each, value)
+        ranks = ranks or RANKS.get(arm, 2)
+        launcher = ("--num_processes", str(ranks)) if ranks > 2 else ()
+        words = ("--resume", str(resume.folder)) if resume else ()
+        script = "tests/dying.py" if happens else "study/train.py"
+        return launch(arm, tmp_path / name, *flags, *words, cache=cache, launcher=launcher, script=script)
+
+    return train
+
+
+def resume_of(run: Launched) -> dict:
+    return run.record["checkpoints"]["resumes"][-1]
+
+
+def checkpoints_of(run: Launched) -> list[str]:
+    return sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+
+
+def assert_equal(again: Launched, whole: Launched) -> None:
+    """Bit for bit."""
+    assert again.code == 0, again.output
+    losses = whole.record["loss"]["train"]
+    assert len(set(losses)) == len(losses), "a curve on which a step too many would show"
+    for name in CURVE:
+        assert again.record["loss"][name] == whole.record["loss"][name], name
+    for name in ("learning_rates", "final_weights_checksum", "data_checksum", "loss_scale"):
+        assert again.record["observed"][name] == whole.record["observed"][name], name
+
+
+OTHERS = [arm for arm in NAMES if arm not in (*QUICK, "zero3_nvme")]
+
+
+@pytest.mark.parametrize("arm", [*QUICK, *(pytest.param(arm, marks=pytest.mark.slow) for arm in OTHERS)])
+def test_killed_and_resumed_is_never_killed(arm, train, trained):
+    whole = trained(arm, *FLAGS)
+    killed = train(arm, "killed", *FLAGS, DIES_AT="0:8")
+    assert killed.code != 0
+    assert killed.record["status"] != "done"
+    again = train(arm, "again", *FLAGS, resume=killed)
+    assert_equal(again, whole)
+    resume = resume_of(again)
+    assert (resume["step"], resume["reached"], resume["random_states"], resume["passed_over"]) == (6, 6, True, [])
+    assert [line["step"] for line in again.steps if "loss" in line] == list(range(1, 10))
+    assert len(again.record["time"]["step_s"]) == 1, "of three steps after a resume two are warm-up"
+    assert checkpoints_of(whole) == ["step-00000003", "step-00000006"]
+
+
+VARIANTS = [
+    ("zero2", ("--accumulation", "2")),
+    ("zero3", ("--accumulation", "2")),
+    ("ddp", ("--accumulation", "2", "--precision", "bf16")),
+    ("ddp", ("--precision", "bf16_cast")),
+    ("zero3", ("--precision", "bf16_cast")),
+    ("fsdp2", ("--accumulation", "2", "--precision", "bf16")),
+    ("ddp", ("--optimizer", "muon", "--task", "wikitext")),
+    ("zero2", ("--lora-rank", "4")),
+    ("ddp", ("--compile",)),
+    ("zero2", ("--compile",)),
+    ("fsdp2", ("--compile",)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "flags"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "".join(value)
+)
+def test_so_it_is_with_other_settings(arm, flags, train, trained):
+    whole = trained(arm, *FLAGS, *flags)
+    killed = train(arm, "killed", *FLAGS, *flags, DIES_AT="1:8")
+    assert_equal(train(arm, "again", *FLAGS, *flags, resume=killed), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(4, 10))
+def test_killed_at_any_step(step, train, trained):
+    killed = train("zero2", "killed", *FLAGS, DIES_AT=f"1:{step}")
+    again = train("zero2", "again", *FLAGS, resume=killed)
+    assert_equal(again, trained("zero2", *FLAGS))
+    assert resume_of(again)["step"] == (step - 1) // 3 * 3
+
+
+@pytest.mark.parametrize("arm", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_the_loss_scale_goes_on(arm, train):
+    """DeepSpeed's checkpoints do not have it. Here it grows every four steps, and is no more what it was at first."""
+    flags = (*FLAGS, "--precision", "fp16")
+    whole = train(arm, "whole", *flags, GROWS="4")
+    killed = train(arm, "killed", *flags, GROWS="4", DIES_AT="1:8")
+    again = train(arm, "again", *flags, resume=killed, GROWS="4")
+    assert whole.record["observed"]["loss_scale"] != 65536
+    assert_equal(again, whole)
+
+
+@pytest.mark.parametrize("how", ["seal:2", pytest.param("save:2", marks=pytest.mark.slow)])
+def test_a_checkpoint_that_was_cut_off_is_passed_over_and_named(how, train, trained):
+    killed = train("zero2", "killed", *FLAGS, DIES_IN=how)
+    assert checkpoints_of(killed) == ["step-00000003", "step-00000006.part"]
+    again = train("zero2", "again", *FLAGS, resume=killed)
+    assert_equal(again, trained("zero2", *FLAGS))
+    assert resume_of(again)["passed_over"] == ["step-00000006: it was cut off while it was written"]
+    assert "goes on after step 3 of killed, which had reached step 6; passed over step-00000006" in again.output
+
+
+def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train, trained):
+    full = train("zero2", "full", *FLAGS, FULL_AT="2")
+    assert full.code != 0
+    assert full.record["error"]["message"].startswith("the checkpoint of step 6 could not be written")
+    assert not traceback_of_ours(full.output)
+    again = train("zero2", "again", *FLAGS, resume=full)
+    assert_equal(again, trained("zero2", *FLAGS))
+    assert resume_of(again)["step"] == 3
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_states_on_the_disk_has_no_weights(train, trained, libaio):
+    """And the run says so, where DeepSpeed goes on with the weights of the start."""
+    whole = trained("zero3_nvme", *FLAGS)
+    again = train("zero3_nvme", "again", *FLAGS, resume=whole)
+    assert again.code != 0
+    assert again.record["error"]["message"] == (
+        "after loading step-00000006, zero3_nvme does not have the weights that were saved"
+    )
+
+
+def test_another_training_is_refused(train, trained):
+    whole = trained("zero2", *FLAGS)
+    other = train("zero2", "other", *FLAGS, "--lr", "0.5", "--seed", "7", resume=whole)
+    assert other.code != 0
+    assert other.record["error"]["message"] == (
+        "the checkpoint is of another training (--lr was 0.001 and is 0.5; --seed was 42 and is 7)"
+    )
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(train, tmp_path):
+    (tmp_path / "empty").mkdir()
+    run = train("ddp", "run", *FLAGS, "--resume", str(tmp_path / "empty"))
+    assert "has no good checkpoint (there is none)" in run.record["error"]["message"]
+
+
+def weights_in(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    """The whole weights of a checkpoint, by what the libraries have for that."""
+    if (checkpoint / "pytorch_model").is_dir():
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="pytorch_model"))
+    dcp_to_torch_save(checkpoint / "pytorch_model_fsdp_0", scratch / "whole.pt")
+    return torch.load(scratch / "whole.pt")["model"]
+
+
+@pytest.mark.parametrize("arm", ["zero2", "fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_its_weights_come_out_whole(arm, trained, tmp_path):
+    """`zero_to_fp32` and `dcp_to_torch_save` give the weights that training had, bit for bit, without their arm."""
+    run = trained(arm, *FLAGS)
+    checkpoint, _ = checkpoints.last_good(run.folder)
+    weights, digest = weights_in(checkpoint, tmp_path), hashlib.sha256()
+    settings = resolve(Settings(), gpu=False)
+    for name, _ in models.on_meta(settings, models.model_config(settings, VOCABULARY)).named_parameters():
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().flatten().view(torch.uint8).numpy())
+    assert digest.hexdigest()[:16] == checkpoints.read_progress(checkpoint).weights_checksum
+    assert digest.hexdigest()[:16] != run.record["observed"]["weights_checksum"], "they are no more what they were"
+
+
+def test_its_memory_and_its_bytes_are_not_the_steps(trained):
+    """A checkpoint's costs are in the record, apart from the timed steps."""
+    record = trained("zero2", *FLAGS).record
+    first, last = record["checkpoints"]["saved"]
+    parameters = record["observed"]["parameters"]
+    assert (first["step"], last["step"]) == (3, 6)
+    assert first["bytes"] == pytest.approx(16 * parameters, rel=0.05)
+    assert sum(first["written_bytes_per_rank"]) == pytest.approx(first["bytes"], rel=0.05)
+    assert len(first["save_s_per_rank"]) == len(first["peak_per_rank"]) == 2
+    assert len(record["time"]["step_s"]) == 7
