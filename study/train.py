@@ -93,6 +93,7 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
 def evaluate(run: Run, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, split over the ranks. Only the first rank computes the metric."""
     accelerator, rows = run.accelerator, run.data.eval
+    run.at(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])
     share = run.settings.micro_batch * accelerator.num_processes

@@ -61,6 +61,17 @@ def start_ticks(pid: int) -> int | None:
     return int(after_name[19]) if after_name else None
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process exists that has not ended: one that has stays as a zombie until its parent asks for it."""
+    after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return bool(after_name) and after_name[0] not in "ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP, or a debugger)."""
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
+
 def oom_kills() -> int | None:
     """How many processes the kernel has killed for lack of memory so far; None where it is not known.
 

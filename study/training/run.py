@@ -12,6 +12,7 @@ from accelerate import Accelerator
 
 from study.errors import Stop
 from study.measure.clock import Clock
+from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records import store
 from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
@@ -35,6 +36,7 @@ class Run:
     steps: int = 0
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
+    heartbeat: Heartbeat | None = None
 
     @property
     def is_virtual(self) -> bool:
@@ -54,6 +56,11 @@ class Run:
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data."""
         return self.settings.micro_batch * self.settings.accumulation * self.processes
+
+    def at(self, place: str) -> None:
+        """Leave word of where this rank is: never between the first and the last step of a window."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat(place)
 
     def keep(self) -> None:
         """Write the record as it stands, so that what is known by now survives a failure."""
@@ -99,6 +106,7 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
         if settings.eval_every:
             ends.append(start + settings.eval_every - start % settings.eval_every)
+        run.at(f"steps {start + 1} to {min(ends)} of {run.steps}")
         yield range(start, min(ends))
         start = min(ends)
 
