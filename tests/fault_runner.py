@@ -92,7 +92,9 @@ def forked(run: Callable[[list[str]], None]) -> type[subprocess.Popen]:
             sys.stderr.flush()
             self.pid = os.fork()
             if self.pid == 0:
-                _end_with(_begin, run, list(map(str, args)), preexec_fn, cwd, env, session, (read_in, write_out, write_err))
+                _end_with(
+                    _begin, run, list(map(str, args)), preexec_fn, cwd, env, session, (read_in, write_out, write_err)
+                )
             self._child_created = True
             self._close_pipe_fds(*more[3:9])
 
@@ -489,7 +491,7 @@ def rounds(chosen: list[Fault], base: Path, cache: Path, report: Callable[[str],
             with contextlib.suppress(Broken):
                 _assert_no_process(fault)
         results.append({"fault": fault.name, "kind": fault.kind, "s": time.monotonic() - started, "problem": problem})
-        report(f"[{number}/{len(chosen)}] {results[-1]['s']:5.1f} s  {fault.kind}: {fault.name}"
+        report(f"[{number}/{len(chosen)}] {results[-1]['s']:5.1f} s  {fault.name}"
                + (f"\n    BROKEN: {problem}\n    {folder}" if problem else ""))  # fmt: skip
         if problem is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -497,7 +499,7 @@ def rounds(chosen: list[Fault], base: Path, cache: Path, report: Callable[[str],
 
 
 def chosen_faults(names: list[str] | None, count: int | None, seed: int, skip: int) -> list[Fault]:
-    faults = [fault for fault in FAULTS if names is None or any(name in f"{fault.kind}: {fault.name}" for name in names)]
+    faults = [fault for fault in FAULTS if names is None or any(name in fault.name for name in names)]
     if count is None:
         return faults
     drawn, generator = [], random.Random(seed)
@@ -512,6 +514,7 @@ def command_line() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out the first ones that the seed draws")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="faults with one of these words in kind or name")
+    parser.add_argument("--exactly", nargs="*", help="the faults of these names")
     parser.add_argument("--within-s", type=float, default=1e9, help="begin no round after so long")
     parser.add_argument("--base", type=Path, help="where the rounds work")
     parser.add_argument("--results", type=Path, help="append a line of JSON for each round")
@@ -519,7 +522,10 @@ def command_line() -> None:
     base = options.base or Path(tempfile.mkdtemp(prefix="faults-"))
     (base / "cache").mkdir(parents=True, exist_ok=True)
     started, broken = time.monotonic(), 0
-    for fault in chosen_faults(options.only, options.rounds, options.seed, options.skip):
+    faults = chosen_faults(options.only, options.rounds, options.seed, options.skip)
+    if options.exactly:
+        faults = [fault for fault in FAULTS if fault.name in options.exactly]
+    for fault in faults:
         if time.monotonic() > started + options.within_s:
             break
         *_, result = rounds([fault], base, base / "cache", lambda text: print(text, flush=True))  # noqa: T201

@@ -1,8 +1,8 @@
 """The faults that the study is tested with: of what kind, when, what it does, and what has to come of it.
 
-A fault strikes the first cell of a small sweep. `when` is a moment in a rank of its training (MOMENTS), or in the sweep:
-`before` it starts, or `again` before the same command is given for the second time. What `how` does is in STRIKES and
-PREPARATIONS. The runner (`fault_runner.py`) asserts the same four things each time.
+A fault strikes the first cell of a small sweep. `when` is a moment in a rank of its training (MOMENTS), or `before` the
+sweep. What `how` does is in STRIKES and PREPARATIONS. The runner (`fault_runner.py`) asserts the same four things each
+time: FAULTS, at the end, says which status and words the first of them expects.
 
 What is emulated says so in `how`: a clock that jumps is a replaced `time.time`, and memory that is refused is a limit
 of this process's.
@@ -41,7 +41,6 @@ MOMENTS = {
     "instruments": ("study.training.finish", "inspect"),
     "summary": ("study.training.finish", "print_summary"),
 }
-SWEEP = ("before", "again")
 ANY = ""
 
 
@@ -80,8 +79,10 @@ class Fault:
     @property
     def name(self) -> str:
         extra = f", {self.arm}" if self.arm != "ddp" else ""
-        whose = "" if self.when in SWEEP else f", rank {self.rank}"
-        return f"{self.how}, {self.when}{whose}{extra}{', a real launch' if self.real else ''}"
+        whose = "" if self.when == "before" else f", rank {self.rank}"
+        cells = f", {self.cells} cells" if self.cells > 1 else ""
+        real = ", a real launch" if self.real else ""
+        return f"{self.kind}: {self.how}, {self.when}{whose}{extra}{cells}{real}"
 
 
 # --- what strikes in a rank ----------------------------------------------------------------------------------------
@@ -242,14 +243,21 @@ def protocol_changes(place: Place) -> None:
     (place.runs.parent / "faulty.toml").write_bytes(b"\x00{[")
 
 
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGSTOP")
+SIGNALS = (*SIGNALS, "SIGFPE", "SIGILL", "SIGUSR2", "SIGQUIT")
 FULL = OSError(errno.ENOSPC, "No space left on device", "/a/file")
 OVER_QUOTA = OSError(errno.EDQUOT, "Disk quota exceeded", "/a/file")
 TORCH_OOM = RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: 9")
 
 STRIKES: dict[str, Callable[[Place], None]] = {
     "nothing": lambda place: None,
-    **{f"{name} to itself": signalled(name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGBUS")},
-    **{f"{name} to itself": signalled(name) for name in ("SIGABRT", "SIGSTOP", "SIGFPE", "SIGILL", "SIGUSR2", "SIGQUIT")},
+    **{
+        f"{name} to itself": signalled(name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV", "SIGBUS")
+    },
+    **{
+        f"{name} to itself": signalled(name)
+        for name in ("SIGABRT", "SIGSTOP", "SIGFPE", "SIGILL", "SIGUSR2", "SIGQUIT")
+    },
     **{f"{name} to the launcher": to_launcher(name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP", "SIGSEGV")},
     **{f"{name} to the sweep": to_sweep(name) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")},
     "SIGSTOP to both ranks": stop_both,
@@ -484,9 +492,10 @@ PREPARATIONS: dict[str, Callable[[Place], None]] = {
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
+# fmt: off
 S, M, D, F, L, C, T, H, X, E = (
     "signal", "memory", "disk", "files", "locks", "caches", "training", "hang", "exception", "environment",
-)  # fmt: skip
+)
 INSTRUMENTS = {"instruments": True}
 HANG = {"timeout_s": 12}
 
@@ -501,10 +510,22 @@ FAULTS = [
     Fault("control", "warm-up", "nothing", "done"),
     Fault("control", "warm-up", "nothing", "done", arm="single", rank=0),
     # signals to a rank
-    *at_each("set-up, model, warm-up, timed window, evaluation, record", kind=S, how="SIGKILL to itself", rank=1,
-             where="rank 1", **KILLED),
-    *at_each("imports, set-up, timed window, between windows, record", kind=S, how="SIGKILL to itself", rank=0,
-             where="rank 0", **KILLED),
+    *at_each(
+        "set-up, model, warm-up, timed window, evaluation, record",
+        kind=S,
+        how="SIGKILL to itself",
+        rank=1,
+        where="rank 1",
+        **KILLED,
+    ),
+    *at_each(
+        "imports, set-up, timed window, between windows, record",
+        kind=S,
+        how="SIGKILL to itself",
+        rank=0,
+        where="rank 0",
+        **KILLED,
+    ),
     Fault(S, "imports", "SIGKILL to itself", "failed", "was killed (SIGKILL", where="rank 1"),
     Fault(S, "instruments", "SIGKILL to itself", "done", settings=INSTRUMENTS),
     Fault(S, "instruments", "SIGKILL to itself", "done", rank=0, settings=INSTRUMENTS),
@@ -520,7 +541,9 @@ FAULTS = [
     Fault(S, "warm-up", "SIGILL to itself", "failed", "was killed (SIGILL", rank=0, where="rank 0"),
     Fault(S, "warm-up", "SIGQUIT to itself", "failed", "was killed (SIGQUIT", where="rank 1"),
     Fault(S, "timed window", "SIGUSR2 to itself", "done"),
-    *at_each("set-up, timed window, record", kind=S, how="SIGTERM to itself", status="interrupted", words="interrupted"),
+    *at_each(
+        "set-up, timed window, record", kind=S, how="SIGTERM to itself", status="interrupted", words="interrupted"
+    ),
     Fault(S, "timed window", "SIGINT to itself", "interrupted", "interrupted"),
     Fault(S, "evaluation", "SIGHUP to itself", "interrupted", "interrupted", rank=0),
     # signals to the launcher and to the sweep
@@ -530,19 +553,35 @@ FAULTS = [
     *at_each("model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGSEGV to the launcher", "interrupted"),
-    *at_each("imports, set-up, timed window, evaluation, record", kind=S, how="SIGKILL to the sweep",
-             status="interrupted", code=-9),
+    *at_each(
+        "imports, set-up, timed window, evaluation, record",
+        kind=S,
+        how="SIGKILL to the sweep",
+        status="interrupted",
+        code=-9,
+    ),
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
-    *at_each("set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted", code=130),
+    *at_each(
+        "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted", code=130
+    ),
     Fault(S, "evaluation", "SIGTERM to the sweep", "interrupted", code=130),
     Fault(S, "model", "SIGHUP to the sweep", "interrupted", code=130),
     Fault(S, "timed window", "Ctrl-C twice", "interrupted", code=130),
     Fault(S, "timed window", "SIGKILL to the launcher and both ranks", "failed", "SIGKILL"),
     Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 1", real=True, settings={"steps": 4000}),
     Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 0", rank=0, real=True, settings={"steps": 4000}),
-    Fault(S, "training", "SIGSEGV to itself", "failed", "SIGSEGV", arm="single", rank=0, real=True,
-          settings={"steps": 4000}),
+    Fault(
+        S,
+        "training",
+        "SIGSEGV to itself",
+        "failed",
+        "SIGSEGV",
+        arm="single",
+        rank=0,
+        real=True,
+        settings={"steps": 4000},
+    ),
     Fault(S, "training", "SIGKILL to the launcher", "interrupted", real=True, settings={"steps": 4000}),
     Fault(S, "training", "SIGKILL to the sweep", "interrupted", code=-9, real=True, settings={"steps": 4000}),
     # hangs
@@ -554,25 +593,53 @@ FAULTS = [
     Fault(H, "evaluation", "it sleeps", "timeout", "Rank 1 has not begun", **HANG),
     Fault(H, "backward pass", "it sleeps", "timeout", "Rank 0 has not begun", rank=0, **HANG),
     Fault(H, "timed window", "it sleeps", "timeout", "Rank 1 has not begun", arm="zero3", **HANG),
-    Fault(H, "timed window", "it sleeps with Python's lock", "timeout", "rank 1 was at work when last heard of", **HANG),
+    Fault(
+        H, "timed window", "it sleeps with Python's lock", "timeout", "rank 1 was at work when last heard of", **HANG
+    ),
     Fault(H, "timed window", "it makes another collective", "timeout", "different branches", **HANG),
     Fault(H, "set-up", "it sleeps", "timeout", "rank 0 at set-up", **HANG),
     # memory
     Fault(M, "timed window", "memory is refused (RLIMIT_AS)", "host_oom", "refused more memory"),
     Fault(M, "timed window", "memory is refused (RLIMIT_AS)", "host_oom", "refused more memory", arm="single", rank=0),
-    Fault(M, "timed window", "the kernel kills it for memory (cgroup)", "host_oom", "the kernel killed rank 1",
-          where="rank 1"),
-    Fault(M, "model", "the kernel kills it for memory (cgroup)", "host_oom", "the kernel killed rank 0", rank=0,
-          where="rank 0"),
-    Fault(M, "timed window", "the kernel kills it for memory (cgroup)", "host_oom", "the kernel killed", arm="single",
-          rank=0),
+    Fault(
+        M,
+        "timed window",
+        "the kernel kills it for memory (cgroup)",
+        "host_oom",
+        "the kernel killed rank 1",
+        where="rank 1",
+    ),
+    Fault(
+        M,
+        "model",
+        "the kernel kills it for memory (cgroup)",
+        "host_oom",
+        "the kernel killed rank 0",
+        rank=0,
+        where="rank 0",
+    ),
+    Fault(
+        M,
+        "timed window",
+        "the kernel kills it for memory (cgroup)",
+        "host_oom",
+        "the kernel killed",
+        arm="single",
+        rank=0,
+    ),
     Fault(M, "model", "MemoryError", "host_oom", "refused more memory", where="rank 1"),
     Fault(M, "evaluation", "PyTorch's allocator is refused memory (raised)", "host_oom", "refused more memory"),
     Fault(M, "backward pass", "std::bad_alloc (raised)", "host_oom", "refused more memory"),
     Fault(M, "instruments", "MemoryError", "done", settings=INSTRUMENTS),
     # disk
-    *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", status="failed",
-             words="cannot be written", rank=0),
+    *at_each(
+        "model, between windows, evaluation, record",
+        kind=D,
+        how="the disk is full (tmpfs)",
+        status="failed",
+        words="cannot be written",
+        rank=0,
+    ),
     Fault(D, "timed window", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0, cells=2, code=2),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),
@@ -583,7 +650,9 @@ FAULTS = [
     # files and folders
     Fault(F, "timed window", "its run folder is removed", None, "its folder could not be used", rank=0, code=1),
     Fault(F, "evaluation", "its run folder is moved", None, "its folder could not be used", rank=0, code=1),
-    Fault(F, "timed window", "its run folder is removed", None, "its folder could not be used", rank=0, code=1, cells=2),
+    Fault(
+        F, "timed window", "its run folder is removed", None, "its folder could not be used", rank=0, code=1, cells=2
+    ),
     Fault(F, "timed window", "the folder of all runs is moved", None, "cannot write to"),
     *at_each("timed window, record", kind=F, how="record.json is removed", status="failed", rank=0),
     Fault(F, "timed window", "record.json is empty", "failed", rank=0),
@@ -619,8 +688,13 @@ FAULTS = [
     Fault(T, "timed window", "the clock jumps a day back (emulated)", "done", rank=0),
     Fault(T, "timed window", "its connections are cut", "failed", ANY),
     # exceptions
-    *at_each("imports, set-up, model, timed window, evaluation, record", kind=X, how="ValueError", status="failed",
-             words="no such row"),
+    *at_each(
+        "imports, set-up, model, timed window, evaluation, record",
+        kind=X,
+        how="ValueError",
+        status="failed",
+        words="no such row",
+    ),
     Fault(X, "set-up", "ValueError", "failed", "no such row", rank=0, where="rank 0"),
     Fault(X, "instruments", "ValueError", "done", settings=INSTRUMENTS),
     Fault(X, "instruments", "ValueError", "done", rank=0, settings=INSTRUMENTS),

@@ -104,7 +104,7 @@ class Heartbeat:
     """
 
     def __init__(self, folder: Path, rank: int):
-        self.file, self.rank = folder / FILE.format(rank=rank), rank
+        self.file, self.rank = files.below(folder, FILE.format(rank=rank)), rank
         faulthandler.unregister(ASK)  # else it would not see the handler that comes below it now
         asked, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(asked, True)

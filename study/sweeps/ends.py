@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 LAST_LINES = 15
 # What a trainer finds out by itself. The others may be how it took being ended, or the loss of another rank.
 ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
-# torchrun's report of a rank that failed (torch 2.13): in it once as a whole, and while ranks end in a line of its log.
-REPORTED = re.compile(r"rank +: (\d+) \(local_rank: \d+\)\s+exitcode +: (-?\d+) +\(pid: (\d+)\)")
-LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)(?: \(pid: (\d+)\))?")
+# torchrun's report of a rank that failed (torch 2.13); and a line of its log, in which the rank is only the machine's.
+REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
+LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
@@ -112,6 +112,7 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     The first to die of several is who did not die because of another: not of a lost connection, nor of torchrun.
     """
     deaths = [death for death in reported(output) if death.signal not in ON_PURPOSE]
+    deaths = [replace(death, rank=pids[death.pid]) if death.pid in pids else death for death in deaths]
     if code is not None and code < 0 and _name(-code) not in ON_PURPOSE:
         deaths.append(Death(_name(-code)))
     message = record.error.message.lower() if record.error and record.error.kind != "Stop" else ""
@@ -144,7 +145,7 @@ def is_unnamed(record: Record) -> bool:
 def reported(output: str) -> list[Death]:
     """The ranks that a signal ended, as the launcher's output has them: the nearest to the whole report first."""
     whole = [(int(code), int(rank), int(pid)) for rank, code, pid in REPORTED.findall(output)]
-    logged = [(int(code), int(rank), int(pid) if pid else None) for code, rank, pid in LOGGED.findall(output)]
+    logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
     deaths = [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0]
     if deaths:
         return deaths
