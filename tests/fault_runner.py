@@ -246,8 +246,8 @@ def play(fault: Fault, base: Path, shared_cache: Path) -> None:
     shared_memory = set(os.listdir("/dev/shm"))  # noqa: PTH208
     try:
         code, output = _sweep(words, fault, place, base)
-        _assert_struck(fault, place, code, output)
         _assert_no_process(fault)
+        _assert_struck(fault, place, code, output)
         _restore(fault, place, protocol)
         _assert_untouched(fault, own, place)
         _assert_lock_is_free(place.runs)

@@ -9,6 +9,8 @@ of this process's.
 """
 
 import contextlib
+import ctypes
+import datetime
 import errno
 import json
 import os
@@ -118,9 +120,9 @@ def sleep(place: Place) -> None:
 
 def sleep_with_the_lock(place: Place) -> None:
     """In C, and without letting any other thread of this process run."""
-    import ctypes
-
-    ctypes.PyDLL(None).sleep(600)
+    mutex, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # no signal ends this wait
 
 
 def another_collective(place: Place) -> None:
@@ -217,8 +219,9 @@ def is_folder(name: str) -> Callable[[Place], None]:
 
 def clock_jumps(seconds: float) -> Callable[[Place], None]:
     def strike(place: Place) -> None:
-        real = time.time
+        real, shift = time.time, datetime.timedelta(seconds=seconds)
         time.time = lambda: real() + seconds
+        store.now_utc = lambda: (datetime.datetime.now(datetime.UTC) + shift).isoformat(timespec="milliseconds")
 
     return strike
 
@@ -330,7 +333,7 @@ def earlier_is_a_link(place: Place) -> None:
 
 def names_that_look_alike(place: Place) -> None:
     for end in ("bak", "1.tar.gz", "one", "01x"):
-        (place.runs / f"{place.turn}.{end}").mkdir()
+        (place.runs / f"{place.turn}.{end}").mkdir(exist_ok=True)
         (place.runs / f"{place.turn}.{end}" / "thesis.txt").write_text("a user's")
 
 
@@ -597,7 +600,7 @@ FAULTS = [
         H, "timed window", "it sleeps with Python's lock", "timeout", "rank 1 was at work when last heard of", **HANG
     ),
     Fault(H, "timed window", "it makes another collective", "timeout", "different branches", **HANG),
-    Fault(H, "set-up", "it sleeps", "timeout", "rank 0 at set-up", **HANG),
+    Fault(H, "set-up", "it sleeps", "timeout", "rank 0 at", **HANG),
     # memory
     Fault(M, "timed window", "memory is refused (RLIMIT_AS)", "host_oom", "refused more memory"),
     Fault(M, "timed window", "memory is refused (RLIMIT_AS)", "host_oom", "refused more memory", arm="single", rank=0),
@@ -632,15 +635,10 @@ FAULTS = [
     Fault(M, "backward pass", "std::bad_alloc (raised)", "host_oom", "refused more memory"),
     Fault(M, "instruments", "MemoryError", "done", settings=INSTRUMENTS),
     # disk
-    *at_each(
-        "model, between windows, evaluation, record",
-        kind=D,
-        how="the disk is full (tmpfs)",
-        status="failed",
-        words="cannot be written",
-        rank=0,
-    ),
-    Fault(D, "timed window", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0, cells=2, code=2),
+    Fault(D, "model", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0),
+    *at_each("between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", status="done", rank=0),
+    Fault(D, "model", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0, cells=2, code=2),
+    Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=2),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),
     Fault(D, "record", "the disk is full (raised)", "failed", "/a/file cannot be written", rank=0),
@@ -689,12 +687,13 @@ FAULTS = [
     Fault(T, "timed window", "its connections are cut", "failed", ANY),
     # exceptions
     *at_each(
-        "imports, set-up, model, timed window, evaluation, record",
+        "set-up, model, timed window, evaluation, record",
         kind=X,
         how="ValueError",
         status="failed",
         words="no such row",
     ),
+    Fault(X, "imports", "ValueError", "failed", "rank 1 ended with exit code 1 and no word", where="rank 1"),
     Fault(X, "set-up", "ValueError", "failed", "no such row", rank=0, where="rank 0"),
     Fault(X, "instruments", "ValueError", "done", settings=INSTRUMENTS),
     Fault(X, "instruments", "ValueError", "done", rank=0, settings=INSTRUMENTS),
@@ -706,7 +705,9 @@ FAULTS = [
     Fault(X, "timed window", "UnicodeDecodeError", "failed", "invalid start byte", arm="single", rank=0),
     Fault(X, "timed window", "KeyboardInterrupt", "interrupted"),
     Fault(X, "model", "SystemExit(0)", "failed", ANY),
-    *at_each("imports, timed window, evaluation", kind=X, how="it leaves with code 0", status="failed"),
+    *at_each("timed window, evaluation", kind=X, how="it leaves with code 0", status="failed",
+             words="rank 1 died without a word", where="rank 1"),
+    Fault(X, "imports", "it leaves with code 0", "timeout", "rank 0 at", **HANG),
     Fault(X, "timed window", "it leaves with code 7", "failed", ANY),
     Fault(X, "timed window", "it leaves with code 0", "failed", ANY, arm="single", rank=0),
     # environment

@@ -12,6 +12,7 @@ import pytest
 from conftest import forked
 from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES
 
+from study.errors import Stop
 from study.machine.kernel_log import KernelLog
 from study.records import store
 from study.sweeps import ends
@@ -117,12 +118,19 @@ def test_a_launchers_report_names_the_rank_and_the_signal(output, death):
 
 def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it_said():
     """The log has its process id: from torchrun's report, or from the heartbeat that it left."""
-    bug = store.ended(store.new("run", []), ends.Stop("ValueError: no such row", "report this"), "ValueError")
+    bug = store.ended(store.new("run", []), Stop("ValueError: no such row", "report this"), "ValueError")
     for output, pids in ((TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"), {}), ("", {71: 3})):
         stop = ends.killed(bug, output, 1, ends.Kills(1, frozenset({71})), pids)
         assert (stop.status, stop.where) == ("host_oom", "rank 3")
     stop = ends.killed(bug, "", 1, ends.Kills(1, frozenset({555})), {71: 3})
     assert stop is None, "another process of this machine"
+
+
+def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
+    gone = Stop("another rank died without a word", "see", where="another rank")
+    record = store.ended(store.new("run", []), gone, "RuntimeError")
+    stop = ends.killed(record, TORCHRUN.replace("-11", "3"), 1, ends.Kills(0), {})
+    assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no word", "rank 3")
 
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):

@@ -113,20 +113,21 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     """
     deaths = [death for death in reported(output) if death.signal not in ON_PURPOSE]
     deaths = [replace(death, rank=pids[death.pid]) if death.pid in pids else death for death in deaths]
-    if code is not None and code < 0 and _name(-code) not in ON_PURPOSE:
-        deaths.append(Death(_name(-code)))
     message = record.error.message.lower() if record.error and record.error.kind != "Stop" else ""
     lost_peer = any(words in message for words in LOST_PEER) or is_unnamed(record)
     ranks = pids | {death.pid: death.rank for death in deaths if death.pid is not None and death.rank is not None}
     victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
     by_kill = [death for death in deaths if death.signal == "SIGKILL"]
+    by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
     if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
         who = f"rank {victims[0]}" if victims else by_kill[0].who if by_kill else "a rank"
         where = None if who == "a rank" else who
         what = f"the kernel killed {who} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "host_oom", where)
-    if not deaths or (record.status == "failed" and not lost_peer):
+    if record.status == "failed" and not lost_peer:
         return None
+    if not deaths:
+        return silent(record, output)
     first = deaths[0]
     meaning = MEANINGS.get(first.signal, "somebody or something sent it")
     if first.signal == "SIGKILL":
@@ -135,6 +136,15 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     remedy = "see its output.txt, and start it again"
     where = None if first.rank is None else first.who
     return Stop(f"{first.who} was killed ({first.signal}; {meaning})", remedy, where=where)
+
+
+def silent(record: Record, output: str) -> Stop | None:
+    """Which rank ended before it could say why, if the record does not have it: torchrun's root cause."""
+    whole = REPORTED.findall(output)
+    if not whole or record.error is None or record.error.where != "another rank":
+        return None
+    rank, code, _ = whole[-1]  # it comes last
+    return Stop(f"rank {rank} ended with exit code {code} and no word", "see its output.txt", where=f"rank {rank}")
 
 
 def is_unnamed(record: Record) -> bool:
@@ -146,9 +156,8 @@ def reported(output: str) -> list[Death]:
     """The ranks that a signal ended, as the launcher's output has them: the nearest to the whole report first."""
     whole = [(int(code), int(rank), int(pid)) for rank, code, pid in REPORTED.findall(output)]
     logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
-    deaths = [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0]
-    if deaths:
-        return deaths
+    if whole or logged:
+        return [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0]
     names = [first or second for first, second in DIED.findall(output)]
     return [Death(name) for name in names] or [Death(_name(-int(code))) for code in EXITED.findall(output)]
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from study.sweeps.protocol import SCRIPTS, Cell
 POLL_S = 2.0  # seldom: what the sweep does while steps are timed disturbs them
 GRACE_S = 20  # how long a launch may take to end when told to
 TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+OF_A_RANK = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE")
 ANSWERS_WITHIN_S = 2.0  # a rank that is asked where it is
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "interrupted")
 
@@ -98,13 +100,23 @@ def _start(turn: Turn, folder: Path, nvme_dir: Path | None) -> subprocess.Popen:
         return subprocess.Popen(
             command(turn.cell, folder.resolve(), nvme_dir),
             cwd=arms.ROOT,
-            env=os.environ | {store.CELL: turn.declared.model_dump_json()},
+            env=without_ranks(os.environ) | {store.CELL: turn.declared.model_dump_json()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
+
+
+def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what another launcher has put there, as where a sweep is started by srun or torchrun.
+
+    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank.
+    """
+    return {
+        name: value for name, value in env.items() if name not in OF_A_RANK and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def _watched(
