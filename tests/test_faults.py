@@ -1,8 +1,7 @@
 """Faults strike a small real sweep: the right status and sentence, nothing of the user's touched, nothing left, and the
 same command completes the work. The table is `faults.py`, the runner `fault_runner.py`.
 
-`make test` plays a few of each kind, `make check` every one of the table; `python tests/fault_runner.py --rounds 200`
-plays random ones.
+A few are played here, one of each kind that has its own place in the code; `make faults` plays the whole table.
 """
 
 import shutil
@@ -52,12 +51,7 @@ def play(base: Path, *words: str) -> None:
     assert "[1/1]" in run.output, run.output
 
 
-PARAMETERS = [
-    pytest.param(fault, id=fault.name, marks=() if fault.name in SHORT else pytest.mark.slow) for fault in FAULTS
-]
-
-
-@pytest.mark.parametrize("fault", PARAMETERS)
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in SHORT], ids=lambda fault: fault.name)
 def test_a_fault_is_one_cells_and_the_same_command_goes_on(fault, shared):
     for words, right in NEEDS.items():
         if words in fault.how and not may(right):

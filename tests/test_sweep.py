@@ -289,6 +289,15 @@ def test_a_launch_that_leaves_no_record_is_a_row_with_its_cell(tmp_path, launchi
     assert "exit code 3" in record.error.message
 
 
+def test_a_launch_does_not_take_itself_for_a_rank_of_another_one(tmp_path, launching, monkeypatch):
+    """As where a sweep is started by srun or torchrun: Accelerate would pass that on to its only process."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+    launching("sh", "-c", "echo ${RANK-none} ${TORCHELASTIC_RUN_ID-none}; exit 3")
+    (outcome,) = sweep.sweep(turns(tmp_path)[:1], tmp_path / "runs", 60, None, Listener())
+    assert "no record of why: none none" in outcome.reason
+
+
 def test_a_run_folder_that_is_removed_costs_one_cell(tmp_path, monkeypatch):
     removes = lambda cell, folder, _: ["rm", "-r", str(folder)] if cell.settings["seed"] == 2 else ["true"]  # noqa: E731
     monkeypatch.setattr(launches, "command", removes)

@@ -87,6 +87,10 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what, remedy = f"the kernel killed {who} because the host ran out of memory", MORE_MEMORY
         return Stop(what, remedy, "host_oom", who)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    if not dead and local == int(os.environ["WORLD_SIZE"]) and ranks_alive() == local:
+        what = "the connection to another rank broke, and all ranks are alive"
+        return Stop(what, "look at the network between them", where="another rank")
     return Stop(f"{who} died without a word", "see in the launcher's message by what signal", where=who)
 
 
