@@ -112,8 +112,9 @@ def _begin(run, words: list[str], preexec_fn, cwd, env, session: bool, streams: 
         with contextlib.suppress(OSError):
             if int(name) > 2 and int(name) not in OPEN_AT_START and not os.get_inheritable(int(name)):
                 os.close(int(name))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
     if preexec_fn:
         preexec_fn()
     if cwd:
@@ -320,8 +321,8 @@ def _strike_from_outside(fault: Fault, place: Place, sweep: int) -> None:
         time.sleep(0.1)
         if os.waitid(os.P_PID, sweep, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
-    ranks = [each for each in psutil.Process(sweep).children(recursive=True) if "--run-dir" in each.cmdline()]
-    ranks = [each for each in ranks if each.environ().get("RANK") == str(fault.rank)]
+    ranks = [each for each in psutil.Process(sweep).children(recursive=True) if "-u" in each.cmdline()[:2]]
+    ranks = [each for each in ranks if each.environ().get("RANK", "0") == str(fault.rank)]
     launcher_pid = psutil.Process(sweep).children()[0].pid
     about = replace(place, sweep=sweep, launcher=launcher_pid, rank=fault.rank)
     name, _, whom = fault.how.partition(" to ")

@@ -142,10 +142,11 @@ def stop_both(place: Place) -> None:
 
 def kill_all(place: Place) -> None:
     family = Path(f"/proc/{place.launcher}/task/{place.launcher}/children").read_text().split()
-    os.kill(place.launcher, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # that of the kernel, when the launcher is gone
     for child in family:
         if int(child) != os.getpid():
             os.kill(int(child), signal.SIGKILL)
+    os.kill(place.launcher, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -177,6 +178,12 @@ def disk_full(place: Place) -> None:
     with contextlib.suppress(OSError), (place.runs / "users-own-large-file").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(2**16))
+
+
+def disk_full_without_reserve(place: Place) -> None:
+    """The trainer's own; the sweep has some for the record as well."""
+    store.give_back(place.folder)
+    disk_full(place)
 
 
 def file_size_limit(place: Place) -> None:
@@ -278,6 +285,7 @@ STRIKES: dict[str, Callable[[Place], None]] = {
     "PyTorch's allocator is refused memory (raised)": raising(TORCH_OOM),
     "std::bad_alloc (raised)": raising(RuntimeError("std::bad_alloc")),
     "the disk is full (tmpfs)": disk_full,
+    "the disk is full, nothing reserved (tmpfs)": disk_full_without_reserve,
     "the disk is full (raised)": raising(FULL),
     "over quota (raised)": raising(OVER_QUOTA),
     "a file may have 100 bytes (RLIMIT_FSIZE)": file_size_limit,
@@ -635,9 +643,9 @@ FAULTS = [
     Fault(M, "backward pass", "std::bad_alloc (raised)", "host_oom", "refused more memory"),
     Fault(M, "instruments", "MemoryError", "done", settings=INSTRUMENTS),
     # disk
-    Fault(D, "model", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0),
-    *at_each("between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", status="done", rank=0),
-    Fault(D, "model", "the disk is full (tmpfs)", "failed", "cannot be written", rank=0, cells=2, code=2),
+    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space left on device", rank=0),
+    *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", status="done", rank=0),
+    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2, code=2),
     Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=2),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),

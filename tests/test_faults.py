@@ -110,6 +110,14 @@ def test_a_launchers_report_names_the_rank_and_the_signal(output, death):
     assert ends.reported(output)[0] == death
 
 
+def test_a_rank_that_torchrun_killed_at_last_is_not_the_first_to_die():
+    """It waited for the other one in C++, where it heeds no SIGTERM."""
+    late = "Unable to shutdown process 70 via 15, forcefully exiting via 9"
+    report = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
+    assert ends.reported(f"{late}\n{report}") == [ends.Death("SIGSEGV", 3, 71)]
+    assert ends.reported(report) == [ends.Death("SIGSEGV", 3, 71), ends.Death("SIGKILL", 0, 70)]
+
+
 def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it_said():
     """The log has its process id: from torchrun's report, or from the heartbeat that it left."""
     bug = store.ended(store.new("run", []), Stop("ValueError: no such row", "report this"), "ValueError")

@@ -30,6 +30,8 @@ ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
 # torchrun's report of a rank that failed (torch 2.13); and a line of its log, in which the rank is only the machine's.
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
 LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
+# A rank that did not heed torchrun's SIGTERM after another one had died: torchrun kills it 30 s later, and reports that.
+KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
@@ -153,11 +155,12 @@ def is_unnamed(record: Record) -> bool:
 
 
 def reported(output: str) -> list[Death]:
-    """The ranks that a signal ended, as the launcher's output has them: the nearest to the whole report first."""
-    whole = [(int(code), int(rank), int(pid)) for rank, code, pid in REPORTED.findall(output)]
+    """The ranks that a signal ended, as the launcher's output has them: the root cause first, which is reported last."""
+    whole = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
     logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
     if whole or logged:
-        return [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0]
+        later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
+        return [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0 and pid not in later]
     names = [first or second for first, second in DIED.findall(output)]
     return [Death(name) for name in names] or [Death(_name(-int(code))) for code in EXITED.findall(output)]
 
