@@ -644,7 +644,8 @@ FAULTS = [
     Fault(M, "instruments", "MemoryError", "done", settings=INSTRUMENTS),
     # disk
     Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space left on device", rank=0),
-    *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", status="done", rank=0),
+    *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", rank=0, status="done"
+             ),
     Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2, code=2),
     Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=2),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),

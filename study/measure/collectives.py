@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -100,10 +101,12 @@ class Heartbeat:
     """The file of one rank of the study's own trainer: written where the training is between two parts, and when asked.
 
     Nothing runs during timed steps: a thread sleeps in a read until this process gets ASK, which the sweep sends to a
-    launch that takes too long. Then it copies PyTorch's ring, although the main thread waits in a collective.
+    launch that takes too long. Then it copies PyTorch's ring, although the main thread waits in a collective. Of any
+    other signal it tells `when_told_to_end`, in a thread.
     """
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, when_told_to_end: Callable[[int], None] = lambda number: None):
+        self.when_told_to_end = when_told_to_end
         self.file, self.rank = files.below(folder, FILE.format(rank=rank)), rank
         faulthandler.unregister(ASK)  # else it would not see the handler that comes below it now
         asked, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -128,6 +131,8 @@ class Heartbeat:
         while number := os.read(asked, 1):  # the numbers of all signals come this way
             if number[0] == ASK:
                 self._write(_copy(), _place())
+            else:
+                threading.Thread(target=self.when_told_to_end, args=(number[0],), daemon=True).start()
 
     def _write(self, recent: list[Collective], place: str | None) -> None:
         with contextlib.suppress(OSError):  # no folder yet or on this machine, or no room on the disk

@@ -30,7 +30,7 @@ ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
 # torchrun's report of a rank that failed (torch 2.13); and a line of its log, in which the rank is only the machine's.
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
 LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
-# A rank that did not heed torchrun's SIGTERM after another one had died: torchrun kills it 30 s later, and reports that.
+# A rank that did not heed SIGTERM after another one had died: torchrun kills it 30 s later, and reports that as well.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
@@ -155,7 +155,7 @@ def is_unnamed(record: Record) -> bool:
 
 
 def reported(output: str) -> list[Death]:
-    """The ranks that a signal ended, as the launcher's output has them: the root cause first, which is reported last."""
+    """The ranks that a signal ended, as the launcher says: the root cause first, which stands last."""
     whole = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
     logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
     if whole or logged:

@@ -31,6 +31,7 @@ SYSTEM = {  # what the system refuses, with what to do
     errno.ENFILE: "raise the system's limit of open files, and start it again",
     errno.EIO: "look at the disk",
 }
+DEAF_S = 5
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 REFUSALS = {  # words of a library that cannot train something, with what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
@@ -38,23 +39,39 @@ REFUSALS = {  # words of a library that cannot train something, with what to do
 }
 
 
+_heard = threading.Event()  # a signal that ends this process
+
+
 def interrupt_when_told(parent: int) -> None:
     """Let SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C does: through the clean-up.
 
     Only once: launchers send the signal twice, and the second must not disturb the clean-up.
     """
-    interrupted = False
 
     def stop(number: int, _) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            interrupted = True
+        if not _heard.is_set():
+            _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
     print_stacks_when_asked()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)
+
+
+def end_if_deaf(folder: Path, rank: int, launch: Launch, number: int) -> None:
+    """In a thread: end this process if its main thread does not take a signal, and say why in its stead.
+
+    Python's handlers do not run while it waits in C++, as for a rank that never comes: torchrun would wait 30 s.
+    """
+    if _heard.wait(DEAF_S):
+        return
+    stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder=folder)
+    stop.where = stop.where or machines.name_of(rank)
+    if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - 2):
+        say(folder, f"{stop.status}: {stop.sentence}")
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def lost_another_rank(error: BaseException) -> bool:
@@ -141,6 +158,7 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     Only the rank whose error is in the record prints. Without a record that is rank 0, or another one if rank 0 has not
     ended this launch within LINGER_S. On another machine there may be none: the first to tell the others prints.
     """
+    _heard.set()
     ended_by_others = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: ended_by_others.set())  # it is ending already

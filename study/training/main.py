@@ -1,6 +1,7 @@
 """The process around the trainer: from the command line to the record, whatever happens in between."""
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -58,7 +59,8 @@ def main(train: Train, launch: Launch | None = None) -> None:
             shrink_group()
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank)
-        heartbeat = Heartbeat(folder, rank)
+        deaf = functools.partial(ending.end_if_deaf, folder, rank, launch)
+        heartbeat = Heartbeat(folder, rank, when_told_to_end=deaf)
         check(settings)
         combinations.check(settings, arm)
         if settings.virtual_ranks:
