@@ -12,6 +12,7 @@ from conftest import forked
 from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES
 
 from study.errors import Stop
+from study.machine import linux
 from study.machine.kernel_log import KernelLog
 from study.records import store
 from study.sweeps import ends
@@ -26,6 +27,7 @@ SHORT = (
     "caches: a bit of cached files is flipped, before",
     "exception: it leaves with code 0, timed window, rank 1",
 )
+CAP_SYS_ADMIN = 1 << 21
 NEEDS = {"tmpfs": "mount", "bind mount": "mount", "cgroup": "cgroup"}
 
 
@@ -40,15 +42,15 @@ def may(right: str) -> bool:
         except OSError:
             return False
         return True
-    return shutil.which("mount") is not None and Path("/proc/self/status").read_text().find("CapEff:\t000001ff") > 0
+    return bool(int(linux.fields("/proc/self/status")["CapEff"], 16) & CAP_SYS_ADMIN)
 
 
 def play(base: Path, *words: str) -> None:
     base.mkdir(exist_ok=True)
-    script, flags = "tests/fault_runner.py", ["--base", str(base), "--exactly", *words]
+    script, flags = "tests/fault_runner.py", ["--base", str(base), "--jobs", "1", "--exactly", *words]
     run = forked(base, config="accelerate_configs/single.yaml", launcher=(), script=script, flags=flags)
     assert run.code == 0, run.output
-    assert "[1/1]" in run.output, run.output
+    assert all(name in run.output for name in words), run.output
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in SHORT], ids=lambda fault: fault.name)
@@ -126,6 +128,9 @@ def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it
         assert (stop.status, stop.where) == ("host_oom", "rank 3")
     stop = ends.killed(bug, "", 1, ends.Kills(1, frozenset({555})), {71: 3})
     assert stop is None, "another process of this machine"
+    interrupted = store.ended(store.new("run", []), Stop("interrupted", "again", "interrupted"), "KeyboardInterrupt")
+    assert ends.killed(interrupted, "", 1, ends.Kills(1, frozenset({555})), {71: 3}) is None
+    assert ends.killed(interrupted, "", 1, ends.Kills(1), {71: 3}).status == "host_oom", "the kernel only counts"
 
 
 def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():

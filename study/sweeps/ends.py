@@ -119,6 +119,8 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     lost_peer = any(words in message for words in LOST_PEER) or is_unnamed(record)
     ranks = pids | {death.pid: death.rank for death in deaths if death.pid is not None and death.rank is not None}
     victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
+    if kills.pids and ranks and not victims:
+        kills = Kills(0)  # the kernel names others: processes of somebody else's
     by_kill = [death for death in deaths if death.signal == "SIGKILL"]
     by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
     if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
