@@ -558,7 +558,7 @@ FAULTS = [
     Fault(S, "timed window", "SIGINT to itself", "interrupted", "interrupted"),
     Fault(S, "evaluation", "SIGHUP to itself", "interrupted", "interrupted", rank=0),
     # signals to the launcher and to the sweep
-    *at_each("set-up, timed window, evaluation", kind=S, how="SIGKILL to the launcher", status="interrupted"),
+    *at_each("model, timed window, evaluation", kind=S, how="SIGKILL to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGKILL to the launcher", "interrupted", arm="single", rank=0),
     Fault(S, "imports", "SIGKILL to the launcher", "failed", "ended with signal SIGKILL and no record"),
     *at_each("model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
@@ -647,7 +647,7 @@ FAULTS = [
     *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", rank=0, status="done"
              ),
     Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2, code=2),
-    Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=2),
+    Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=1),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),
     Fault(D, "record", "the disk is full (raised)", "failed", "/a/file cannot be written", rank=0),

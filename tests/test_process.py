@@ -215,6 +215,15 @@ def test_ended_by_torchrun_because_another_rank_is_gone(number, alive, status, m
     assert reason(KeyboardInterrupt(number)).status == status
 
 
+def test_where_the_launcher_is_gone_all_ranks_are_ended_and_none_is_another_ones_victim(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
+    monkeypatch.setattr(ending, "_parents", [os.getppid() + 1])
+    assert reason(KeyboardInterrupt("SIGTERM")).status == "interrupted"
+    assert reason(RuntimeError(GLOO)).status == "interrupted"
+
+
 # --- the end -------------------------------------------------------------------------------------------------------
 
 NO_MODEL = Stop("no such model", "give another")

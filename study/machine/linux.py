@@ -46,9 +46,10 @@ def cap_private_memory(more_bytes: int) -> None:
 
 
 def lift_memory_cap() -> None:
-    """Remove the cap: a process that is ending has to write down why."""
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    """Remove the cap, and any other that may be removed: a process that is ending has to write down why."""
+    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        most = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most, most))
 
 
 def private_memory_is_capped() -> bool:

@@ -35,6 +35,7 @@ KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, force
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
+FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # of a traceback: its last line says what happened
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # how a launch is ended by its user, or by torchrun after another rank
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
@@ -103,7 +104,7 @@ def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kil
         output = last_words(folder)
         stop = killed(record, output, code, kills, pids)
         if stop is None and record.status == "running":
-            lines = " | ".join(output.splitlines()[-LAST_LINES:])
+            lines = " | ".join([line for line in output.splitlines() if not FRAME.match(line)][-LAST_LINES:])
             stop = Stop(f"the launch ended with {_how(code)} and no record of why: {lines}", "see its output.txt")
     return record if stop is None else write_end(folder, record, stop)
 

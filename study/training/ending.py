@@ -32,6 +32,7 @@ SYSTEM = {  # what the system refuses, with what to do
     errno.EIO: "look at the disk",
 }
 DEAF_S = 5
+SPARE_BYTES = 16 * 2**20
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 REFUSALS = {  # words of a library that cannot train something, with what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
@@ -39,6 +40,8 @@ REFUSALS = {  # words of a library that cannot train something, with what to do
 }
 
 
+_spare: list[bytearray] = []  # memory to end with, where no more is given; it is never written to
+_parents: list[int] = []  # the launcher's process id
 _heard = threading.Event()  # a signal that ends this process
 
 
@@ -53,7 +56,9 @@ def interrupt_when_told(parent: int) -> None:
             _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
+    _parents[:] = [parent]
     print_stacks_when_asked()
+    _spare.append(bytearray(SPARE_BYTES))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)
@@ -72,6 +77,11 @@ def end_if_deaf(folder: Path, rank: int, launch: Launch, number: int) -> None:
         say(folder, f"{stop.status}: {stop.sentence}")
     sys.stdout.flush()
     os._exit(1)
+
+
+def launcher_is_gone() -> bool:
+    """Then the kernel ends all ranks, and the first to end is not why the others do."""
+    return _parents != [] and os.getppid() != _parents[0]
 
 
 def lost_another_rank(error: BaseException) -> bool:
@@ -126,11 +136,12 @@ def reason(
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
         status = "oom" if capped else "host_oom"  # under a cap the host stands for a device
         return Stop(f"the host refused more memory ({detail})", remedy, status)
-    if lost_another_rank(error):
+    lost, gone = lost_another_rank(error), launcher_is_gone()
+    if lost and not gone:
         return machines.told() or death_of_another_rank(launch, folder)
     if isinstance(error, KeyboardInterrupt) and (theirs := machines.told()):
         return theirs
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) or lost:
         return Stop("interrupted", "start it again", "interrupted")
     if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
         return stop
@@ -164,6 +175,7 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
         signal.signal(number, lambda *_: ended_by_others.set())  # it is ending already
     capped = private_memory_is_capped()
     lift_memory_cap()
+    _spare.clear()
     stop = reason(error, launch, capped, folder)
     stop.where = stop.where or machines.name_of(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
