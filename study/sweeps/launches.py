@@ -112,11 +112,11 @@ def _start(turn: Turn, folder: Path, nvme_dir: Path | None) -> subprocess.Popen:
 def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
     """An environment without what another launcher has put there, as where a sweep is started by srun or torchrun.
 
-    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank.
+    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. And it takes
+    what no arm's file says from ACCELERATE_*, such as accumulation.
     """
-    return {
-        name: value for name, value in env.items() if name not in OF_A_RANK and not name.startswith("TORCHELASTIC_")
-    }
+    theirs = {name for name in env if name in OF_A_RANK or name.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
+    return {name: value for name, value in env.items() if name not in theirs}
 
 
 def _watched(
