@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup study report test style check bench parity virtual scoreboard gpu
+.PHONY: help setup study report test style check bench parity virtual scoreboard gpu faults
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -60,6 +60,9 @@ scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelera
 
 gpu: setup  ## pack what a GPU machine without a network lacks: make gpu PACK="--data imdb/ wikitext-2/ --model bert/ gpt2/"
 	study pack $(PACK)
+
+faults: setup $(VENV)/.ready-to-test  ## every fault of tests/faults.py strikes a sweep, once (twenty minutes; root, for full disks and killed ranks)
+	$(BIN)/python tests/fault_runner.py
 
 bench: setup  ## this trainer against a bare loop and the Hugging Face Trainer
 	study bench

@@ -103,6 +103,7 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
 def evaluate(run: Run, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, split over the ranks. Only the first rank computes the metric."""
     accelerator, rows = run.accelerator, run.data.eval
+    run.at(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])
     groups = max(1, accelerator.num_processes // run.arm.tensor_ranks)  # ranks that divide layers see the same rows

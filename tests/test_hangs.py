@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import ranks_of
 
 from study.cli import diagnosis as command
 from study.diagnosis.hangs import hangs, state
 from study.errors import Stop
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
+from study.training.launch import ranks_that_died
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """
@@ -204,3 +206,46 @@ def test_a_file_that_no_rank_wrote_is_refused(tmp_path):
     (tmp_path / "collectives-rankX.json").write_text("not looked at")
     with pytest.raises(Stop, match="not a log of collectives"):
         collectives.load(tmp_path)
+
+
+# --- the study's own trainer ---------------------------------------------------------------------------------------
+
+HEARTBEATS = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from study.diagnosis.hangs import hangs
+from study.measure.collectives import ASK, Heartbeat, print_stacks_when_asked
+from study.records import collectives
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+print_stacks_when_asked()
+dist.init_process_group("gloo")
+heart = Heartbeat(folder, rank)
+dist.all_reduce(torch.ones(1))
+heart.beat("steps 1 to 10 of 10")
+quiet = heart.file.stat().st_mtime_ns
+if rank == 0:
+    dist.all_reduce(torch.ones(1))  # waits in C++, where Python runs nothing
+time.sleep(1.5)
+assert heart.file.stat().st_mtime_ns == quiet, "nothing is written while steps are timed"
+(first,) = [log.pid for log in collectives.load(folder) if log.rank == 0]
+for pid in (first, os.getpid()):
+    os.kill(pid, ASK)
+until = time.monotonic() + 20
+while not all(log.recent for log in collectives.load(folder)) and time.monotonic() < until:
+    time.sleep(0.1)
+print([finding.sentence for finding in hangs(collectives.load(folder))], flush=True)
+os.kill(first, signal.SIGKILL)
+heart.close()
+os._exit(0)
+"""
+
+
+def test_a_rank_that_is_asked_says_in_which_collective_it_waits_and_writes_nothing_before(tmp_path):
+    output = ranks_of(HEARTBEATS, tmp_path, str(tmp_path)).output
+    assert "Rank 1 has not begun all_reduce 2, where rank 0 is: it is at " in output
+    assert output.count('File "') > 2, "the stacks"
+    left = collectives.load(tmp_path)
+    assert [log.rank for log in left] == [0], "what ends by itself takes its heartbeat away"
+    assert ranks_that_died(tmp_path, within_s=1) == [0]

@@ -215,6 +215,15 @@ def test_ended_by_torchrun_because_another_rank_is_gone(number, alive, status, m
     assert reason(KeyboardInterrupt(number)).status == status
 
 
+def test_where_the_launcher_is_gone_all_ranks_are_ended_and_none_is_another_ones_victim(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
+    monkeypatch.setattr(ending, "_parents", [os.getppid() + 1])
+    assert reason(KeyboardInterrupt("SIGTERM")).status == "interrupted"
+    assert reason(RuntimeError(GLOO)).status == "interrupted"
+
+
 # --- the end -------------------------------------------------------------------------------------------------------
 
 NO_MODEL = Stop("no such model", "give another")
@@ -290,6 +299,28 @@ def test_a_run_that_gets_two_signals_ends_once(tmp_path):
     output = ranks_of(code, tmp_path, ranks=1).output
     assert "Traceback" not in output
     assert "interrupted: interrupted" in output
+
+
+def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
+    """Python's handlers do not run there: torchrun would kill it after 30 s, and the record would say nothing."""
+    code = f"""
+        import ctypes, functools, os, signal, threading
+        from pathlib import Path
+        from study.measure.collectives import Heartbeat
+        from study.training import ending
+        from study.training.launch import Launch
+        ending.DEAF_S, folder = 0.5, Path({str(folder)!r})
+        ending.interrupt_when_told(os.getppid())
+        Heartbeat(folder, 0, functools.partial(ending.end_if_deaf, folder, 0, Launch(1, 0.0, "x", None)))
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
+    """
+    run = ranks_of(code, folder, ranks=1)
+    assert (run.code, run.output.count("interrupted: interrupted. What to do: start it again.")) == (1, 1), run.output
+    assert run.seconds < 10
+    assert store.load(folder).status == "interrupted"
 
 
 def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):

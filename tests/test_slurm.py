@@ -268,7 +268,7 @@ def test_a_rank_that_is_killed_on_the_second_node_ends_the_run_with_a_reason(tmp
     (outcome,) = jobs.sweep(plan, tmp_path / "runs", CLUSTER, 600, None, Killer())
     (folder,) = (tmp_path / "runs").glob("p-ddp-*")
     assert outcome.status == "failed"
-    assert "a rank was killed" in outcome.reason or "another rank died" in outcome.reason
+    assert "rank 1 was killed (SIGKILL" in outcome.reason or "another rank died" in outcome.reason
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
 
 

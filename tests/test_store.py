@@ -66,11 +66,10 @@ def test_a_reader_never_sees_half_a_record(tmp_path):
 def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
     record = put(tmp_path, shaped.record())
 
-    def full(path, text):
-        path.touch()
+    def full(file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         store.write(tmp_path, new())
     assert store.load(tmp_path) == record

@@ -23,7 +23,7 @@ from study.errors import Stop
 from study.machine import disk
 from study.records import store
 from study.records.schema import Requested
-from study.sweeps import launches, protocol, sweep
+from study.sweeps import ends, launches, protocol, sweep
 
 MINI = """about = "three quick cells"
 document = "none"
@@ -223,12 +223,12 @@ SIGKILLED = (
 GLOO = {"kind": "RuntimeError", "message": "[gloo/tcp/pair.cc] Read error from [127.0.0.1]"}
 NCCL = {"kind": "DistBackendError", "message": "NCCL error: remote process exited"}
 BUG = {"kind": "ValueError", "message": "no such row"}
-OOM = "the kernel killed a rank"
+OOM = "the kernel killed "
 OPEN = ("running", "interrupted", "failed")
 # What the trainer left, why the sweep ended it, how many processes the kernel killed for memory: what the record says.
 ENDS = [
     # what a run has found out stays when its time is up
-    *[({"status": status}, stop, 0, status, "") for status in launches.ANSWERS for stop in (LATE, OVER)],
+    *[({"status": status}, stop, 0, status, "") for status in ends.ANSWERS for stop in (LATE, OVER)],
     # what is ended says why
     *[({"status": status}, LATE, 0, "timeout", LATE.what) for status in OPEN],
     # a rank that the kernel killed: whoever survives, the launcher alone, or a rank that torchrun ended, or another
@@ -252,7 +252,7 @@ ENDS = [
 @pytest.mark.parametrize(("leaves", "stop", "kills", "status", "words"), ENDS)
 def test_how_a_launch_ended(tmp_path, leaves, stop, kills, status, words):
     before = left(tmp_path / "run", **leaves)
-    record = launches.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, kills)
+    record = ends.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, ends.Kills(kills))
     assert record.status == status
     assert words in (record.error.message if record.error else "")
     assert store.load(tmp_path / "run") == record
@@ -287,6 +287,15 @@ def test_a_launch_that_leaves_no_record_is_a_row_with_its_cell(tmp_path, launchi
     assert json.loads(record.error.message.partition("no record of why: ")[2]) == cell, "what the trainer is told"
     assert (record.requested.arm, record.requested.seed, record.requested.steps) == ("single", 1, 6)
     assert "exit code 3" in record.error.message
+
+
+def test_a_launch_does_not_take_itself_for_a_rank_of_another_one(tmp_path, launching, monkeypatch):
+    """As where a sweep is started by srun or torchrun: Accelerate would pass that on to its only process."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+    launching("sh", "-c", "echo ${RANK-none} ${TORCHELASTIC_RUN_ID-none}; exit 3")
+    (outcome,) = sweep.sweep(turns(tmp_path)[:1], tmp_path / "runs", 60, None, Listener())
+    assert "no record of why: none none" in outcome.reason
 
 
 def test_a_run_folder_that_is_removed_costs_one_cell(tmp_path, monkeypatch):

@@ -183,6 +183,7 @@ CAUGHT = {
     # copies
     "another seed's curve": (lambda fields: fields | {"loss": of("zero2-2")["loss"]}, "those of another seed"),
     "another seed's weights": (put_in(observed__weights_checksum="seed2"), "those of another seed"),
+    "other weights than the other arms": (put_in(observed__weights_checksum="other"), "starts from other weights"),
     "another run's times": (lambda fields: fields | {"time": of("zero2-2")["time"]}, "its step times are those"),
     # what is no run of this study
     "a commit that never was": (put_in(commit="deadbeef" * 5), "is not in the history"),

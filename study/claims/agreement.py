@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from study.claims.audit import DRAWN
 from study.records.runs import Run
 
+WEIGHTS = ("task", "model", "data", "tokenizer", "precision", "init", "seed", "lora_rank", "train_only")
 FIRST_LOSS = ("task", "model", "data", "tokenizer", "precision", "init", "seed", "sequence", "micro_batch")
 FIRST_LOSS = (*FIRST_LOSS, "accumulation", "ranks", "dropout", "attention", "checkpointing", "compile")
 # The largest difference in the records kept: 0.5 % (stage 3 draws the weights in parts), 0, 0, and 85 %.
@@ -20,7 +21,7 @@ def faults(runs: Iterable[Run]) -> dict[Run, list[str]]:
     """Why finished runs are not evidence beside the others, in words."""
     wrong = defaultdict(list)
     runs = [run for run in runs if run.done and not run.record.is_script]
-    for check in (_copies, _seeds, _outliers):
+    for check in (_copies, _seeds, _weights, _outliers):
         for run, words in check(runs):
             wrong[run].append(words)
     return wrong
@@ -65,6 +66,25 @@ def _seeds(runs: list[Run]) -> Iterator[tuple[Run, str]]:
                 doubtful = [run for run in group if run.record.requested.seed != seeds[0][0]]
             for run in doubtful:
                 yield run, f"its {what} are those of another seed, in {_other(run, group)}"
+
+
+def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
+    """Before any losses are compared: what has to start from the same weights does, in whatever arm."""
+
+    def key(run: Run) -> tuple | None:
+        software = tuple(run.record.software.get(name) for name in ("torch", "transformers"))  # they draw them
+        return (run.key(only=WEIGHTS), software) if run.record.observed.weights_checksum else None
+
+    for group in _groups(runs, key):
+        believed = Counter(run.record.observed.weights_checksum for run in group if run.sealed)
+        counts = (believed or Counter(run.record.observed.weights_checksum for run in group)).most_common(2)
+        alone = len(counts) == 1 or counts[0][1] > counts[1][1]
+        for run in group:
+            checksum = run.record.observed.weights_checksum
+            if not alone or checksum != counts[0][0]:
+                others = [each for each in group if each.record.observed.weights_checksum != checksum]
+                if others:
+                    yield run, f"it starts from other weights than {others[0].name}, which has the same seed"
 
 
 def _other(run: Run, group: list[Run]) -> str:

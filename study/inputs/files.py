@@ -42,16 +42,21 @@ def read_below(root: Path, name: str | PurePosixPath, most_bytes: int) -> bytes:
         return _content(os.open(last, READ | os.O_NOFOLLOW, dir_fd=folder), root / name, most_bytes)
 
 
-def write_below(root: Path, name: str | PurePosixPath, content: bytes) -> None:
-    """Replace a file below a folder in one step. A link on the way is refused, one in its place is replaced."""
-    root.mkdir(parents=True, exist_ok=True)
+def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: bool = True) -> None:
+    """Replace a file below a folder in one step. A link on the way is refused, one in its place is replaced.
+
+    `to_disk` waits for the disk, and makes the folder.
+    """
+    if to_disk:
+        root.mkdir(parents=True, exist_ok=True)
     with _folder_of(root, name, create=True) as (folder, last):
         partial = f".{secrets.token_hex(8)}.part"
         try:
             with os.fdopen(os.open(partial, NEW, 0o666, dir_fd=folder), "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if to_disk:
+                    os.fsync(file.fileno())
             os.rename(partial, last, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:  # a full disk, or Ctrl-C
             with contextlib.suppress(OSError):

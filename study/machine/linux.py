@@ -46,9 +46,10 @@ def cap_private_memory(more_bytes: int) -> None:
 
 
 def lift_memory_cap() -> None:
-    """Remove the cap: a process that is ending has to write down why."""
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    """Remove the cap, and any other that may be removed: a process that is ending has to write down why."""
+    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        most = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (most, most))
 
 
 def private_memory_is_capped() -> bool:
@@ -59,6 +60,17 @@ def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot, which no correction of the clock changes. None: no process."""
     after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(after_name[19]) if after_name else None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists that has not ended: one that has stays as a zombie until its parent asks for it."""
+    after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return bool(after_name) and after_name[0] not in "ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process (SIGSTOP, or a debugger)."""
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def oom_kills() -> int | None:

@@ -9,19 +9,25 @@ It does not see what goes around PyTorch's process groups (MPI, DeepSpeed's shar
 did in its last second if it was killed in the middle of work. A rank that holds Python's lock for ever writes nothing.
 """
 
+import contextlib
+import faulthandler
 import json
 import math
+import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from study.records import store
+from study.inputs import files
 from study.records.collectives import FILE, Collective, RankLog
 
+ASK = signal.SIGUSR2  # asks a rank where it is
 KEPT = 200  # collectives in a file
 EVERY_S = 1.0
 STILL_S = 5.0
@@ -80,20 +86,72 @@ class CollectiveLog:
 
     def _write(self, recent: list[Collective], place: str | None) -> None:
         self._written_s = time.monotonic()
-        log = RankLog(
-            rank=self.rank,
-            ranks=dist.get_world_size() if dist.is_initialized() else 1,
-            written_unix_s=time.time(),
-            still_s=self._written_s - self._since_s,
-            recorded=bool(self._status),
-            place=place,
-            groups=_groups(),
-            recent=recent,
-        )
         try:
-            store.replace(self.file, log.model_dump_json())
+            _write(self.file, self.rank, recent, place, bool(self._status), self._written_s - self._since_s)
         except OSError:
             self._closed.set()  # the folder is gone, or the disk is full: a log must not end the training
+
+
+def print_stacks_when_asked() -> None:
+    """Also before there is a run folder."""
+    faulthandler.register(ASK)
+
+
+class Heartbeat:
+    """The file of one rank of the study's own trainer: written where the training is between two parts, and when asked.
+
+    Nothing runs during timed steps: a thread sleeps in a read until this process gets ASK, which the sweep sends to a
+    launch that takes too long. Then it copies PyTorch's ring, although the main thread waits in a collective. Of any
+    other signal it tells `when_told_to_end`, in a thread.
+    """
+
+    def __init__(self, folder: Path, rank: int, when_told_to_end: Callable[[int], None] = lambda number: None):
+        self.when_told_to_end = when_told_to_end
+        self.file, self.rank = files.below(folder, FILE.format(rank=rank)), rank
+        faulthandler.unregister(ASK)  # else it would not see the handler that comes below it now
+        asked, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(asked, True)
+        signal.signal(ASK, lambda *_: None)
+        faulthandler.register(ASK, chain=True)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        threading.Thread(target=self._answer, args=(asked,), name="heartbeat", daemon=True).start()
+        if rank == 0:  # the others may be in a folder of another run, until the first rank has looked
+            self.beat("set-up")
+
+    def beat(self, place: str) -> None:
+        self._write([], place)
+
+    def close(self) -> None:
+        """What is left behind belongs to a rank that was killed, or that hangs."""
+        signal.set_wakeup_fd(-1)
+        with contextlib.suppress(OSError):
+            self.file.unlink(missing_ok=True)
+
+    def _answer(self, asked: int) -> None:
+        while number := os.read(asked, 1):  # the numbers of all signals come this way
+            if number[0] == ASK:
+                self._write(_copy(), _place())
+            else:
+                threading.Thread(target=self.when_told_to_end, args=(number[0],), daemon=True).start()
+
+    def _write(self, recent: list[Collective], place: str | None) -> None:
+        with contextlib.suppress(OSError):  # no folder yet or on this machine, or no room on the disk
+            _write(self.file, self.rank, recent, place, bool(_counts()), still_s=0.0)
+
+
+def _write(file: Path, rank: int, recent: list[Collective], place: str | None, recorded: bool, still_s: float) -> None:
+    log = RankLog(
+        rank=rank,
+        ranks=dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1)),
+        pid=os.getpid(),
+        written_unix_s=time.time(),
+        still_s=still_s,
+        recorded=recorded,
+        place=place,
+        groups=_groups(),
+        recent=recent,
+    )
+    files.write_below(file.parent, file.name, log.model_dump_json().encode(), to_disk=False)
 
 
 def _counts() -> dict | None:
@@ -122,6 +180,8 @@ def _entries(content: dict) -> list[Collective]:
 
 
 def _groups() -> dict[str, list[int]]:
+    if not dist.is_initialized():
+        return {}
     world = dist.distributed_c10d._world
     return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
 

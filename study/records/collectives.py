@@ -36,6 +36,7 @@ class RankLog(Part):
 
     rank: int
     ranks: int
+    pid: int | None = None  # on the rank's machine
     written_unix_s: float
     still_s: float  # for how long nothing had begun or ended
     recorded: bool  # whether PyTorch records collectives at all

@@ -7,14 +7,17 @@ have died. No torch here: reports and tests read records on any machine.
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import functools
 import json
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -28,6 +31,9 @@ MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a 
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
 LONGEST_MESSAGE = 100_000  # a launch's last lines, where one of them is a progress bar's
 END = ("status", "finished_utc", "error")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+RESERVED_BYTES = 2**20  # for a record of some 500 ranks
+_reserved: dict[Path, IO] = {}
 UNFINISHED = "the process ended before it was done"  # why a part after the training has no result yet
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,22 +54,66 @@ def new(run_id: str, argv: list[str]) -> Record:
 def write(folder: Path, record: Record) -> None:
     """Replace `record.json` in one step: a reader sees the old one or the new one, never half of one.
 
-    A number that is not finite is a ValueError: JSON has none, and pydantic would write null, which means unknown.
+    On a full disk the room that this process has reserved in the folder is used. A number that is not finite is a
+    ValueError: JSON has none, and pydantic would write null, which means unknown.
     """
     content = record.model_dump(mode="json", by_alias=True)
-    replace(folder / RECORD, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    try:
+        replace(folder / RECORD, text)
+    except OSError as error:
+        if error.errno not in FULL or not give_back(folder):
+            raise
+        replace(folder / RECORD, text)
 
 
 def replace(path: Path, text: str) -> None:
-    """Replace a file by way of a second one beside it, so that no half-written file is ever seen."""
+    """Replace a file by way of a second one beside it: no half-written file is ever seen, also after a power cut."""
     partial = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
-        partial.write_text(text)
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:  # a full disk, or Ctrl-C
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def reserve(folder: Path) -> None:
+    """Reserve room for a record in a folder, for as long as this process lives. An OSError where there is none.
+
+    The room is a file without a name: the kernel frees it when the process ends, however it ends.
+    """
+    give_back(folder)
+    file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
+    try:
+        os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    except OSError as error:
+        if error.errno in FULL:
+            file.close()
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+    _reserved[folder.resolve()] = file
+
+
+def _forget_reserved() -> None:
+    """In a forked process: the room is the parent's, and is not freed while a copy of its file is open."""
+    for file in _reserved.values():
+        file.close()
+    _reserved.clear()
+
+
+os.register_at_fork(after_in_child=_forget_reserved)
+
+
+def give_back(folder: Path) -> bool:
+    """Free the room that this process has reserved in a folder. Says whether there was any."""
+    file = _reserved.pop(folder.resolve(), None)
+    if file is not None:
+        file.close()
+    return file is not None
 
 
 def load(folder: Path) -> Record:

@@ -15,7 +15,7 @@ from study.errors import Stop
 from study.inputs.files import below
 from study.records import store
 from study.records.schema import Record
-from study.sweeps import launches, slurm
+from study.sweeps import ends, slurm
 from study.sweeps.launches import Turn
 from study.sweeps.slurm import Cluster, Job
 from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, search
@@ -206,12 +206,13 @@ def collected(submission: Submission) -> Outcome | None:
     if not submission.job.is_over:
         return None
     submission.over_since = submission.over_since or time.monotonic()
-    record, folder = launches.read(submission.folder), submission.folder
+    record, folder = ends.read(submission.folder), submission.folder
     unclear = submission.job.state in ("COMPLETED", "FAILED") and (record is None or record.status == "running")
     if unclear and time.monotonic() < submission.over_since + LATE_S:
         return None
     (folder / "output.txt").touch()
-    record = launches.outcome(submission.turn, folder, submission.job.exit_code, why(submission.job, record), None)
+    stop = why(submission.job, record)
+    record = ends.outcome(submission.turn, folder, submission.job.exit_code, stop, ends.Kills())
     submission.write(submission.job.id, collected=True)
     return _outcome(record)
 

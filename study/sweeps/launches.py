@@ -7,30 +7,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from study.errors import Stop
-from study.machine.linux import die_with_parent, oom_kills
+from study.machine.linux import die_with_parent, is_stopped
 from study.records import schema, store
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.settings import options
+from study.sweeps import ends
 from study.sweeps.protocol import SCRIPTS, Cell
 
 POLL_S = 2.0  # seldom: what the sweep does while steps are timed disturbs them
 GRACE_S = 20  # how long a launch may take to end when told to
-LAST_LINES = 15
 TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
-# What a trainer finds out by itself. The others may be how it took being ended, or the loss of another rank.
-ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
-# A rank that is killed can say nothing. Its launcher says this of it (torchrun; Accelerate for a single process), and
-# the other ranks, if they are sooner than the launcher, say that the connection is lost (gloo, NCCL).
-KILLED = ("exitcode: -9", "exitcode  : -9", "Signal 9 (SIGKILL)", "Signals.SIGKILL")
-LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket")
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+OF_A_RANK = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE")
+ANSWERS_WITHIN_S = 2.0  # a rank that is asked where it is
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "interrupted")
 
 
@@ -78,68 +75,99 @@ def run(
     turn: Turn,
     folder: Path,
     timeout_s: float,
-    ends: float,
+    over: float,
     nvme_dir: Path | None,
     watch: Callable[[Path, float], None],
     resumed: Path | None = None,
 ) -> Record:
-    """Run one cell in a fresh launch, and return its record, however it ended. `ends` is the window's end.
+    """Run one cell in a fresh launch, and return its record, however it ended. `over` is the window's end.
 
     `resumed` is an earlier try that left a checkpoint to go on from.
     """
     folder.mkdir()
-    killed_before, started, stop = oom_kills(), time.monotonic(), None
-    try:
-        with (folder / "output.txt").open("w") as output:
-            launcher = subprocess.Popen(
-                command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
-                cwd=arms.ROOT,
-                env=os.environ | {store.CELL: turn.declared.model_dump_json()},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+    with ends.Killing() as killing, contextlib.ExitStack() as stack:
         try:
-            while stop is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    launcher.wait(POLL_S)
-                    break
-                seconds = time.monotonic() - started
-                stop = out_of_time(seconds, timeout_s, ends)
-                watch(folder, seconds)
-            before_its_end = read(folder) if stop else None
-        finally:
-            end(launcher, folder, stacks=stop is not None)
-        if before_its_end and before_its_end.status != "running":
-            stop = None  # the record says how it ended, and it was only slow to exit
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError):
-            outcome(turn, folder, None, INTERRUPTED, 0)
-        raise
-    kills = None if killed_before is None else oom_kills() - killed_before
-    return outcome(turn, folder, launcher.returncode, stop, kills)
+            store.reserve(folder)
+        except OSError:
+            folder.rmdir()  # there was no run
+            raise
+        stack.callback(store.give_back, folder)
+        try:
+            launcher = _start(turn, folder, nvme_dir, resumed)
+            stop, before_its_end = _watched(launcher, folder, timeout_s, over, watch)
+            if before_its_end and before_its_end.status != "running":
+                stop = None  # the record says how it ended, and it was only slow to exit
+            return ends.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
+        except KeyboardInterrupt:
+            with contextlib.suppress(OSError):
+                ends.outcome(turn, folder, None, INTERRUPTED, ends.Kills(0))
+            raise
 
 
-def out_of_time(seconds: float, timeout_s: float, ends: float) -> Stop | None:
+def _start(turn: Turn, folder: Path, nvme_dir: Path | None, resumed: Path | None) -> subprocess.Popen:
+    with (folder / "output.txt").open("w") as output:
+        return subprocess.Popen(
+            command(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
+            cwd=arms.ROOT,
+            env=without_ranks(os.environ) | {store.CELL: turn.declared.model_dump_json()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what another launcher has put there, as where a sweep is started by srun or torchrun.
+
+    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. And it takes
+    what no arm's file says from ACCELERATE_*, such as accumulation.
+    """
+    theirs = {name for name in env if name in OF_A_RANK or name.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
+    return {name: value for name, value in env.items() if name not in theirs}
+
+
+def _watched(
+    launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Callable[[Path, float], None]
+) -> tuple[Stop | None, Record | None]:
+    """Wait for a launch, or end it. Gives why it was ended, and the record that it had at that time."""
+    started, stop, hang = time.monotonic(), None, ""
+    try:
+        while stop is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(POLL_S)
+                break
+            seconds = time.monotonic() - started
+            stop = out_of_time(seconds, timeout_s, over)
+            watch(folder, seconds)
+        before_its_end = ends.read(folder) if stop else None
+    finally:
+        hang = end(launcher, folder, stacks=stop is not None)
+    if stop and stop.status == "timeout" and hang:
+        stop = Stop(f"{stop.what}: {hang}", stop.remedy, stop.status)
+    return stop, before_its_end
+
+
+def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
     """Why a launch is ended that has run for so long, None if it goes on."""
     if seconds > timeout_s:
         remedy = "see in its output.txt where the ranks stood that still answered, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
-    if time.monotonic() >= ends:
+    if time.monotonic() >= over:
         return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "interrupted")
     return None
 
 
-def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> None:
-    """End a launch and all that it started: with their stacks if it hung, then by SIGTERM, and at last by SIGKILL."""
-    ranks = family(launcher, folder)
+def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
+    """End a launch and all that it started: by SIGTERM, and at last by SIGKILL.
+
+    If it hung, with the stacks of its ranks; and where they wait for each other is the answer.
+    """
+    ranks, hang = family(launcher, folder), ""
     try:
         if stacks:
-            for process in ranks:
-                _signal(process, signal.SIGUSR2, signal.SIGCONT)  # the trainer writes where each of its threads stands
-                time.sleep(0.5)  # one after the other: they write into one file, and lines would be mixed
+            hang = asked(ranks, folder)
         for process in ranks:
             _signal(process, signal.SIGTERM, signal.SIGCONT)  # one that was stopped would not take it
         launcher.send_signal(signal.SIGCONT)
@@ -153,6 +181,31 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> None:
             _signal(process, signal.SIGKILL)
         launcher.kill()
         launcher.wait()
+    return hang
+
+
+def asked(ranks: list[psutil.Process], folder: Path) -> str:
+    """Have each rank print where its threads stand and write which collective it waits in; then say who waits for whom.
+
+    One after the other: they print into one file, and lines would be mixed. What is stopped prints when it goes on, and
+    then the others go on too: so it comes last, after the sentence.
+    """
+    stopped = [process for process in ranks if is_stopped(process.pid)]
+    now_s = time.time()
+    for process in ranks:
+        if process not in stopped:
+            _signal(process, signal.SIGUSR2)
+            time.sleep(0.5)
+    until_s = time.monotonic() + ANSWERS_WITHIN_S
+    while time.monotonic() < until_s and any(
+        log.written_unix_s < now_s for log in ends.heartbeats(folder) if log.pid and not is_stopped(log.pid)
+    ):
+        time.sleep(0.1)
+    hang = ends.hang(folder)
+    for process in stopped:
+        _signal(process, signal.SIGUSR2, signal.SIGCONT)
+        time.sleep(0.5)
+    return hang
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
@@ -176,42 +229,6 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
             process.send_signal(number)
 
 
-def outcome(turn: Turn, folder: Path, code: int | None, stop: Stop | None, kills: int | None) -> Record:
-    """The record of a launch that has ended, or was ended by `stop`, completed with what the trainer could not write.
-
-    `kills` is how many processes the kernel has killed for lack of memory meanwhile, None where it does not say.
-    """
-    for part in folder.glob("record.json.part*"):  # of a writer that was killed
-        part.unlink()
-    record = read(folder) or turn.new_record(folder)
-    if record.status in ANSWERS:
-        return record
-    if stop is None:
-        output = (folder / "output.txt").read_text(errors="replace")
-        stop = killed(record, output, code, kills)
-        if stop is None and record.status == "running":
-            lines = " | ".join(output.splitlines()[-LAST_LINES:])
-            stop = Stop(f"the launch ended with exit code {code} and no record of why: {lines}", "see its output.txt")
-    return record if stop is None else write_end(folder, record, stop)
-
-
-def killed(record: Record, output: str, code: int | None, kills: int | None) -> Stop | None:
-    """Why a launch ended of which a rank was killed, None if there is no sign of that.
-
-    The ranks that survive report something else: that torchrun ended them, or that they lost the connection.
-    """
-    message = record.error.message.lower() if record.error and record.error.kind != "Stop" else ""
-    lost_peer = any(word in message for word in LOST_PEER)
-    signalled = code == -signal.SIGKILL or any(words in output for words in KILLED)
-    if kills and (signalled or lost_peer or record.status in ("running", "interrupted")):
-        remedy = "give fewer ranks, a smaller model, or a machine with more memory"
-        return Stop("the kernel killed a rank because the host ran out of memory", remedy, "host_oom")
-    if signalled and record.status != "failed":
-        counted = "the kernel does not say whether for lack of memory" if kills is None else "not for lack of memory"
-        return Stop(f"a rank was killed (SIGKILL; {counted})", "see its output.txt for which, and start it again")
-    return None
-
-
 def last_step(folder: Path) -> dict:
     """The newest training step of a run in progress, from the end of its file: {} before the first."""
     with contextlib.suppress(OSError, ValueError, TypeError, StopIteration):
@@ -220,17 +237,3 @@ def last_step(folder: Path) -> dict:
             lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last one is not whole
         return next(step for line in reversed(lines) if "loss" in (step := json.loads(line)))
     return {}
-
-
-def read(folder: Path) -> Record | None:
-    """What the trainer has written so far; None where no record can be read."""
-    try:
-        return store.load(folder)
-    except Stop:
-        return None
-
-
-def write_end(folder: Path, record: Record, stop: Stop) -> Record:
-    record = store.ended(record, stop, "Sweep")
-    store.write(folder, record)
-    return record

@@ -16,7 +16,7 @@ from study.errors import Stop, exit_on_stop
 from study.inputs.files import below
 from study.records.schema import Record
 from study.spec import arms
-from study.sweeps import launches
+from study.sweeps import ends, launches
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
@@ -59,7 +59,7 @@ def move_all(runs: Path) -> None:
 
 
 def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
-    record = launches.read(folder) if folder.exists() else None
+    record = ends.read(folder) if folder.exists() else None
     if record is None:
         record = launches.run(
             Turn(declared, 1), folder, TIMEOUT_S, math.inf, None, lambda *_: None, source and source.resolve()

@@ -28,7 +28,7 @@ from study.records.schema import Record
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.validation import nearest
-from study.sweeps import launches, protocol
+from study.sweeps import ends, launches, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 from study.text.numbers import size
@@ -39,7 +39,7 @@ SETTLED = ("done", "oom")  # under a device's limit, a second try would find wha
 RANK_HOST_BYTES = 4e8  # the least that a rank without a GPU was seen to take: bert-tiny under DDP, 0.41 GB (PSS)
 RESUMED = ("running", "interrupted", "failed", "timeout", "host_oom")  # a try that may go further than it did
 SURVIVES = {"done": True, "oom": False, "host_oom": False}  # any other status says nothing about memory
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no cell after it can be kept either
+FULL = (*store.FULL, errno.EROFS)  # no cell after it can be kept either
 BEFORE_THE_RECORD_S = 20  # starting Python and the libraries: not between a record's two times
 GROWTH = 1.25  # what was cut off needs more than it had; what ended may take a little longer
 
@@ -113,7 +113,7 @@ def sweep(
     With `minutes`, what was never tried comes first: a cell that fails must not take up the start of every window.
     """
     gpus, outcomes = num_gpus(), []
-    ends = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    over = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def attempt(turn: Turn) -> str:
         record, left, started = None, None, False
@@ -121,7 +121,7 @@ def sweep(
             record = done_before(runs, turn)
             if record is None and (stop := why_not(turn.cell, gpus)):
                 record = not_run(turn, runs, stop)
-            elif record is None and not (left := too_short(ends - time.monotonic(), turn.cell, runs)):
+            elif record is None and not (left := too_short(over - time.monotonic(), turn.cell, runs)):
                 started = True
                 progress.start(turn)
                 if hosts := turn.cell.value("hosts"):
@@ -130,7 +130,7 @@ def sweep(
                 if before is not None:
                     progress.say(f"{turn.name} goes on from a checkpoint of {before.name}")
                 folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
-                record = launches.run(turn, folder, timeout_s, ends, nvme_dir, progress.step, before)
+                record = launches.run(turn, folder, timeout_s, over, nvme_dir, progress.step, before)
         except OSError as error:
             if error.errno in FULL or not runs.is_dir():
                 what = f"the sweep cannot write to {runs} ({error.strerror})"
@@ -160,7 +160,7 @@ def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
     """The record of a cell that this machine cannot run: a row, never a gap."""
     folder = below(runs, f"{turn.name}.0")
     folder.mkdir(exist_ok=True)
-    return launches.write_end(folder, turn.new_record(folder), stop)
+    return ends.write_end(folder, turn.new_record(folder), stop)
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
 def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
     """The record of a settled run of this turn with the software and the meters of now, or None."""
     wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
-    for record in filter(None, map(launches.read, attempts(runs, turn).values())):
+    for record in filter(None, map(ends.read, attempts(runs, turn).values())):
         present = {"measure_version": record.measure_version, **record.software}
         if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):
             return record
@@ -253,7 +253,7 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
         return None
     versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
-        record = launches.read(folder)
+        record = ends.read(folder)
         same = record is not None and all(record.software.get(name) == now for name, now in versions.items())
         if same and record.status in RESUMED and checkpoints.last_good(folder)[0]:
             return folder
@@ -270,7 +270,7 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
 
 def expected_s(cell: Cell, runs: Path) -> float:
     """Seconds that a cell is expected to take: by its longest try so far, or else by its protocol's budget."""
-    records = filter(None, map(launches.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
+    records = filter(None, map(ends.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     tries = [record.wall_s for record in records if record.status not in ("running", "unavailable")]
     if known := [seconds for seconds in tries if seconds is not None]:
         return GROWTH * max(known) + BEFORE_THE_RECORD_S

@@ -1,6 +1,6 @@
 """How this process ends: the signals that end it, the reason in one sentence, and the exit code."""
 
-import faulthandler
+import errno
 import os
 import signal
 import sys
@@ -13,14 +13,26 @@ import torch.distributed as dist
 
 from study.errors import Stop
 from study.machine.linux import die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
+from study.measure.collectives import Heartbeat, print_stacks_when_asked
 from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.measure.hardware import CUDA
 from study.records import store
 from study.spec.arms import Arm
 from study.training import machines
-from study.training.launch import Launch, ranks_alive
+from study.training.launch import Launch, ranks_alive, ranks_that_died
 from study.training.log import say
 
+MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
+SYSTEM = {  # what the system refuses, with what to do
+    errno.ENOSPC: "make room, and start it again",
+    errno.EDQUOT: "make room within your quota, and start it again",
+    errno.EROFS: "give a folder that you may write to",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), and start it again",
+    errno.ENFILE: "raise the system's limit of open files, and start it again",
+    errno.EIO: "look at the disk",
+}
+DEAF_S = 5
+SPARE_BYTES = 16 * 2**20
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 REFUSALS = {  # words of a library that cannot train something: whose they are, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
@@ -38,23 +50,48 @@ REFUSALS = {  # words of a library that cannot train something: whose they are, 
 }
 
 
+_spare: list[bytearray] = []  # memory to end with, where no more is given; it is never written to
+_parents: list[int] = []  # the launcher's process id
+_heard = threading.Event()  # a signal that ends this process
+
+
 def interrupt_when_told(parent: int) -> None:
     """Let SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C does: through the clean-up.
 
     Only once: launchers send the signal twice, and the second must not disturb the clean-up.
     """
-    interrupted = False
 
     def stop(number: int, _) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            interrupted = True
+        if not _heard.is_set():
+            _heard.set()
             raise KeyboardInterrupt(signal.Signals(number).name)
 
-    faulthandler.register(signal.SIGUSR2)  # prints the stacks of a rank that hangs
+    _parents[:] = [parent]
+    print_stacks_when_asked()
+    _spare.append(bytearray(SPARE_BYTES))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, stop)
     die_with_parent(parent)
+
+
+def end_if_deaf(folder: Path, rank: int, launch: Launch, number: int) -> None:
+    """In a thread: end this process if its main thread does not take a signal, and say why in its stead.
+
+    Python's handlers do not run while it waits in C++, as for a rank that never comes: torchrun would wait 30 s.
+    """
+    if _heard.wait(DEAF_S):
+        return
+    stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder=folder)
+    stop.where = stop.where or machines.name_of(rank)
+    if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - 2):
+        say(folder, f"{stop.status}: {stop.sentence}")
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def launcher_is_gone() -> bool:
+    """Then the kernel ends all ranks, and the first to end is not why the others do."""
+    return _parents != [] and os.getppid() != _parents[0]
 
 
 def lost_another_rank(error: BaseException) -> bool:
@@ -70,7 +107,33 @@ def lost_another_rank(error: BaseException) -> bool:
     return lost_connection(error)
 
 
-def reason(error: BaseException, launch: Launch | None = None, capped: bool = False) -> Stop:
+def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
+    """What the machine or its user has to put right; None where the code may be at fault."""
+    what = error.filename or "a file"
+    if error.errno in SYSTEM:
+        return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
+    if folder is not None and not folder.is_dir():
+        return Stop(f"the run folder {folder} is gone ({error.strerror}: {what})", "start it again, and leave it there")
+    return None
+
+
+def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
+    """That another rank died, and which one if its heartbeat is still there: one that ends by itself takes it away."""
+    dead = [] if folder is None or machines.several() else ranks_that_died(folder, within_s=0.5)
+    who = f"rank {dead[0]}" if dead else "another rank"
+    if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
+        what, remedy = f"the kernel killed {who} because the host ran out of memory", MORE_MEMORY
+        return Stop(what, remedy, "host_oom", who)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    if not dead and local == int(os.environ["WORLD_SIZE"]) and ranks_alive() == local:
+        what = "the connection to another rank broke, and all ranks are alive"
+        return Stop(what, "look at the network between them", where="another rank")
+    return Stop(f"{who} died without a word", "see in the launcher's message by what signal", where=who)
+
+
+def reason(
+    error: BaseException, launch: Launch | None = None, capped: bool = False, folder: Path | None = None
+) -> Stop:
     """Why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
     if isinstance(error, Stop):
         return error
@@ -83,18 +146,15 @@ def reason(error: BaseException, launch: Launch | None = None, capped: bool = Fa
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
         status = "oom" if capped else "host_oom"  # under a cap the host stands for a device
         return Stop(f"the host refused more memory ({detail})", remedy, status)
-    lost = lost_another_rank(error)
-    if (lost or isinstance(error, KeyboardInterrupt)) and (theirs := machines.told()):
+    lost, gone = lost_another_rank(error), launcher_is_gone()
+    if lost and not gone:
+        return machines.told() or death_of_another_rank(launch, folder)
+    if isinstance(error, KeyboardInterrupt) and (theirs := machines.told()):
         return theirs
-    if lost:
-        if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
-            what = "the kernel killed another rank because the host ran out of memory"
-            remedy = "give fewer ranks, a smaller model, or a machine with more memory"
-            return Stop(what, remedy, "host_oom", "another rank")
-        remedy = "see in the launcher's message which one, and by what signal"
-        return Stop("another rank died without a word", remedy, where="another rank")
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) or lost:
         return Stop("interrupted", "start it again", "interrupted")
+    if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
+        return stop
     for words, (library, remedy) in REFUSALS.items():
         if words in str(error):
             return Stop(f"{library} refuses: {str(error).removesuffix('.')}", remedy, "unavailable")
@@ -119,12 +179,14 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     Only the rank whose error is in the record prints. Without a record that is rank 0, or another one if rank 0 has not
     ended this launch within LINGER_S. On another machine there may be none: the first to tell the others prints.
     """
+    _heard.set()
     ended_by_others = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: ended_by_others.set())  # it is ending already
     capped = private_memory_is_capped()
     lift_memory_cap()
-    stop = reason(error, launch, capped)
+    _spare.clear()
+    stop = reason(error, launch, capped, folder)
     stop.where = stop.where or machines.name_of(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
     # A record that began before belongs to an earlier launch. The kernel rounds the boot time to seconds.
@@ -143,14 +205,16 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
 
 
-def leave(code: int, in_step: bool = True) -> None:
-    """End this process with this exit code.
+def leave(code: int, in_step: bool = True, heartbeat: Heartbeat | None = None) -> None:
+    """End this process with this exit code. It ends by its own will, so it leaves no heartbeat.
 
     Gloo's threads sometimes abort a process that exits normally (torch 2.13, about 3 in 20), hence os._exit. After a
     failure the launcher prints its own traceback below our sentence, and also ends with exit code 1.
     """
     if code == 0 and in_step and dist.is_initialized():  # out of step, it could wait for another rank
         dist.destroy_process_group()
+    if heartbeat is not None:
+        heartbeat.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

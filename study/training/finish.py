@@ -32,6 +32,7 @@ SETTLING_STEPS = 2  # stage 3 still holds parameters from the last evaluation in
 def finish(run: Run, history: History) -> None:
     """Complete the record of a finished training, keep it, and stop if the run is not what was promised."""
     record = run.record
+    run.at("writing the record")
     record.observed.dtypes = readback.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
@@ -75,6 +76,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
         threading.Thread(target=_end_with_the_others, args=(run, over), daemon=True).start()
     for part in parts:
         try:
+            run.at(part)
             if part == "save":
                 save(run)
             else:
@@ -122,7 +124,7 @@ def _end_with_the_others(run: Run, over: threading.Event) -> None:
                 _give_up(run, failed[0], reasons[failed[0]])
                 print_summary(run)
                 nvme.empty(run.disk)
-                ending.leave(0, in_step=False)
+                ending.leave(0, in_step=False, heartbeat=run.heartbeat)
 
 
 def save(run: Run) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import psutil
 
 from study.errors import Stop
 from study.machine import launcher
-from study.machine.linux import oom_kills
+from study.machine.linux import is_alive, oom_kills
 from study.measure.hardware import CUDA
+from study.records import collectives
 from study.spec.arms import Arm
 
 RANKS_WITHOUT_GPU = 2
@@ -63,6 +65,22 @@ def shrink_group() -> None:
     if int(os.environ["RANK"]) >= RANKS_WITHOUT_GPU:
         os._exit(0)
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
+
+
+def ranks_that_died(folder: Path, within_s: float) -> list[int]:
+    """The other ranks of this machine whose heartbeat is there and whose process is not: they were killed.
+
+    The kernel closes a dying process's connections shortly before it counts as dead.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(Stop):  # a file may be removed, or be somebody's
+            dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
+            if dead or time.monotonic() > until_s:
+                return dead
+        if time.monotonic() > until_s:
+            return []
+        time.sleep(0.05)
 
 
 def ranks_alive() -> int:

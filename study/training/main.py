@@ -1,6 +1,7 @@
 """The process around the trainer: from the command line to the record, whatever happens in between."""
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import operators
 from study.measure import network, readback
+from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.models.adapters import freeze
 from study.records import store
@@ -59,7 +61,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
     ending.interrupt_when_told(parent)
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
-    folder, disk, in_step, code = None, None, False, 1
+    folder, disk, heartbeat, in_step, code = None, None, None, False, 1
     try:
         launch = launch or find_launch()
         arm = arms.read(arms.find(launch.config_file))
@@ -69,21 +71,25 @@ def main(train: Train, launch: Launch | None = None) -> None:
             shrink_group()
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank)
+        deaf = functools.partial(ending.end_if_deaf, folder, rank, launch)
+        heartbeat = Heartbeat(folder, rank, when_told_to_end=deaf)
         check(settings)
         combinations.check(settings, arm)
         if settings.virtual_ranks:
             room.check(settings, arm, CUDA)
         limits.set_threads(settings.threads, settings.hosts)
         disk = setup.claim_disk(settings, arm, launch, folder)
-        in_step = run_to_the_end(train, settings, arm, folder, disk)
+        in_step = run_to_the_end(train, settings, arm, folder, disk, heartbeat)
         code = 0
     except BaseException as error:
         ending.fail(folder, rank, error, launch)
     nvme.empty(disk)
-    ending.leave(code, in_step)
+    ending.leave(code, in_step, heartbeat)
 
 
-def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, disk: Path | None) -> bool:
+def run_to_the_end(
+    train: Train, settings: Settings, arm: Arm, folder: Path, disk: Path | None, heartbeat: Heartbeat
+) -> bool:
     """Everything between the command line and the end. Says whether all ranks got there together."""
     started = time.perf_counter()
     if arm.deepspeed is not None:
@@ -98,7 +104,8 @@ def run_to_the_end(train: Train, settings: Settings, arm: Arm, folder: Path, dis
         data = load_data(settings)
     first = accelerator.is_main_process
     record = store.load(folder) if first else Record(run_id=folder.name, started_utc=store.now_utc())
-    run = Run(settings, arm, folder, record, accelerator, data, disk)
+    run = Run(settings, arm, folder, record, accelerator, data, disk, heartbeat=heartbeat)
+    run.at("preparing the model")
     record.machines = machines.describe(run)
     needed, have = run.rows_taken_per_step, data.train_rows
     if needed > have:

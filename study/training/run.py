@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from study.errors import Stop
 from study.measure.clock import Clock
+from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records import store
 from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
@@ -41,6 +42,7 @@ class Run:
     timed_from: int = 0  # so many steps come before the timed ones
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
+    heartbeat: Heartbeat | None = None
 
     @property
     def is_virtual(self) -> bool:
@@ -65,6 +67,11 @@ class Run:
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
+
+    def at(self, place: str) -> None:
+        """Leave word of where this rank is: never between the first and the last step of a window."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat(place)
 
     def keep(self) -> None:
         """Write the record as it stands, so that what is known by now survives a failure."""
@@ -119,6 +126,7 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
             ends.append(start + every - start % every)
         if start < (settings.dies_after or 0):
             ends.append(settings.dies_after)
+        run.at(f"steps {start + 1} to {min(ends)} of {run.steps}")
         yield range(start, min(ends))
         start = min(ends)
 

@@ -52,6 +52,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path
         raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        store.reserve(folder)
         log_to(folder)
         has_disk = settings.nvme_dir is not None and settings.nvme_dir.exists()
         record = store.new(folder.name, sys.argv)

@@ -1,0 +1,217 @@
+"""How a launch ended: the one place that decides it, from all that was left behind.
+
+What a trainer found out by itself stands in its record. A rank that is killed can say nothing, and those that survive
+tell of something else: that they lost the connection, or that torchrun ended them. So the record is completed by what
+torchrun reports of each rank, by the kernel's log and count of processes killed for memory, and by the ranks'
+heartbeats.
+"""
+
+import contextlib
+import os
+import re
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from study.diagnosis.hangs import hangs
+from study.errors import Stop
+from study.machine.kernel_log import KernelLog
+from study.machine.linux import is_stopped, oom_kills
+from study.records import collectives, store
+from study.records.schema import Record
+
+if TYPE_CHECKING:
+    from study.sweeps.launches import Turn
+
+LAST_LINES = 15
+# What a trainer finds out by itself. The others may be how it took being ended, or the loss of another rank.
+ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
+# torchrun's report of a rank that failed (torch 2.13); and a line of its log, in which the rank is only the machine's.
+REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
+LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
+# A rank that did not heed SIGTERM after another one had died: torchrun kills it 30 s later, and reports that as well.
+KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
+# Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
+DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
+EXITED = re.compile(r"exitcode +: (-\d+)")
+FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # of a traceback: its last line says what happened
+ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # how a launch is ended by its user, or by torchrun after another rank
+LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
+MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
+MEANINGS = {
+    "SIGSEGV": "a crash in native code",
+    "SIGBUS": "a file or shared memory that lost its room, or a crash in native code",
+    "SIGABRT": "native code gave up; its last words are in output.txt",
+    "SIGILL": "an instruction that this CPU does not have",
+    "SIGFPE": "a crash in native code",
+    "SIGXCPU": "its limit of CPU time",
+    "SIGXFSZ": "its limit of a file's size",
+}
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank that a signal ended, as its launcher says."""
+
+    signal: str
+    rank: int | None = None
+    pid: int | None = None
+
+    @property
+    def who(self) -> str:
+        return "a rank" if self.rank is None else f"rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class Kills:
+    """What the kernel killed for lack of memory during a launch: how many on this machine, and which, if it says."""
+
+    count: int | None = None
+    pids: frozenset[int] = frozenset()
+
+
+class Killing:
+    """Counts what the kernel kills from now on."""
+
+    def __init__(self):
+        self._before, self._log = oom_kills(), KernelLog()
+
+    def __enter__(self) -> "Killing":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._log.close()
+
+    def so_far(self) -> Kills:
+        pids, now = self._log.killed_for_memory(), oom_kills()
+        count = None if None in (now, self._before) else now - self._before
+        return Kills(len(pids or ()) or None if count is None else count, frozenset(pids or ()))
+
+
+def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kills: Kills) -> Record:
+    """The record of a launch that has ended, or was ended by `stop`, completed with what the trainer could not."""
+    for part in [*folder.glob("record.json.part*"), *folder.glob(".*.part")]:  # of a writer that was killed
+        part.unlink(missing_ok=True)
+    pids = {log.pid: log.rank for log in heartbeats(folder)}
+    if stop is None or stop.status != "timeout":
+        for path in collectives.paths(folder):
+            path.unlink(missing_ok=True)
+    record = read(folder) or turn.new_record(folder)
+    if record.status in ANSWERS:
+        return record
+    if stop is None:
+        output = last_words(folder)
+        stop = killed(record, output, code, kills, pids)
+        if stop is None and record.status == "running":
+            lines = " | ".join([line for line in output.splitlines() if not FRAME.match(line)][-LAST_LINES:])
+            stop = Stop(f"the launch ended with {_how(code)} and no record of why: {lines}", "see its output.txt")
+    return record if stop is None else write_end(folder, record, stop)
+
+
+def killed(record: Record, output: str, code: int | None, kills: Kills, pids: dict[int, int]) -> Stop | None:
+    """Why a launch ended of which a rank was killed, None if there is no sign of that.
+
+    The first to die of several is who did not die because of another: not of a lost connection, nor of torchrun.
+    """
+    deaths = [death for death in reported(output) if death.signal not in ON_PURPOSE]
+    deaths = [replace(death, rank=pids[death.pid]) if death.pid in pids else death for death in deaths]
+    message = record.error.message.lower() if record.error and record.error.kind != "Stop" else ""
+    lost_peer = any(words in message for words in LOST_PEER) or is_unnamed(record)
+    ranks = pids | {death.pid: death.rank for death in deaths if death.pid is not None and death.rank is not None}
+    victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
+    if kills.pids and ranks and not victims:
+        kills = Kills(0)  # the kernel names others: processes of somebody else's
+    by_kill = [death for death in deaths if death.signal == "SIGKILL"]
+    by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
+    if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
+        who = f"rank {victims[0]}" if victims else by_kill[0].who if by_kill else "a rank"
+        where = None if who == "a rank" else who
+        what = f"the kernel killed {who} because the host ran out of memory"
+        return Stop(what, MORE_MEMORY, "host_oom", where)
+    if record.status == "failed" and not lost_peer:
+        return None
+    if not deaths:
+        return silent(record, output)
+    first = deaths[0]
+    meaning = MEANINGS.get(first.signal, "somebody or something sent it")
+    if first.signal == "SIGKILL":
+        unknown = kills.count is None
+        meaning = "the kernel does not say whether for lack of memory" if unknown else "not for lack of memory"
+    remedy = "see its output.txt, and start it again"
+    where = None if first.rank is None else first.who
+    return Stop(f"{first.who} was killed ({first.signal}; {meaning})", remedy, where=where)
+
+
+def silent(record: Record, output: str) -> Stop | None:
+    """Which rank ended before it could say why, if the record does not have it: torchrun's root cause."""
+    whole = REPORTED.findall(output)
+    if not whole or record.error is None or record.error.where != "another rank":
+        return None
+    rank, code, _ = whole[-1]  # it comes last
+    return Stop(f"rank {rank} ended with exit code {code} and no word", "see its output.txt", where=f"rank {rank}")
+
+
+def is_unnamed(record: Record) -> bool:
+    """Whether the record says of a rank only that it is gone."""
+    return record.error is not None and record.error.message.endswith("died without a word")
+
+
+def reported(output: str) -> list[Death]:
+    """The ranks that a signal ended, as the launcher says: the root cause first, which stands last."""
+    whole = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
+    logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
+    if whole or logged:
+        later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
+        return [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0 and pid not in later]
+    names = [first or second for first, second in DIED.findall(output)]
+    return [Death(name) for name in names] or [Death(_name(-int(code))) for code in EXITED.findall(output)]
+
+
+def hang(folder: Path) -> str:
+    """Where the ranks of a launch wait for each other, in a sentence; empty where it is not seen."""
+    logs = heartbeats(folder)
+    stopped = [f"rank {log.rank}" for log in logs if log.pid and is_stopped(log.pid)]
+    said = [f"{' and '.join(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP)"] if stopped else []
+    said += [finding.sentence for finding in hangs(logs)]
+    places = [f"rank {log.rank} at {log.place}" for log in logs if log.place]
+    return "; ".join(said or places)
+
+
+def heartbeats(folder: Path) -> list[collectives.RankLog]:
+    """What the ranks have left of themselves; nothing where that cannot be read."""
+    with contextlib.suppress(Stop, OSError):
+        return collectives.load(folder)
+    return []
+
+
+def read(folder: Path) -> Record | None:
+    """What the trainer has written so far; None where no record can be read."""
+    try:
+        return store.load(folder)
+    except Stop:
+        return None
+
+
+def write_end(folder: Path, record: Record, stop: Stop) -> Record:
+    record = store.ended(record, stop, "Sweep")
+    store.write(folder, record)
+    return record
+
+
+def last_words(folder: Path) -> str:
+    """The end of what a launch printed: enough for torchrun's report."""
+    with (folder / "output.txt").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 2**20))
+        return file.read().decode(errors="replace")
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _how(code: int | None) -> str:
+    return f"exit code {code}" if code is None or code >= 0 else f"signal {_name(-code)}"

@@ -1,0 +1,553 @@
+"""Starts a small real sweep, lets one fault strike it, and asserts the same four things each time.
+
+1. The try that was struck has the right status and sentence, or the sweep stopped in one sentence: never a traceback.
+2. Nothing of the user's was touched.
+3. No process and no lock is left.
+4. The same command completes the work afterwards.
+
+The sweep is `study sweep`, the launcher Accelerate's and torchrun's own, the ranks the study's trainer. All are forked
+from one process that has imported everything, where a user's would be started: almost all of a tiny launch is imports.
+A fault that says `real` is not forked at all, and is struck from outside.
+
+    python tests/fault_runner.py --rounds 200 --seed 1     # random faults of the table
+"""
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import filecmp
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+if __name__ == "__main__" and "torch" not in sys.modules:  # as tests/forkserver.py does before it imports
+    os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+import accelerate.commands.launch as accelerate_launch
+import psutil
+import torch
+import torch.distributed.run
+from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES, Fault, Place
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+import study.train
+from study.cli import commands, experiments, progress  # noqa: F401  imported here once
+from study.machine import launcher
+from study.records import store
+from study.sweeps import launches
+from study.training import main
+
+PROTOCOL = """about = "a cell or two for a fault"
+document = "none"
+replicates = "nothing"
+[[part]]
+name = "p"
+arm = "{arm}"
+ranks = {ranks}
+data = "embedded"
+init = "random"
+seed = {seeds}
+{settings}
+[part.tiny]
+"""
+SMALL = {"sequence": 16, "train_rows": 64, "eval_rows": 16, "micro_batch": 4, "steps": 4, "warmup_steps": 1}
+SMALL |= {"log_every": 2, "instruments": False, "threads": 1}
+PR_SET_CHILD_SUBREAPER = 36
+OPEN_AT_START = set()  # descriptors that a forked process keeps, as what it imports has them
+IN_PLACE = ("before",)
+ENV = {}
+CONTROL = next(fault for fault in FAULTS if fault.kind == "control")
+
+
+class Broken(AssertionError):
+    """One of the four things does not hold."""
+
+
+# --- forked in place of started ------------------------------------------------------------------------------------
+
+
+def forked(run: Callable[[list[str]], None]) -> type[subprocess.Popen]:
+    """A Popen whose process is forked and calls `run` with its words, as a program that had been started would."""
+
+    class Forked(subprocess.Popen):
+        def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
+            *_, read_in, _, _, write_out, _, write_err = more[3:9]
+            session = more[-2]
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.pid = os.fork()
+            if self.pid == 0:
+                _end_with(
+                    _begin, run, list(map(str, args)), preexec_fn, cwd, env, session, (read_in, write_out, write_err)
+                )
+            self._child_created = True
+            self._close_pipe_fds(*more[3:9])
+
+    return Forked
+
+
+def _begin(run, words: list[str], preexec_fn, cwd, env, session: bool, streams: tuple[int, int, int]) -> None:
+    """What exec and Popen do for a process: its own session, streams, environment, signals and open files."""
+    if session:
+        os.setsid()
+    for number, stream in enumerate(streams):
+        if stream not in (-1, number):
+            os.dup2(stream, number)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and int(name) not in OPEN_AT_START and not os.get_inheritable(int(name)):
+                os.close(int(name))
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    if preexec_fn:
+        preexec_fn()
+    if cwd:
+        os.chdir(cwd)
+    if env is not None:
+        os.environ.clear()
+        os.environ.update(env)
+    torch.set_num_threads(1)
+    run(words)
+
+
+def launcher_main(words: list[str]) -> None:
+    """`python -m accelerate.commands.launch`, but for the processes that it starts."""
+    SubprocessHandler._popen = lambda self, args, env: forked(rank_main)(args, env=env, start_new_session=True)
+    accelerate_launch.subprocess = _like_subprocess(rank_main)
+    sys.argv = ["accelerate-launch", *words[3:]]
+    accelerate_launch.main()
+
+
+def rank_main(words: list[str]) -> None:
+    """`python -u study/train.py`, with the fault in it."""
+    place = next(at for at, word in enumerate(words) if word.endswith("train.py"))
+    sys.argv = [*words[place:], "--cache-dir", str(Path(os.environ["XDG_CACHE_HOME"]) / "zero-study")]
+    above = psutil.Process(os.getppid())
+    options, _ = launcher.OPTIONS.parse_known_args(json.loads(os.environ["FAULT_LAUNCHER"]))
+    launcher.find = lambda: (above, options)
+    _plant(Path(words[words.index("--run-dir") + 1]))
+    main.main(study.train.train)
+
+
+def _like_subprocess(run) -> types.SimpleNamespace:
+    names = ("TimeoutExpired", "CalledProcessError", "DEVNULL", "PIPE", "STDOUT")
+    return types.SimpleNamespace(Popen=forked(run), **{name: getattr(subprocess, name) for name in names})
+
+
+def _command(cell, folder: Path, nvme_dir: Path | None) -> list[str]:
+    words = COMMAND(cell, folder, nvme_dir)
+    os.environ["FAULT_LAUNCHER"] = json.dumps(words[3:7])
+    return words
+
+
+COMMAND = launches.command
+
+
+def _end_with(function, *arguments) -> None:
+    code = 1
+    try:
+        function(*arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+# --- the fault -----------------------------------------------------------------------------------------------------
+
+
+def _plant(folder: Path) -> None:
+    """In a rank: have the fault of this round strike at its moment, if it is this rank's."""
+    about = json.loads(os.environ.get("FAULT", "null"))
+    if not about or not folder.name.endswith(about["suffix"]) or int(os.environ.get("RANK", 0)) != about["rank"]:
+        return
+    place = Place(
+        runs=Path(about["runs"]),
+        cache=Path(about["cache"]),
+        turn=about["turn"],
+        sweep=about["sweep"],
+        launcher=os.getppid(),
+        rank=about["rank"],
+    )
+    strike = STRIKES[about["how"]]
+    if MOMENTS[about["when"]] is None:
+        return strike(place)
+    module, name, *skipped = MOMENTS[about["when"]]
+    owner = importlib.import_module(module)
+    *above, last = name.split(".")
+    for part in above:
+        owner = getattr(owner, part)
+    original, calls = getattr(owner, last), [0]
+
+    def struck(*words, **named):
+        calls[0] += 1
+        if calls[0] == 1 + (skipped[0] if skipped else 0):
+            strike(place)
+        return original(*words, **named)
+
+    setattr(owner, last, struck)
+    return None
+
+
+def _sweep_main(words: list[str], fault: Fault | None, place: Place) -> None:
+    """`study sweep`, in a forked process."""
+    os.environ.clear()
+    os.environ.update(ENV | {"XDG_CACHE_HOME": str(place.cache)})
+    if fault is not None and fault.when == "before":
+        PREPARATIONS[fault.how](place)
+    elif fault is not None:
+        about = {"suffix": f"{place.turn}.1", "rank": fault.rank, "when": fault.when, "how": fault.how}
+        about |= {"runs": str(place.runs), "cache": str(place.cache), "turn": place.turn, "sweep": os.getpid()}
+        os.environ["FAULT"] = json.dumps(about)
+    if fault is None or not fault.real:
+        launches.subprocess = _like_subprocess(launcher_main)
+        launches.command = _command
+    sys.argv = ["study", *words]
+    commands.main()
+
+
+# --- a round -------------------------------------------------------------------------------------------------------
+
+
+def play(fault: Fault, base: Path, shared_cache: Path) -> None:
+    """One round: a sweep that is struck, and the same command again. Raises Broken."""
+    cache = base / "cache"
+    if "cache" in fault.how:
+        shutil.copytree(shared_cache, cache) if fault.how != "the cache is a file" else cache.mkdir()
+    else:
+        cache = shared_cache
+    protocol = _protocol(fault)
+    place = Place(base / "runs", cache, f"{_cell_name(fault, protocol, base)}-r1")
+    place.runs.mkdir()
+    if "tmpfs" in fault.how:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place.runs)], check=True)
+    own = _users_files(place)
+    words = ["sweep", str(base / "faulty.toml"), "--runs", str(place.runs), "--timeout-s", str(fault.timeout_s)]
+    try:
+        code, output = _sweep(words, fault, place, base)
+        _assert_no_process(fault)
+        _assert_struck(fault, place, code, output)
+        _restore(fault, place, protocol)
+        _assert_untouched(fault, own, place)
+        _assert_lock_is_free(place.runs)
+        done = {path: path.read_bytes() for path in place.runs.glob("*/record.json") if _status(path.parent) == "done"}
+        code, output = _sweep(words, None, place, base)
+        _assert_complete(fault, place, code, output, done)
+        _assert_no_process(fault)
+        _assert_untouched(fault, own, place)
+    finally:
+        subprocess.run(["umount", "-l", str(place.runs)], check=False, capture_output=True)
+
+
+def _protocol(fault: Fault) -> str:
+    settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in (SMALL | fault.settings).items())
+    seeds = json.dumps(list(range(1, fault.cells + 1))) if fault.cells > 1 else "1"
+    return PROTOCOL.format(arm=fault.arm, ranks=1 if fault.arm == "single" else 2, seeds=seeds, settings=settings)
+
+
+def _cell_name(fault: Fault, protocol: str, base: Path) -> str:
+    from study.sweeps import protocol as protocols
+
+    (base / "faulty.toml").write_text(protocol)
+    return protocols.cells(protocols.read(str(base / "faulty.toml")), "tiny")[0].name
+
+
+def _users_files(place: Place) -> Path:
+    """What a user may have beside the runs, and a copy of it to compare with."""
+    for name in ("notes.txt", "mine.1/record.json", "mine.1/thesis.txt", f"{place.turn}.bak/thesis.txt", "model/a.bin"):
+        path = place.runs / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"a user's own {name}\n")
+    (place.runs / "link").symlink_to("notes.txt")
+    return Path(shutil.copytree(place.runs, place.runs.with_name("copy"), symlinks=True))
+
+
+def _sweep(words: list[str], fault: Fault | None, place: Place, base: Path) -> tuple[int, str]:
+    """Run the command in a process of its own, and wait for its end. Gives its exit code and what it printed."""
+    printed = base / "printed.txt"
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+        _end_with(_sweep_main, words, fault, place)
+    until = time.monotonic() + 150
+    if fault is not None and fault.real and fault.when == "training":
+        _strike_from_outside(fault, place, pid)
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), printed.read_text(errors="replace")
+        time.sleep(0.05)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    os.waitpid(pid, 0)
+    raise Broken(f"the sweep did not end in 150 s: {printed.read_text(errors='replace')[-2000:]}")
+
+
+def _strike_from_outside(fault: Fault, place: Place, sweep: int) -> None:
+    """A signal to a rank that trains, which was started and not forked."""
+    while not (place.folder / "steps.jsonl").exists():
+        time.sleep(0.1)
+        if os.waitid(os.P_PID, sweep, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+    ranks = [each for each in psutil.Process(sweep).children(recursive=True) if "-u" in each.cmdline()[:2]]
+    ranks = [each for each in ranks if each.environ().get("RANK", "0") == str(fault.rank)]
+    launcher_pid = psutil.Process(sweep).children()[0].pid
+    about = replace(place, sweep=sweep, launcher=launcher_pid, rank=fault.rank)
+    name, _, whom = fault.how.partition(" to ")
+    target = {"itself": ranks[0].pid, "the launcher": about.launcher, "the sweep": about.sweep}[whom]
+    os.kill(target, getattr(signal, name))
+
+
+def _restore(fault: Fault, place: Place, protocol: str) -> None:
+    """What a user would put right before giving the same command again."""
+    with contextlib.suppress(OSError):
+        os.kill(int((place.runs.parent / "holder").read_text()), signal.SIGKILL)
+        time.sleep(0.1)
+    if "read-only" in fault.how:
+        subprocess.run(["umount", "-l", str(place.runs)], check=True)
+    if place.runs.with_name("moved").exists():
+        if place.runs.exists():
+            raise Broken("a folder of runs was made anew where it had been moved away")
+        place.runs.with_name("moved").rename(place.runs)
+    if place.runs.is_file():
+        place.runs.unlink()
+        shutil.copytree(place.runs.with_name("copy"), place.runs, symlinks=True)
+    (place.runs / "users-own-large-file").unlink(missing_ok=True)
+    if (place.runs / ".sweep").is_dir():
+        (place.runs / ".sweep").rmdir()
+    if (place.cache / "zero-study").is_file():
+        (place.cache / "zero-study").unlink()
+    (place.runs.parent / "faulty.toml").write_text(protocol)
+    shutil.rmtree(place.runs.parent / "users-modules", ignore_errors=True)
+    for group in Path("/sys/fs/cgroup/memory").glob("zero-study-*"):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+# --- the four things -----------------------------------------------------------------------------------------------
+
+
+def _status(folder: Path) -> str | None:
+    try:
+        return store.load(folder).status
+    except Exception:
+        return None
+
+
+def _assert_struck(fault: Fault, place: Place, code: int, output: str) -> None:
+    if "Traceback" in output:
+        raise Broken(f"a traceback of the sweep: {output[-3000:]}")
+    expected = {None: 2, "done": 0, "oom": 0, "host_oom": 0, "diverged": 0, "unavailable": 0, "interrupted": 3}
+    wanted = fault.code if fault.code is not None else expected.get(fault.status, 1)
+    said = output
+    if fault.status is not None:
+        folder = place.folder if fault.when != "before" else _newest(place)
+        record = store.load(folder)
+        error = record.error
+        said = error.message if error else ""
+        if record.status != fault.status:
+            raise Broken(f"status {record.status}, not {fault.status}: {error and (error.where, error.message)}")
+        if fault.words not in said:
+            raise Broken(f"{fault.words!r} is not in {said!r}")
+        if fault.where is not None and error.where != fault.where:
+            raise Broken(f"where: {error.where}, not {fault.where}: {said}")
+        if "Traceback" in said or (error and not error.what_to_do):
+            raise Broken(f"no sentence: {said}")
+    elif fault.words not in " ".join(output.split()):
+        raise Broken(f"{fault.words!r} is not in {output!r}")
+    if code != wanted:
+        raise Broken(f"exit code {code}, not {wanted}: {output[-1500:]}")
+    if fault.status is None and code == 2 and output.count("What to do:") != 1:
+        raise Broken(f"not one sentence: {output[-1500:]}")
+
+
+def _newest(place: Place) -> Path:
+    tries = sorted(place.runs.glob(f"{place.turn}.[0-9]"))
+    if not tries:
+        raise Broken("there is no try")
+    return tries[-1]
+
+
+def _assert_untouched(fault: Fault, own: Path, place: Place) -> None:
+    for path in own.rglob("*"):
+        now = place.runs / path.relative_to(own)
+        if path.is_symlink():
+            if not now.is_symlink():
+                raise Broken(f"{now} was a link")
+        elif path.is_file() and not (now.is_file() and filecmp.cmp(path, now, shallow=False)):
+            raise Broken(f"{now} of the user's is changed or gone")
+    for thesis in place.runs.glob(f"{place.turn}.*/thesis.txt"):
+        if "a user's" not in thesis.read_text():
+            raise Broken(f"{thesis} is changed")
+
+
+def _assert_no_process(fault: Fault) -> None:
+    """All that was started is gone; what is orphaned becomes this process's child."""
+    patience_s = 45 if "the launcher and both" in fault.how or "Ctrl-C twice" in fault.how else 8
+    until, left = time.monotonic() + patience_s, []
+    while time.monotonic() < until:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        left = [each for each in psutil.Process().children(recursive=True) if not _is_ours(each)]
+        if not left:
+            return
+        time.sleep(0.05)
+    about = [f"{each.pid} {each.status()} {each.cmdline()[:6]}" for each in left if each.is_running()]
+    for each in left:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    raise Broken(f"processes are left: {about}")
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    """The holder of a lock, which the fault started, or a tracker of Python's that ends with this process."""
+    try:
+        words = process.cmdline()
+        return words[:2] == ["sleep", "600"] or "resource_tracker" in " ".join(words)
+    except psutil.Error:
+        return True
+
+
+def _assert_lock_is_free(runs: Path) -> None:
+    lock = runs / ".sweep"
+    if lock.is_file():
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Broken("the folder is still locked") from None
+
+
+def _assert_complete(fault: Fault, place: Place, code: int, output: str, done: dict[Path, bytes]) -> None:
+    if code != 0 or "Traceback" in output:
+        raise Broken(f"the same command ends with {code}: {output[-2000:]}")
+    for seed in range(1, fault.cells + 1):
+        turn = place.turn.replace("-r1", "") if fault.cells == 1 else None
+        folders = place.runs.glob(f"{turn}-r1.[0-9]*") if turn else place.runs.glob(f"*seed{seed}*")
+        statuses = [_status(folder) for folder in folders]
+        if fault.cells == 1 and not {"done", "oom"} & set(statuses):
+            raise Broken(f"nothing is done: {statuses}: {output[-1500:]}")
+    if fault.cells > 1 and output.count("  done") != fault.cells:
+        raise Broken(f"not all cells are done: {output}")
+    for path, content in done.items():
+        if path.read_bytes() != content:
+            raise Broken(f"{path} was done, and was written again")
+    litter = [path for path in place.runs.glob("*/*") if ".part" in path.name]
+    if litter:
+        raise Broken(f"left behind: {litter}")
+
+
+# --- many rounds ---------------------------------------------------------------------------------------------------
+
+
+def rounds(chosen: list[Fault], base: Path, cache: Path, report: Callable[[str], object]) -> list[dict]:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    OPEN_AT_START.update(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    ENV.update({name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))})
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
+        ENV.pop(name, None)
+    results = []
+    if not list(cache.glob("zero-study/*/*")):  # there must be something to break
+        chosen = [CONTROL, *chosen]
+    for number, fault in enumerate(chosen, 1):
+        folder = Path(tempfile.mkdtemp(prefix="round-", dir=base))
+        started, problem = time.monotonic(), None
+        try:
+            play(fault, folder, cache)
+        except Exception as error:
+            problem = str(error) if isinstance(error, Broken) else "".join(traceback.format_exception(error))
+            with contextlib.suppress(Broken):
+                _assert_no_process(fault)
+        results.append({"fault": fault.name, "kind": fault.kind, "s": time.monotonic() - started, "problem": problem})
+        report(f"[{number}/{len(chosen)}] {results[-1]['s']:5.1f} s  {fault.name}"
+               + (f"\n    BROKEN: {problem}\n    {folder}" if problem else ""))  # fmt: skip
+        if problem is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return results
+
+
+def chosen_faults(names: list[str] | None, count: int | None, seed: int, skip: int) -> list[Fault]:
+    faults = [fault for fault in FAULTS if names is None or any(name in fault.name for name in names)]
+    if count is None:
+        return faults
+    drawn, generator = [], random.Random(seed)
+    while len(drawn) < count + skip:  # each fault once before any comes again, in an order that the seed decides
+        drawn += generator.sample(faults, len(faults))
+    return drawn[skip : skip + count]
+
+
+def command_line() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, help="so many, drawn by the seed; else each chosen fault once")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first ones that the seed draws")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="faults with one of these words in kind or name")
+    parser.add_argument("--exactly", nargs="*", help="the faults of these names")
+    parser.add_argument("--jobs", type=int, default=3, help="rounds at a time")
+    parser.add_argument("--within-s", type=float, default=1e9, help="begin no round after so long")
+    parser.add_argument("--base", type=Path, help="where the rounds work")
+    parser.add_argument("--results", type=Path, help="append a line of JSON for each round")
+    options = parser.parse_args()
+    base = options.base or Path(tempfile.mkdtemp(prefix="faults-"))
+    (base / "cache").mkdir(parents=True, exist_ok=True)
+    if options.jobs > 1 and not list((base / "cache").glob("zero-study/*/*")):
+        rounds([], base, base / "cache", print)
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    begun = time.monotonic()
+    for job in range(options.jobs):  # most of a hang is waiting
+        if os.fork() == 0:
+            sys.exit(_play_each(options, base, job, begun))
+    broken = any([os.wait()[1] for _ in range(options.jobs)])
+    if more := set(os.listdir("/dev/shm")) - before:  # noqa: PTH208
+        print(f"BROKEN: left in /dev/shm: {sorted(more)}")  # noqa: T201
+    sys.exit(1 if broken or more else 0)
+
+
+def _play_each(options: argparse.Namespace, base: Path, job: int, begun: float) -> bool:
+    """The rounds of one job. Says whether one of them was broken."""
+    broken = False
+    faults = chosen_faults(options.only, options.rounds, options.seed, options.skip)
+    if options.exactly:
+        faults = [fault for fault in FAULTS if fault.name in options.exactly]
+    for fault in faults[job :: options.jobs]:
+        if time.monotonic() > begun + options.within_s:
+            break
+        *_, result = rounds([fault], base, base / "cache", lambda text: print(text, flush=True))  # noqa: T201
+        broken |= result["problem"] is not None
+        if options.results:
+            with options.results.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+    return broken
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,0 +1,162 @@
+"""Faults strike a small real sweep: the right status and sentence, nothing of the user's touched, nothing left, and the
+same command completes the work. The table is `faults.py`, the runner `fault_runner.py`.
+
+A few are played here, one of each kind that has its own place in the code; `make faults` plays the whole table.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import forked
+from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES
+
+from study.errors import Stop
+from study.machine import linux
+from study.machine.kernel_log import KernelLog
+from study.records import store
+from study.sweeps import ends
+
+SHORT = (
+    "signal: SIGKILL to itself, timed window, rank 1",
+    "signal: SIGKILL to the sweep, timed window, rank 1",
+    "hang: SIGSTOP to itself, timed window, rank 1",
+    "memory: the kernel kills it for memory (cgroup), timed window, rank 1",
+    "disk: the disk is full (tmpfs), between windows, rank 0",
+    "files: its run folder is removed, timed window, rank 0",
+    "caches: a bit of cached files is flipped, before",
+    "exception: it leaves with code 0, timed window, rank 1",
+)
+CAP_SYS_ADMIN = 1 << 21
+NEEDS = {"tmpfs": "mount", "bind mount": "mount", "cgroup": "cgroup"}
+
+
+def may(right: str) -> bool:
+    """Whether this machine lets a test mount a file system or make a control group (version 1)."""
+    if right == "cgroup":
+        group = Path("/sys/fs/cgroup/memory/zero-study-may")
+        try:
+            group.mkdir(exist_ok=True)
+            (group / "memory.limit_in_bytes").read_text()
+            group.rmdir()
+        except OSError:
+            return False
+        return True
+    return bool(int(linux.fields("/proc/self/status")["CapEff"], 16) & CAP_SYS_ADMIN)
+
+
+def play(base: Path, *words: str) -> None:
+    base.mkdir(exist_ok=True)
+    script, flags = "tests/fault_runner.py", ["--base", str(base), "--jobs", "1", "--exactly", *words]
+    run = forked(base, config="accelerate_configs/single.yaml", launcher=(), script=script, flags=flags)
+    assert run.code == 0, run.output
+    assert all(name in run.output for name in words), run.output
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in SHORT], ids=lambda fault: fault.name)
+def test_a_fault_is_one_cells_and_the_same_command_goes_on(fault, shared):
+    for words, right in NEEDS.items():
+        if words in fault.how and not may(right):
+            pytest.skip(f"this fault needs the right to use {right}")
+    play(shared / "faults", fault.name)
+
+
+def test_the_table_is_whole():
+    names = [fault.name for fault in FAULTS]
+    assert len(names) == len(set(names)) >= 60
+    assert set(SHORT) <= set(names)
+    for fault in FAULTS:
+        assert fault.how in (PREPARATIONS if fault.when == "before" else STRIKES)
+        assert fault.when in (*MOMENTS, "before") or fault.real
+    assert {fault.how for fault in FAULTS} >= PREPARATIONS.keys()
+
+
+# --- how a launch ended, from what launchers and the kernel say ----------------------------------------------------
+
+TORCHRUN = """
+============================================================
+study/train.py FAILED
+------------------------------------------------------------
+Failures:
+[0]:
+  time      : 2026-11-22_02:00:00
+  host      : here
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 70)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[1]:
+  time      : 2026-11-22_02:00:00
+  host      : here
+  rank      : 3 (local_rank: 1)
+  exitcode  : -11 (pid: 71) (SIGSEGV)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 71
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "death"),
+    [
+        (TORCHRUN, ends.Death("SIGSEGV", 3, 71)),
+        (TORCHRUN.replace("\n", "\n1: "), ends.Death("SIGSEGV", 3, 71)),  # as srun prints it
+        ("E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary: python", ends.Death("SIGBUS", None, 9)),
+        ("subprocess.CalledProcessError: Command x died with <Signals.SIGABRT: 6>.", ends.Death("SIGABRT")),
+        ("exitcode  : -99 (pid: 7)", ends.Death("signal 99")),
+    ],
+)
+def test_a_launchers_report_names_the_rank_and_the_signal(output, death):
+    assert ends.reported(output)[0] == death
+
+
+def test_a_rank_that_torchrun_killed_at_last_is_not_the_first_to_die():
+    """It waited for the other one in C++, where it heeds no SIGTERM."""
+    late = "Unable to shutdown process 70 via 15, forcefully exiting via 9"
+    report = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
+    assert ends.reported(f"{late}\n{report}") == [ends.Death("SIGSEGV", 3, 71)]
+    assert ends.reported(report) == [ends.Death("SIGSEGV", 3, 71), ends.Death("SIGKILL", 0, 70)]
+
+
+def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it_said():
+    """The log has its process id: from torchrun's report, or from the heartbeat that it left."""
+    bug = store.ended(store.new("run", []), Stop("ValueError: no such row", "report this"), "ValueError")
+    for output, pids in ((TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"), {}), ("", {71: 3})):
+        stop = ends.killed(bug, output, 1, ends.Kills(1, frozenset({71})), pids)
+        assert (stop.status, stop.where) == ("host_oom", "rank 3")
+    stop = ends.killed(bug, "", 1, ends.Kills(1, frozenset({555})), {71: 3})
+    assert stop is None, "another process of this machine"
+    interrupted = store.ended(store.new("run", []), Stop("interrupted", "again", "interrupted"), "KeyboardInterrupt")
+    assert ends.killed(interrupted, "", 1, ends.Kills(1, frozenset({555})), {71: 3}) is None
+    assert ends.killed(interrupted, "", 1, ends.Kills(1), {71: 3}).status == "host_oom", "the kernel only counts"
+
+
+def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
+    gone = Stop("another rank died without a word", "see", where="another rank")
+    record = store.ended(store.new("run", []), gone, "RuntimeError")
+    stop = ends.killed(record, TORCHRUN.replace("-11", "3"), 1, ends.Kills(0), {})
+    assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no word", "rank 3")
+
+
+def test_the_kernels_log_is_read_from_now_on(tmp_path):
+    before = b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n"
+    (tmp_path / "kmsg").write_bytes(before)
+    log = KernelLog(tmp_path / "kmsg")
+    assert log.killed_for_memory() == set()
+    with (tmp_path / "kmsg").open("ab") as file:
+        file.write(b"6,2,2,-;Memory cgroup out of memory: Killed process 4711 (pt_main) total-vm:9kB\n")
+        file.write(b"6,3,3,-;python[12]: segfault at 0\n")
+    assert log.killed_for_memory() == {4711}
+    log.close()
+    assert KernelLog(tmp_path / "none").killed_for_memory() is None
+
+
+def test_room_is_reserved_for_a_record_and_freed_with_its_process(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    store.reserve(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "the kernel frees what has no name"
+    assert shutil.disk_usage(tmp_path).free <= free
+    assert store.give_back(tmp_path)
+    assert not store.give_back(tmp_path)
