@@ -103,7 +103,7 @@ def test_links_lead_where_they_say(show):
     opened.find_element("link text", "Memory at the peak").click()
     assert opened.execute_script("return document.querySelector(':target').textContent") == "Memory at the peak"
     opened.find_element("link text", "data as CSV")
-    opened.find_element("link text", "Verdicts and runs").click()
+    opened.find_element("link text", "Answers").click()
     opened.find_element("link text", "log").click()
     assert opened.execute_script("return document.querySelector(':target').open"), "a fold that a link leads to opens"
     opened.back()

@@ -168,13 +168,15 @@ def assert_drawn(expected: list, axes) -> None:
 def test_losses(drawn):
     figure, rows = drawn["losses"]
     above, below = figure.axes
+    others = [label.get_text() for label in below.get_yticklabels()]
+    assert others == ["zero1", "zero2", "zero3"], "each arm has a line of its own, with its name"
     for (arm, step), mine in by(rows, "arm", "step").items():
         assert_drawn([(step, np.mean([row["loss"] for row in mine]))], above)
         known = [row["difference"] for row in mine if row["difference"] is not None]
         assert bool(known) == (arm != "ddp")
-        assert_drawn([(step, max(np.mean(known), figures.EXACT))] if known else [], below)
+        assert_drawn([(max(np.mean(known), figures.EXACT), others.index(arm))] if known else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
-    assert below.get_yscale() == "log"
+    assert below.get_xscale() == "log"
 
 
 def test_script(drawn):

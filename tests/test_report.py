@@ -84,9 +84,9 @@ def test_what_is_broken_is_named_with_what_is_wrong(name, site):
     assert BROKEN[name] in line
 
 
-def test_the_index_has_the_verdicts_first_and_then_every_run(site, real_runs):
+def test_the_index_has_the_answers_first_then_the_verdicts_and_then_every_run(site, real_runs):
     text = (site / "index.html").read_text()
-    assert text.index('id="verdicts"') < text.index('id="runs"')
+    assert text.index('class="answer"') < text.index('id="verdicts"') < text.index('id="runs"')
     rows = table(site / "data" / "claims-claims.csv")
     assert len(rows) > 200
     listed = (site / "claims" / "index.html").read_text()

@@ -192,7 +192,7 @@ def verdicts(rows: list[dict]) -> str:
     counts = Counter(row["verdict"] for row in mine if row["basis"] != OWN)
     text = f"Of {sum(counts.values())} claims about the world: {_counts(counts, VERDICTS)}."
     others = [f"{OTHER_BASES[basis]} ({resting[basis]})" for basis in OTHER_BASES if resting[basis]]
-    text += f" The verdicts rest on {_and([f'**real runs ({resting[MEASURED]})**', *others])}."
+    text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
     if own:
         text += (
             f" Of {sum(own.values())} that were held against their document's own numbers: {_counts(own, VERDICTS)}."
@@ -205,7 +205,8 @@ def _counts(counts: Counter, names: Iterable[str]) -> str:
     return ", ".join(f"**{counts[name]} {name}**" for name in names if counts[name])
 
 
-def _and(parts: list[str]) -> str:
+def joined(parts: list[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 

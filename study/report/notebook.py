@@ -109,8 +109,7 @@ class Book:
 
     def _write(self, name: str, rows: list[dict]) -> None:
         if self.data:
-            table = pd.DataFrame(rows, dtype=object).map(no_formula).rename(columns=no_formula)
-            table.to_csv(below(self.data, f"{self.name}-{name}.csv"), index=False)
+            write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
         """The claims of one document, or of all, with their verdicts. A claims file that is wrong is said to be."""
@@ -128,6 +127,11 @@ class Book:
 
     def _kept(self, name: str) -> list[dict]:
         return json.loads((self.data / name).read_text()) if self.data and (self.data / name).exists() else []
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Rows as a CSV file, every digit of them."""
+    pd.DataFrame(rows, dtype=object).map(no_formula).rename(columns=no_formula).to_csv(path, index=False)
 
 
 def set_aside(runs: records.Runs) -> list[str]:

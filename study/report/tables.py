@@ -355,7 +355,7 @@ def traffic(runs: Runs) -> list[dict]:
         place = {"group": group, "line": line} | _facts(run, "arm", "ranks", "kind")
         for source, bars, n in (
             ("counted", counted, len(repeats)),
-            ("ZeRO paper", paper if run.stage else {"all-reduce": 1.0}, 0),
+            ("ZeRO paper", paper if run.stage else {} if run.record.observed.fsdp else {"all-reduce": 1.0}, 0),
             ("document 000", printed, 0),
         ):
             bar = place | {"source": source}
