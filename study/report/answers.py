@@ -255,7 +255,8 @@ def _time_in_words(rows: list[dict]) -> str:
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
     lead = f"{captions.joined(dear) or 'nothing'} {verb}, {captions.joined(cheap) or 'nothing'} hardly."
-    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100: a step takes {words}."
+    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
+    text += f" a step takes {words}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
     if {"zero1", "zero2", "zero3"} <= theirs.keys():
         second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]
@@ -297,7 +298,7 @@ def _traffic_in_words(rows: list[dict]) -> str:
     times = {arm: counted[arm] / counted["ddp"] for arm in STAGES if arm in counted}
     named = captions.joined([f"{factor:.2g} times DDP's bytes under {STAGES[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
-    text = f"**{answer}** Of {rows[0]['model']}, a rank sends {named or "DDP's bytes"}."
+    text = f"**{answer}** Of {rows[0]['model']}, a rank sends {named or 'as much as DDP'}."
     if off := [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]:
         stages = f"stage{'s' * (len(off) > 1)} {' and '.join(arm[-1] for arm in off)}"
         text += f" The ZeRO paper expects as much as DDP of {stages}: DeepSpeed all-reduces gradients, as DDP does,"
