@@ -179,6 +179,15 @@ def test_losses(drawn):
     assert below.get_xscale() == "log"
 
 
+def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn):
+    """Where a folder has only some of the runs, a seed of an arm may have no run of the baseline."""
+    rows = drawn["losses"][1]
+    lone = [row | {"difference": None, "against": None} if row["seed"] == 2 else row for row in rows]
+    below = figures.losses(lone).axes[1]
+    known = [row["difference"] for row in lone if (row["arm"], row["step"]) == ("zero3", 1) and row["seed"] != 2]
+    assert_drawn([(max(np.mean(known), figures.EXACT), 2)], below)
+
+
 def test_script(drawn):
     figure, rows = drawn["script"]
     for axes, mine in zip(figure.axes, by(rows, "script").values(), strict=True):

@@ -30,7 +30,7 @@ def losses(rows: list[dict]) -> Figure:
     """The loss of every arm at each step; and of each arm how far it is from the baseline, a point for each step."""
     compared, entries = [row for row in rows if row["difference"] is not None], []
     of_line = by(rows, "line", "arm")
-    others = {line: mine for (line, _), mine in of_line.items() if mine[0]["difference"] is not None}
+    others = {line: mine for (line,), mine in by(compared, "line").items()}
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if compared else [2.5])
     usual = Counter(row["rows per step"] for row in rows).most_common(1)[0][0]
     for number, ((line, arm), mine) in enumerate(of_line.items()):

@@ -62,6 +62,15 @@ MARK = "mark of "  # with it begins the id of a mark that has an arm
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
 UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
 UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs")}
+# A third of what matplotlib writes: a report has each figure three times, in a page, in its notebook and as a file.
+UNNEEDED = [
+    re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
+    re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # of all texts: see FONT
+    re.compile(r' transform="rotate\(-?0 [^"]*\)"'),
+    re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
+    re.compile(r"\n\s*(?=<)"),
+]
+FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -210,6 +219,7 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
         drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
-    text = MARKED.sub(_with_data, out.getvalue())
-    text, label = COORDINATES.sub(_rounded, text), html.escape(label or name)
-    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    text, label = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue())), html.escape(label or name)
+    for unneeded in UNNEEDED:
+        text = unneeded.sub("", text)
+    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)

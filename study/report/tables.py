@@ -56,6 +56,7 @@ PARTS = {
 PREDICTORS = ("ours", "deepspeed", "accelerate")
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
 ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
+COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 FIRST_COLUMNS = ("arm", "model", "environment", "runs", "s/step", "from", "to", "vs A", "peak MB", "loss")
 
 
@@ -95,6 +96,11 @@ def verdict(judged: Verdict) -> dict:
 def verdicts(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
     return [verdict(each) for each in judged(runs, document)]
+
+
+def tallied(verdicts: list[dict]) -> list[dict]:
+    """Verdicts with what a figure needs to count them; the table of claims has their words."""
+    return [{name: row[name] for name in COUNTED} for row in verdicts]
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -288,11 +294,15 @@ def memory_003(runs: Runs) -> list[dict]:
     return rows
 
 
-def peaks(runs: Runs, ranks: Iterable[int] = tuple(2**i for i in range(1, 11))) -> list[dict]:
-    """Peak memory of a rank against the number of ranks: measured ones, and those that the formulas give."""
+def peaks(runs: Runs, ranks: Iterable[int] = tuple(2**i for i in range(1, 11)), most: int | None = None) -> list[dict]:
+    """Peak memory of a rank against the number of ranks: measured ones, and those that the formulas give.
+
+    Of the `most` groups with most arms, where not all are shown: each prediction takes a part of a second.
+    """
     rows = []
     known = [run for run in runs.done if run.tracked_bytes and run.kind != "capped"]
-    for group, members in groups(known, only=SETTINGS).items():
+    by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.arm for run in item[1]}))
+    for group, members in by_arms[:most]:
         for repeats in by(members, "arm", "ranks", "kind").values():
             largest = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
             rows.append({"group": group} | _facts(repeats[0], "arm", "ranks", "kind") | largest)

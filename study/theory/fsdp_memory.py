@@ -96,7 +96,11 @@ class Sharding:
 
     def whole(self, unit: str) -> int:
         """Bytes of a unit's gathered weights."""
-        return sum(map(self.padded, self.units[unit])) * self.setup.weight_bytes
+        return self._whole[unit]
+
+    @functools.cached_property
+    def _whole(self) -> dict[str, int]:
+        return {unit: sum(map(self.padded, held)) * self.setup.weight_bytes for unit, held in self.units.items()}
 
     def buffer(self, unit: str) -> int:
         """Bytes of the buffer that a unit is gathered into before its tensors are copied out of it."""
