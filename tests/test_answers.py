@@ -110,7 +110,7 @@ def test_marks_have_their_values_and_the_names_of_arms_are_keys(index):
     assert '<g data-arm="zero1" data-key>' in text
     assert style.MARK not in text
     losses = style.svg(index["losses"].figure, "losses")
-    assert re.search(r'<g data-arm="zero3"><title>zero3, step 24: [\de.-]+ nats</title>', losses)
+    assert re.search(r'<g data-arm="zero3"><title>zero3: at most [\de.-]+ nats, in 24 steps</title>', losses)
 
 
 def test_a_label_of_a_group_is_words():

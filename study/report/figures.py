@@ -50,13 +50,14 @@ def losses(rows: list[dict]) -> Figure:
 
 
 def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
-    """A line for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
+    """A row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
     for place, (line, mine) in enumerate(rows_of.items()):
-        arm, means = mine[0]["arm"], []
-        for (step,), of_step in by(mine, "step").items():
-            means.append(max(np.mean([row["difference"] for row in of_step]), EXACT))
-            (point,) = ax.plot(means[-1], place, marker(arm), color=colour(arm), markersize=4, alpha=0.6)
-            style.tell(point, arm, f"{line}, step {step}: {means[-1] if means[-1] > EXACT else 0:.1g} nats")
+        arm, steps = mine[0]["arm"], by(mine, "step").values()
+        means = [max(np.mean([row["difference"] for row in of_step]), EXACT) for of_step in steps]
+        look = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
+        (points,) = ax.plot(means, [place] * len(means), marker(arm), **look)
+        most = max(means)
+        style.tell(points, arm, f"{line}: at most {most if most > EXACT else 0:.1g} nats, in {len(means)} steps")
     against = ", ".join(sorted({row["against"] for mine in rows_of.values() for row in mine} - {None}))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))

@@ -78,7 +78,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         judged = tables.judged(runs)
         verdicts = [tables.verdict(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
-            (site / "data" / name).write_text(json.dumps(without_paths(rows), indent=1) + "\n")
+            (site / "data" / name).write_text(json.dumps(without_paths(rows)) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         failed = execute(folders, site / "notebooks", site / "data", say)
         write_pages(runs, judged, site, failed)

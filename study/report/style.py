@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
-from study.spec.arms import all_paths
+from study.spec.arms import NAMES, all_paths
 from study.text.numbers import short
 
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
@@ -70,6 +70,7 @@ UNNEEDED = [
     re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
     re.compile(r"\n\s*(?=<)"),
 ]
+STYLES = re.compile(r' style="[^"]*"')
 FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
@@ -105,9 +106,9 @@ def _look(arm: str) -> tuple[str, str]:
 
 
 def ordered(arms: Iterable[str]) -> list[str]:
-    """Arms in their order, variants after them."""
+    """Arms in their order, which is that of every table; variants after them."""
     names = set(arms)
-    return [arm for arm in ARMS if arm in names] + sorted(names - ARMS.keys())
+    return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
 
 
 def plain(axis: Axis) -> None:
@@ -222,4 +223,5 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     text, label = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue())), html.escape(label or name)
     for unneeded in UNNEEDED:
         text = unneeded.sub("", text)
+    text = STYLES.sub(lambda style: style[0].replace(": ", ":").replace("; ", ";"), text)
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)

@@ -354,10 +354,7 @@ def traffic(runs: Runs) -> list[dict]:
     for group, line, repeats in ((group, *each) for group, members in known.items() for each in lines(members).items()):
         run = repeats[0]
         all_reduce = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
-        moved = dict.fromkeys(run.traffic, 0.0)
-        for kind, count in run.record.traffic.per_rank[0].items():
-            for ranks, size_bytes in count.by_ranks(run.ranks).items():
-                moved[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks)) / all_reduce
+        moved = {kind: sent / all_reduce for kind, sent in sent_bytes(run).items()}
         # Without what is not worth a bar, such as a loss that is averaged over ranks.
         counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
         paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
@@ -371,6 +368,15 @@ def traffic(runs: Runs) -> list[dict]:
             bar = place | {"source": source}
             rows += [bar | {"collective": kind, "times": times, "n": n} for kind, times in bars.items()]
     return rows
+
+
+def sent_bytes(run: Run) -> dict[str, float]:
+    """What the first rank sends in a step by collective, in rings: an all-reduce goes round twice."""
+    sent = dict.fromkeys(run.traffic, 0.0)
+    for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
+        for ranks, size_bytes in count.by_ranks(run.ranks).items():
+            sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
+    return sent
 
 
 def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
