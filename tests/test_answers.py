@@ -9,6 +9,7 @@ from study.outside import side_by_side
 from study.records import runs as records
 from study.report import answers, style
 from study.spec.arms import ROOT
+from study.text.numbers import nats
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 
@@ -81,9 +82,9 @@ def test_losses_are_those_of_the_group_with_most_arms(index):
     answer = index["losses"]
     worst = max(row["difference"] for row in answer.rows if row["difference"] is not None)
     assert 0 < worst < answers.FP32_NOISE
-    assert answers.nats(worst) in answer.sentence
+    assert nats(worst) in answer.sentence
     assert answer.sentence.startswith("**No.**")
-    assert answers.nats(0.0) == "0 nats"
+    assert (nats(0.0), nats(3.6e-7), nats(0.012)) == ("0 nats", "4e-7 nats", "0.01 nats")
 
 
 def test_losses_that_differ_are_not_called_equal(tmp_path):

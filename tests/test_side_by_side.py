@@ -9,6 +9,7 @@ from test_cli import in_this_process
 from study.cli import side_by_side
 from study.records import runs as records
 from study.spec.arms import NAMES, ROOT
+from study.text.numbers import nats
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 
@@ -26,7 +27,7 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbe
         assert f"holds {min(others):.2g} times what ddp holds" in text
         assert f"{max(others):.2g} times." in text
         furthest = max(row["furthest nats"] for row in each["rows"] if row["furthest nats"] is not None)
-        assert f"further than {furthest:.1g} nats from ddp" in text
+        assert f"further than {nats(furthest)} from ddp" in text
         (zero1,) = [row for row in each["rows"] if row["arm"] == "zero1"]
         assert zero1["sent bytes"] / ddp["sent bytes"] == pytest.approx(1.5, rel=0.01), "on rings, as the report has it"
 

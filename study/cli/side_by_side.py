@@ -8,7 +8,7 @@ from study.records.runs import Run, Runs
 from study.report import tables
 from study.report.style import conditions, ordered
 from study.spec.arms import NAMES
-from study.text.numbers import size
+from study.text.numbers import nats, size
 from study.text.tables import say, show
 
 NO_LESS = 1.005  # times the baseline's: closer than this is equal
@@ -62,9 +62,7 @@ def in_words(rows: list[dict]) -> list[str]:
     lines = []
     if compared:
         worst = max(compared, key=lambda row: row["furthest nats"])
-        text = (
-            f"at no step is an arm further than {worst['furthest nats']:.1g} nats from {worst['from']} ({worst['arm']}"
-        )
+        text = f"at no step is an arm further than {nats(worst['furthest nats'])} from {worst['from']} ({worst['arm']}"
         text += f"; {len(compared)} arms compared)"
         equal = f"all {len(compared) + 1} arms have the same ones, to the last bit"
         lines.append(f"Losses: {text if worst['furthest nats'] else equal}.")

@@ -13,7 +13,7 @@ from study.outside import side_by_side
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import answer_figures, captions, figures, headline, readme, tables
-from study.text.numbers import count, size
+from study.text.numbers import count, nats, size
 
 PROTOCOL, RANKS = "at_scale", 8
 MEASURED, VIRTUAL, PREDICTED, PUBLISHED = "measured", "measured on virtual ranks", "predicted", "published by others"
@@ -22,7 +22,7 @@ NAMES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a BERT", "gpt-tiny": "a GPT"}
 PAPER = "ZeRO paper"  # the source of its rows
 AT_SCALE = "study sweep at_scale --runs runs/at_scale"
 FP32_NOISE = 1e-5  # nats: what the order of additions makes of fp32, see `tests/test_parity.py`
-STAGES = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "stage 3 with offloading"}
+STAGES = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "offloading"}
 STAGES |= {"fsdp2": "FSDP2"}  # of which the sentences tell
 COSTS = 1.1  # times DDP's memory or time from which something is said to cost
 
@@ -40,6 +40,12 @@ class Answer:
     where: tuple[str, ...] = ()  # the machines of the runs
     links: tuple[tuple[str, str], ...] = ()  # where there is more: a page and its name
     command: str = ""  # what makes runs that are missing here
+
+
+def first_sentence(text: str) -> str:
+    """The sentence that answers: the first with a number, after the word that says yes or no."""
+    end = text.find(". ", text.find("** ") + 3)
+    return text if end < 0 else text[: end + 1]
 
 
 def of(runs: Runs) -> list[Answer]:
@@ -81,10 +87,6 @@ def trained(runs: Runs) -> list[dict]:
         if several:
             return max(several, key=lambda rows: len({row["arm"] for row in rows}))
     return []
-
-
-def nats(difference: float) -> str:
-    return "0 nats" if difference == 0 else f"{difference:.0e} nats".replace("e-0", "e-")
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def _time_in_words(rows: list[dict]) -> str:
     dear = [STAGES[arm] for arm in STAGES if ours[arm] > COSTS * base]
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
-    lead = f"{captions.joined(dear) or 'nothing'} {verb}, {captions.joined(cheap) or 'nothing'} hardly."
+    lead = f"{captions.joined(dear) or 'nothing'} {verb}; {captions.joined(cheap) or 'nothing'} hardly."
     text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
     text += f" a step takes {words}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}

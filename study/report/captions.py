@@ -16,8 +16,12 @@ OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTE
 
 
 def largest_groups(rows: list[dict], most: int) -> list[list[dict]]:
-    """The groups that a notebook shows, in figures and in sentences alike: those with most rows, the largest first."""
-    return sorted(by(rows, "group").values(), key=len, reverse=True)[:most]
+    """The groups that a notebook shows, in figures and in sentences alike: those with most lines, then most rows."""
+
+    def shown(mine: list[dict]) -> tuple[int, int]:
+        return len({row.get("line", row.get("arm")) for row in mine}), len(mine)
+
+    return sorted(by(rows, "group").values(), key=shown, reverse=True)[:most]
 
 
 def losses(rows: list[dict]) -> str:

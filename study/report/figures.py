@@ -17,6 +17,7 @@ from study.records.groups import by
 from study.report import style, timeline, titles
 from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.report.style import CARD, FAINT, INK, colour, marker
+from study.text.numbers import nats
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 OFFSET = 0.06  # of a point's ranks, for each arm: equal points would hide each other
@@ -57,7 +58,7 @@ def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
         look = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
         (points,) = ax.plot(means, [place] * len(means), marker(arm), **look)
         most = max(means)
-        style.tell(points, arm, f"{line}: at most {most if most > EXACT else 0:.1g} nats, in {len(means)} steps")
+        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(means)} steps")
     against = ", ".join(sorted({row["against"] for mine in rows_of.values() for row in mine} - {None}))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))

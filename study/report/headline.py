@@ -12,7 +12,7 @@ from study.claims.verdict import REFUTED
 from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style, tables
-from study.text.numbers import size
+from study.text.numbers import nats, size
 
 BASELINE = "ddp"
 AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
@@ -110,7 +110,7 @@ def _named(held: dict[str, float]) -> str:
 
 
 def _nats(headline: Headline) -> str:
-    return f"{largest_difference(headline):.0e} nats".replace("e-0", "e-")
+    return nats(largest_difference(headline))
 
 
 def _sums(rows: list[dict], value: str) -> dict[str, float]:

@@ -75,12 +75,12 @@ class Book:
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
     def figures(self, draw: Callable, rows: list[dict], name: str, command: str = "", most: int = 4, **options) -> None:
-        """One figure for each group, those with most rows first, and how many groups are not drawn."""
+        """One figure for each group, those with most arms first, and how many groups are not drawn."""
         groups = {row["group"] for row in rows}
         for number, mine in enumerate(captions.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
         if len(groups) > most:
-            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most rows.")
+            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most arms.")
 
     def table(
         self, rows: list[dict], name: str, command: str = "", columns: list | dict | None = None, most: int = 60

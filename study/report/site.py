@@ -192,7 +192,7 @@ def _answer(answer: Answer, data: Path) -> dict:
     if image:
         below(data, f"index-{answer.name}.svg").write_text(image)
         notebook.write_csv(below(data, f"index-{answer.name}.csv"), answer.rows)
-    return {"about": answer, "image": image}
+    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence)}
 
 
 def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:

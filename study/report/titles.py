@@ -3,7 +3,7 @@
 from study.records import stats
 from study.records.groups import by
 from study.report.style import ordered
-from study.text.numbers import size
+from study.text.numbers import nats, size
 
 
 def losses(rows: list[dict]) -> str:
@@ -13,7 +13,7 @@ def losses(rows: list[dict]) -> str:
     worst = max(compared, key=lambda row: row["difference"])
     if worst["difference"] == 0:
         return f"Every arm has the losses of {worst['against']}, to the last bit"
-    return f"No arm is further than {worst['difference']:.1g} nats from {worst['against']}"
+    return f"No arm is further than {nats(worst['difference'])} from {worst['against']}"
 
 
 def memory(rows: list[dict]) -> str:
