@@ -75,7 +75,7 @@ def test_a_sentence_turns_with_its_rows(index, kept):
     assert "expects as much" in index["traffic"].sentence
     assert "expects as much" not in answers._traffic_in_words(less)
     even = [row | {"seconds": 1.0} for row in index["time"].rows]
-    assert answers._time_in_words(even).startswith("**Nothing does, stage 1")
+    assert answers._time_in_words(even).startswith("**Nothing does; stage 1")
 
 
 def test_losses_are_those_of_the_group_with_most_arms(index):
