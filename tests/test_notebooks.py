@@ -231,7 +231,7 @@ def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
         versions["torch"] = "3.0"
         return 0
 
-    with pytest.raises(AssertionError, match="pip replaced {'torch': '2.99'}"):
+    with pytest.raises(AssertionError, match=r"pip replaced \{'torch': '2.99'\}"):
         run_colab(pip, source="https://example.org/some")
     assert "--constraint kept.txt" in lines[0]
     assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
