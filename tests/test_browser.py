@@ -125,7 +125,8 @@ def test_a_click_on_an_arm_hides_it_and_a_mark_shows_its_value(show):
     opened = show("index", 1024)
     figure = "arguments[0].closest('section').querySelector('svg')"
     key = opened.find_element("css selector", "#traffic ~ figure svg [data-key][data-arm=zero2]")
-    marks = f"return [...{figure}.querySelectorAll('[data-arm=zero2]:not([data-key])')].map((m) => getComputedStyle(m).display)"
+    of_arm = f"[...{figure}.querySelectorAll('[data-arm=zero2]:not([data-key])')]"
+    marks = f"return {of_arm}.map((mark) => getComputedStyle(mark).display)"
     others = marks.replace("zero2", "ddp")
     assert set(opened.execute_script(marks, key)) == {"inline"}
     assert key.get_attribute("aria-pressed") == "false"
