@@ -54,3 +54,11 @@ def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch,
     assert max(map(len, text.splitlines())) <= 100
     in_this_process(monkeypatch, f"compare --arms --json {SMOKE}")
     assert json.loads(capsys.readouterr().out)[0]["rows"]
+
+
+@pytest.mark.parametrize(
+    "words", ["arms", f"explain {SMOKE}/arms-ddp-9d0fa33e-r1.1 {SMOKE}/arms-ddp-9d0fa33e-r1.1", f"runs {SMOKE}"]
+)
+def test_what_is_a_table_is_json_too(words, monkeypatch, capsys):
+    in_this_process(monkeypatch, f"{words} --json")
+    assert json.loads(capsys.readouterr().out)

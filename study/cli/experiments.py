@@ -181,14 +181,25 @@ def compare(
     say("", *comparing.notes(comparison))
 
 
-def explain(run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /) -> None:
-    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component."""
+def explain(
+    run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False
+) -> dict | None:
+    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component.
+
+    Args:
+        run_a: The folder of a run.
+        run_b: The folder of the run that holds more, or less.
+        as_json: Print components and sentences as JSON.
+    """
     from study.records import explain as explaining
     from study.records import store
 
     a, b = store.load(run_a), store.load(run_b)
     rows = explaining.explain(explaining.peak(a), explaining.peak(b))
-    if warning := explaining.unlike(a, b):
+    warning = explaining.unlike(a, b)
+    if as_json:
+        return {"unlike": warning, "components": rows, "in_words": list(explaining.sentences(a, b))}
+    if warning:
         say(warning, "")
     columns = {"a_bytes": "first", "b_bytes": "second", "difference_bytes": "difference"}
     tracked = [row for row in rows if row["kind"] != explaining.UNTRACKED]

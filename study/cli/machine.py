@@ -2,6 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from study.machine import doctor as examination
 from study.machine import hosts
@@ -14,8 +17,12 @@ MOST_COLUMNS = 8  # hosts in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms() -> None:
-    """List the arms, what their files say, and whether this machine can run them."""
+def arms(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> list[dict] | None:
+    """List the arms, what their files say, and whether this machine can run them.
+
+    Args:
+        as_json: Print the rows as JSON instead of a table.
+    """
     gpus, rows = num_gpus(), []
     for name, path in all_paths().items():
         arm = read(path)
@@ -30,7 +37,7 @@ def arms() -> None:
                 "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
             }
         )
-    show(rows)
+    return rows if as_json else show(rows)
 
 
 def doctor(
