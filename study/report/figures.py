@@ -263,14 +263,18 @@ def peaks(rows: list[dict]) -> Figure:
     ax.set_xticks([2**i for i in range(0, 11, 2)], [str(2**i) for i in range(0, 11, 2)])
     ax.xaxis.set_minor_formatter(NullFormatter())
     style.plain(ax.yaxis)
+    ends = {
+        row["arm"]: row["bytes"] / scale for row in rows if row["source"] == "predicted"
+    }  # the last is furthest right
+    style.name_ends(ax, ends)
     style.headed(ax, titles.peaks(rows), rows[0]["group"])
     marks = {"predicted": {"color": FAINT}, "measured": {"color": FAINT, "marker": "o", "linestyle": ""}}
     if any(row["kind"] == "virtual" for row in seen):
         marks["virtual rank"] = OPEN
     text = "Points at the same number of ranks are drawn side by side. Lines: from formulas and the arm's config alone."
-    return style.finished(
-        drawing, style.keys(rows, marks), f"Points: the largest measured peak, {style.counted(seen)}. {text}"
-    )
+    without_line = [row for row in rows if row["arm"] not in ends]
+    note = f"Points: the largest measured peak, {style.counted(seen)}. {text}"
+    return style.finished(drawing, style.keys(without_line, marks), note)
 
 
 @style.figure
@@ -281,7 +285,7 @@ def capacity(rows: list[dict]) -> Figure:
     for ax, ((group, what), mine) in zip(axes, searches.items(), strict=True):
         for place, row in enumerate(mine):
             (bar,) = ax.barh(place, row["size"] or 0, 0.6, color=colour(row["arm"]), hatch="////", edgecolor=CARD)
-            style.tell(bar, row["arm"], f"{row['arm']}: {row['largest']} survives, {row['failed']} does not")
+            style.tell(bar, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
             if row["failed size"]:
                 ax.plot(row["failed size"], place, "x", color=INK, markersize=7, markeredgewidth=1.6)
         names = [f"{row['arm']}: {row['largest'] if row['largest'] is not None else 'none'}" for row in mine]

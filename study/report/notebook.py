@@ -66,8 +66,10 @@ class Book:
         if not rows:
             return missing(f"the figure “{name}”", command)
         purpose = (draw.__doc__ or "").partition("\n")[0]
-        label = " ".join(filter(None, [purpose, rows[0].get("group")]))  # for a reader who does not see it
-        image = svg(draw(rows, **options), name, label)
+        drawing = draw(rows, **options)
+        seen = " ".join(drawing.axes[0].get_title("left").split())
+        label = f"{seen}. {purpose}" if seen else purpose  # for a reader who does not see it
+        image = svg(drawing, name, label)
         self._write(name, rows)
         if self.data:
             below(self.data, f"{self.name}-{name}.svg").write_text(image)

@@ -171,6 +171,24 @@ def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None =
     axes.grid(axis="y", visible=False)
 
 
+def name_ends(axes: Axes, ends: dict[str, float], apart: float = 0.058) -> None:
+    """Name the lines of arms at their right ends, on a logarithmic axis. Names that would overlap move apart."""
+    low, high = (math.log(end) for end in axes.get_ylim())
+    places, lowest = [], -1.0
+    for arm in sorted(ends, key=ends.get):
+        lowest = max((math.log(ends[arm]) - low) / (high - low), lowest + apart)
+        places.append([arm, lowest])
+    ceiling = 1.0
+    for place in reversed(places):
+        place[1] = ceiling = min(place[1], ceiling)
+        ceiling -= apart
+    for arm, up in places:
+        look = {"color": colour(arm), "transform": axes.transAxes, "clip_on": False}
+        axes.plot([1.025], [up], marker(arm), **look)
+        name = axes.text(1.05, up, arm, transform=axes.transAxes, va="center", fontsize=8.5)
+        key(name, arm)
+
+
 def title(axes: Axes, text: str, width: int = 58) -> None:
     axes.set_title(textwrap.fill(text, width))
 
