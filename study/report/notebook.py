@@ -6,6 +6,7 @@ and the scoreboard, which `study report` makes once; without it a notebook judge
 
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -160,7 +161,8 @@ def as_html(rows: list[dict], columns: list | dict) -> str:
     headings = columns.values() if isinstance(columns, dict) else columns
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
+        table = pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
+    return re.sub(r"\n\s+<", "\n<", table)  # its indentation is a tenth of a report's tables
 
 
 def no_formula(value):

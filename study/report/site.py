@@ -78,7 +78,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         judged = tables.judged(runs)
         verdicts = [tables.verdict(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
-            (site / "data" / name).write_text(json.dumps(without_paths(rows)) + "\n")
+            (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         failed = execute(folders, site / "notebooks", site / "data", say)
         write_pages(runs, judged, site, failed)
@@ -157,7 +157,7 @@ def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[
         cell.outputs, problem = _run(shell, cell.source)
         if problem:
             break
-    store.replace(path, json.dumps(without_paths(book), indent=1, ensure_ascii=False) + "\n")
+    store.replace(path, json.dumps(without_paths(book), separators=(",", ":"), ensure_ascii=False) + "\n")
     return time.monotonic() - started, problem
 
 
