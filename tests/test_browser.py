@@ -1,6 +1,7 @@
 """The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
 
 import base64
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from study.report import site as report
 
 pytestmark = needs_browser
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
-WIDTHS = (390, 1280, 1920)
+WIDTHS = (390, 1024, 1440)
 PAGES = ("index", "calculator", "claims/index", "claims/P1-01", *report.NOTEBOOKS, "run/shaped-virtual")
 
 
@@ -20,15 +21,19 @@ def driver():
         yield browser
 
 
+def scheme(name: str) -> dict:
+    """What a browser is told of a reader's preference: light or dark."""
+    return {"media": "", "features": [{"name": "prefers-color-scheme", "value": name}]}
+
+
 @pytest.fixture
 def show(driver, site):
-    """A function that opens a page of the site at a width, light or dark."""
+    """A function that opens a page of the site at a width, in light colours."""
 
-    def opened(page: str, width: int = 1280, scheme: str = "light"):
+    def opened(page: str, width: int = 1280):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        media = {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme("light"))
         driver.get((site / f"{page}.html").as_uri())
         return driver
 
@@ -38,12 +43,17 @@ def show(driver, site):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_whole_and_readable(page, width, show):
-    opened = show(page, width, "dark" if width == 1920 else "light")
+    """At each width in light and in dark. Only the light page is loaded: the dark one has other colours alone."""
+    opened = show(page, width)
     assert opened.get_log("browser") == []
     assert opened.title
-    for fold in opened.find_elements("css selector", "details:not([open])"):
-        opened.execute_script("arguments[0].open = true", fold)
+    opened.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
     assert opened.execute_script(AUDIT) == []
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme("dark"))
+    assert opened.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 23, 26)"
+    assert opened.execute_script(AUDIT) == []
+    (current,) = opened.find_elements("css selector", "nav [aria-current]") or [None]
+    assert (current is None) == page.startswith("run/"), "a reader sees where he is"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +113,42 @@ def test_links_lead_where_they_say(show):
     opened.find_element("link text", "Memory at the peak").click()
     assert opened.execute_script("return document.querySelector(':target').textContent") == "Memory at the peak"
     opened.find_element("link text", "data as CSV")
-    opened.find_element("link text", "Verdicts and runs").click()
+    opened.find_element("link text", "Answers").click()
     opened.find_element("link text", "log").click()
     assert opened.execute_script("return document.querySelector(':target').open"), "a fold that a link leads to opens"
     opened.back()
     opened.find_element("link text", "record").click()
     assert '"run_id"' in opened.page_source
+
+
+def test_a_click_on_an_arm_hides_it_and_a_mark_shows_its_value(show):
+    opened = show("index", 1024)
+    figure = "arguments[0].closest('section').querySelector('svg')"
+    key = opened.find_element("css selector", "#traffic ~ figure svg [data-key][data-arm=zero2]")
+    of_arm = f"[...{figure}.querySelectorAll('[data-arm=zero2]:not([data-key])')]"
+    marks = f"return {of_arm}.map((mark) => getComputedStyle(mark).display)"
+    others = marks.replace("zero2", "ddp")
+    assert set(opened.execute_script(marks, key)) == {"inline"}
+    assert key.get_attribute("aria-pressed") == "false"
+    opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", key)
+    key.click()
+    assert set(opened.execute_script(marks, key)) == {"none"}
+    assert set(opened.execute_script(others, key)) == {"inline"}
+    key.send_keys(" ")
+    assert set(opened.execute_script(marks, key)) == {"inline"}, "also with a keyboard, and again it is there"
+    hover = """const bar = document.querySelector("#traffic ~ figure svg [data-arm=zero2]:not([data-key]) path");
+        bar.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, clientX: 50, clientY: 300}));
+        return [...document.querySelectorAll(".tip")].filter((tip) => !tip.hidden).map((tip) => tip.textContent);"""
+    (shown,) = opened.execute_script(hover)
+    assert shown.startswith("zero2, all-reduce: ")
+    assert opened.get_log("browser") == []
+
+
+def test_without_a_script_a_figure_has_its_values(site):
+    """As titles of its marks, which browsers show; and nothing in it claims to be a button."""
+    text = (site / "index.html").read_text()
+    assert re.search(r'<g data-arm="zero2"><title>zero2, [^<]+</title>', text)
+    assert not re.search(r"<g data-arm[^>]*(role|tabindex)=", text)
 
 
 CHOSEN = "return [...document.querySelectorAll('.claims li')].filter((item) => item.checkVisibility())"

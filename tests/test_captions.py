@@ -27,7 +27,7 @@ def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, mo
     assert drawn == ["G3", "G2"]
     assert [name for name in ("G1", "G2", "G3") if f"In {name} " in tell(rows)] == ["G2", "G3"]
     assert "In G2 " not in tell(rows, most=1)
-    assert said == ["Drawn: 2 of 3 groups of runs, those with most rows."]
+    assert said == ["Drawn: 2 of 3 groups of runs, those with most arms."]
 
 
 def test_one_line_is_not_both_least_and_most():

@@ -168,13 +168,24 @@ def assert_drawn(expected: list, axes) -> None:
 def test_losses(drawn):
     figure, rows = drawn["losses"]
     above, below = figure.axes
+    others = [label.get_text() for label in below.get_yticklabels()]
+    assert others == ["zero1", "zero2", "zero3"], "each arm has a line of its own, with its name"
     for (arm, step), mine in by(rows, "arm", "step").items():
         assert_drawn([(step, np.mean([row["loss"] for row in mine]))], above)
         known = [row["difference"] for row in mine if row["difference"] is not None]
         assert bool(known) == (arm != "ddp")
-        assert_drawn([(step, max(np.mean(known), figures.EXACT))] if known else [], below)
+        assert_drawn([(max(np.mean(known), figures.EXACT), others.index(arm))] if known else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
-    assert below.get_yscale() == "log"
+    assert below.get_xscale() == "log"
+
+
+def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn):
+    """Where a folder has only some of the runs, a seed of an arm may have no run of the baseline."""
+    rows = drawn["losses"][1]
+    lone = [row | {"difference": None, "against": None} if row["seed"] == 2 else row for row in rows]
+    below = figures.losses(lone).axes[1]
+    known = [row["difference"] for row in lone if (row["arm"], row["step"]) == ("zero3", 1) and row["seed"] != 2]
+    assert_drawn([(max(np.mean(known), figures.EXACT), 2)], below)
 
 
 def test_script(drawn):

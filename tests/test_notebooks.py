@@ -63,6 +63,15 @@ def execute(name: str, out: Path, *words: str) -> str:
 # --- as they lie ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_each_reads_as_a_short_paper(path):
+    """What is asked, how it was looked at, and what it does not show."""
+    first, *_, last = ["".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "markdown"]
+    assert first.index("# ") < first.index("**Question.** ") < first.index("**Method.** ")
+    assert "## Limits" in last
+    assert len(first.split()) > 50
+
+
 def test_the_report_takes_all_but_the_one_for_colab():
     assert sorted([*report.NOTEBOOKS, "colab"]) == NAMES
 
@@ -85,7 +94,7 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
     ours = {"study.report", "study.report.notebook", "study.claims.ledger", "study.machine.gpus"}
-    assert modules <= ours | {"importlib.util", "sys"}
+    assert modules <= ours | {"importlib", "importlib.util", "os", "pathlib", "sys"}
 
 
 # --- executed ------------------------------------------------------------------------------------------------------
@@ -182,23 +191,49 @@ def run_colab(shell, **parameters) -> None:
 
 
 @pytest.mark.parametrize(
-    ("repository", "fails", "sentence"),
+    ("source", "fails", "sentence"),
     [
-        ("", None, "Set `repository`"),
-        ("https://example.org/none", "git clone", "git could not clone 'https://example.org/none'"),
-        ("https://example.org/some", "pip install", "pip could not install"),
+        ("", None, "Set `source`"),
+        ("https://example.org/none", "pip install", r"pip could not install 'git\+https://example.org/none'"),
+        ("https://example.org/zero_study-0.1.0.whl", "pip install", "pip could not install 'https://example.org/zero_"),
         ("https://example.org/some", None, "The study cannot be imported"),
     ],
 )
-def test_colab_ends_at_the_step_that_failed(repository, fails, sentence, monkeypatch):
+def test_colab_ends_at_the_step_that_failed(source, fails, sentence, monkeypatch, tmp_path):
     lines = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     shell = lambda line: lines.append(line) or (1 if fails and fails in line else 0)  # noqa: E731
     with pytest.raises(AssertionError, match=sentence):
-        run_colab(shell, repository=repository)
-    assert bool(lines) == bool(repository)
+        run_colab(shell, source=source)
+    assert bool(lines) == bool(source)
     assert not fails or fails in lines[-1], "and nothing after it was run"
+
+
+@pytest.mark.parametrize(("name", "value"), [("scale", "large"), ("precision", "fp8")])
+def test_colab_refuses_a_wrong_parameter_before_it_installs_anything(name, value):
+    with pytest.raises(AssertionError, match=f"{name} = '{value}' is not known. Choose "):
+        run_colab(lambda line: pytest.fail(line), **{name: value})
+
+
+def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
+    """pip is held to the versions that are there, and what it replaced all the same ends the notebook."""
+    lines, present = [], {"torch", "ipykernel"}
+    versions = {"torch": "2.99", "ipykernel": "6.1"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in present or None)
+    monkeypatch.setattr("importlib.metadata.version", versions.get)
+
+    def pip(line: str) -> int:
+        lines.append(line)
+        present.add("study")
+        versions["torch"] = "3.0"
+        return 0
+
+    with pytest.raises(AssertionError, match=r"pip replaced \{'torch': '2.99'\}"):
+        run_colab(pip, source="https://example.org/some")
+    assert "--constraint kept.txt" in lines[0]
+    assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
 
 
 def test_colab_ends_where_no_training_was_started(tmp_path, monkeypatch):

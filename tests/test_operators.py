@@ -383,6 +383,21 @@ def test_set_up_tells_what_it_lacks_and_goes_on_when_it_is_there(extensions, mon
     assert started == [["async_io"]]
 
 
+@pytest.mark.parametrize(
+    ("arms", "compiles"),
+    [(("single",), []), (("zero2_cpu", "zero3_cpu"), ["cpu_adam", "deepspeed_shm_comm", "pin_memory"])],
+)
+def test_what_some_arms_need_is_compiled_and_no_more(arms, compiles, extensions, monkeypatch):
+    """In Colab minutes count, and nothing there is offloaded to disk."""
+    started = []
+    monkeypatch.setattr(operators, "compile_all", lambda names: started.extend(names) or 0)
+    monkeypatch.setattr(operators, "num_gpus", lambda: 0)
+    assert operators.compile_missing(arms) == 0
+    assert set(started) <= set(compiles)
+    assert ("cpu_adam" in started) == bool(compiles)
+    assert "async_io" not in started
+
+
 def test_set_up_has_nothing_to_do_and_says_so_soon(extensions):
     """Without torch: it is called by every `make`."""
     leave_compiled()

@@ -115,7 +115,7 @@ def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_p
     rows = site.tables.runs(book.runs)
     assert {row["arm"].partition(" ")[0] for row in rows} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
-    bar = {"group": "<script>$\\frac{$", "what": "rows", "arm": "=a <img src=x onerror=x>", "largest": 2, "size": 2}
+    bar = {"group": "<script>$\\frac{$", "what": "rows", "arm": '=a|" <img src=x onerror=x>', "largest": 2, "size": 2}
     book.figure(figures.capacity, [bar | {"failed size": 3}], "capacity")
     book.inventory()
     (svg,) = tmp_path.glob("*.svg")

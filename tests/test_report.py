@@ -4,6 +4,7 @@ import html
 import itertools
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import signal
@@ -84,9 +85,9 @@ def test_what_is_broken_is_named_with_what_is_wrong(name, site):
     assert BROKEN[name] in line
 
 
-def test_the_index_has_the_verdicts_first_and_then_every_run(site, real_runs):
+def test_the_index_has_the_answers_first_then_the_verdicts_and_then_every_run(site, real_runs):
     text = (site / "index.html").read_text()
-    assert text.index('id="verdicts"') < text.index('id="runs"')
+    assert text.index('class="answer"') < text.index('id="verdicts"') < text.index('id="runs"')
     rows = table(site / "data" / "claims-claims.csv")
     assert len(rows) > 200
     listed = (site / "claims" / "index.html").read_text()
@@ -310,15 +311,17 @@ def test_odd_runs_do_not_end_a_report(quick, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_three_hundred_runs_take_under_three_minutes(home, tmp_path, monkeypatch):
-    cells = itertools.product(("ddp", "zero1", "zero2", "zero3", "zero3_cpu"), range(1, 13), range(5))
+def test_a_report_over_250_runs_takes_a_minute_of_two_cores_and_15_mb(home, tmp_path, monkeypatch):
+    """Seconds of processors, because others may use them: the processes of the pool count when they have ended."""
+    cells = itertools.product(("ddp", "zero1", "zero2", "zero3", "zero3_cpu"), range(1, 11), range(5))
     for arm, rows, seed in cells:
         name = f"run-{arm}-{rows}-{seed}"
         put(tmp_path / "runs", finished(name, arm, 2, seed, micro_batch=rows, step=0.1 + seed / 1000))
     at_home(home, monkeypatch)
-    started = time.monotonic()
+    started = sum(os.times()[:4])
     assert report.build([tmp_path / "runs"], tmp_path / "site", print) == []
-    assert time.monotonic() - started < 180
+    assert sum(os.times()[:4]) - started < 2 * 60
+    assert sum(path.stat().st_size for path in (tmp_path / "site").rglob("*") if path.is_file()) < 15e6
 
 
 # --- the README's part ---------------------------------------------------------------------------------------------

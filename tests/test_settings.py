@@ -1,17 +1,21 @@
 """The settings of a run: impossible values are refused by the name of their flag, and blanks get their defaults."""
 
 import ast
+import contextlib
 import dataclasses
 import inspect
+import io
 import json
 import re
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import tyro
 
 from study.errors import Stop
 from study.spec import settings
+from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Settings, as_dict, build, check, flag, learning_rate, resolve
 from study.spec.shapes import SHAPES
 
@@ -220,3 +224,16 @@ def test_as_dict_is_complete_and_plain():
     assert list(values) == list(FIELDS)
     assert json.loads(json.dumps(values)) == values
     assert (values["run_dir"], values["seed"], values["nvme_dir"]) == ("runs/a", 7, None)
+
+
+def test_the_help_of_an_option_is_one_paragraph():
+    """tyro broke every line of a docstring that goes on where the source broke it."""
+    options = with_plain_help(Settings)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
+        tyro.cli(options, args=["--help"], registry=OPTIONS)
+    lines = [line.strip(" │") for line in shown.getvalue().splitlines()]
+    (at,) = [number for number, line in enumerate(lines) if "synthetic: random" in line]
+    assert "rows of the shape" in f"{lines[at]} {lines[at + 1]}"
+    assert not lines[at].endswith("synthetic: random"), "no line ends where the source's did"
+    assert with_plain_help(with_plain_help(Settings)).__doc__ == options.__doc__, "twice is once"

@@ -153,11 +153,14 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> l
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
 
 
-def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> dict | None:
+def compare(
+    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False, as_json: AsJson = False
+) -> dict | list[dict] | None:
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Args:
         folders: Folders with runs in them, at any depth.
+        arms: Hold the arms of each task against DDP instead, in sentences and a table.
         as_json: Print the comparison as JSON instead of a table.
     """
     from study.records import compare as comparing
@@ -165,21 +168,38 @@ def compare(folders: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJs
 
     if not folders:
         raise Stop("no folder is given", "name one or several folders with runs")
-    comparison = comparing.compare(load(folders, every_folder_has_runs=True))
+    loaded = load(folders, every_folder_has_runs=True)
+    if arms:
+        from study.cli import side_by_side
+
+        compared = side_by_side.by_task(loaded)
+        return compared if as_json else side_by_side.print_groups(compared)
+    comparison = comparing.compare(loaded)
     if as_json:
         return dataclasses.asdict(comparison)
     show(comparison.rows)
     say("", *comparing.notes(comparison))
 
 
-def explain(run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /) -> None:
-    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component."""
+def explain(
+    run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False
+) -> dict | None:
+    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component.
+
+    Args:
+        run_a: The folder of a run.
+        run_b: The folder of the run that holds more, or less.
+        as_json: Print components and sentences as JSON.
+    """
     from study.records import explain as explaining
     from study.records import store
 
     a, b = store.load(run_a), store.load(run_b)
     rows = explaining.explain(explaining.peak(a), explaining.peak(b))
-    if warning := explaining.unlike(a, b):
+    warning = explaining.unlike(a, b)
+    if as_json:
+        return {"unlike": warning, "components": rows, "in_words": list(explaining.sentences(a, b))}
+    if warning:
         say(warning, "")
     columns = {"a_bytes": "first", "b_bytes": "second", "difference_bytes": "difference"}
     tracked = [row for row in rows if row["kind"] != explaining.UNTRACKED]

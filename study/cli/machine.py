@@ -2,20 +2,29 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from study.errors import Stop
 from study.machine import doctor as examination
 from study.machine import hosts
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, all_paths, read
+from study.spec.validation import nearest
 from study.text.tables import say, show
 
 MOST_COLUMNS = 8  # hosts in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms() -> None:
-    """List the arms, what their files say, and whether this machine can run them."""
+def arms(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> list[dict] | None:
+    """List the arms, what their files say, and whether this machine can run them.
+
+    Args:
+        as_json: Print the rows as JSON instead of a table.
+    """
     gpus, rows = num_gpus(), []
     for name, path in all_paths().items():
         arm = read(path)
@@ -30,7 +39,7 @@ def arms() -> None:
                 "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
             }
         )
-    show(rows)
+    return rows if as_json else show(rows)
 
 
 def doctor(
@@ -64,6 +73,13 @@ def _compare(comparison: hosts.Comparison) -> None:
     sys.exit(1 if comparison.problems else 0)
 
 
-def operators() -> None:
-    """Compile DeepSpeed's operators that are missing. The exit code is 1 if one cannot be compiled that should."""
-    sys.exit(compilation.compile_missing())
+def operators(arms: tyro.conf.Positional[tuple[str, ...]] = (), /) -> None:
+    """Compile DeepSpeed's operators that are missing. The exit code is 1 if one cannot be compiled that should.
+
+    Args:
+        arms: Only what these arms need. Default: what any arm needs here.
+    """
+    for name in arms:
+        if name not in all_paths():
+            raise Stop(f"{name!r} is not an arm", nearest(name, all_paths()))
+    sys.exit(compilation.compile_missing(arms))

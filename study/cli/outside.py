@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
-from study.outside import rows, sources, summary, words, written
+from study.outside import rows, side_by_side, sources, summary, words, written
 from study.outside.compare import Compared, compared
 from study.text.numbers import size
 from study.text.tables import say, show
@@ -35,6 +35,7 @@ def outside(
         if file or source:
             raise Stop("--write is about all of the project's own rows", "leave out --file and --source")
         written.write()
+        side_by_side.write()
         return None
     known = rows.own() if file is None else rows.read(file)
     chosen = [row for row in known if (source or "").lower() in row.source.lower()]

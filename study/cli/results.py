@@ -135,7 +135,7 @@ def _named(ids: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
     for name in ids:
         if name.lower() not in by_id:
             close = difflib.get_close_matches(name.lower(), by_id, n=1)
-            remedy = f"did you mean {by_id[close[0]].id!r}" if close else "study claims --verbose lists all of them"
+            remedy = f"did you mean {by_id[close[0]].id!r}?" if close else "study claims --verbose lists all of them"
             raise Stop(f"there is no claim {name}", remedy)
     return [by_id[name.lower()] for name in ids] or claims
 

@@ -20,7 +20,7 @@ import psutil
 from study.errors import Stop
 from study.machine import compiling, disk
 from study.machine.gpus import num_gpus
-from study.spec.arms import PACKAGE, Arm
+from study.spec.arms import PACKAGE, Arm, all_paths, read
 from study.text.tables import say
 
 GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
@@ -121,10 +121,14 @@ def nvcc() -> str | None:
 # --- study operators -----------------------------------------------------------------------------------------------
 
 
-def compile_missing() -> int:
-    """Compile what is missing and possible on this machine. Returns 1 if something that should compile does not."""
+def compile_missing(arms: tuple[str, ...] = ()) -> int:
+    """Compile what is missing and possible on this machine, or of that what some arms need.
+
+    Returns 1 if something that should compile does not.
+    """
     gpus = num_gpus()
-    lacking, possible = missing(gpus), []
+    wanted = {name for arm in arms for name in needed_by(read(all_paths()[arm]), gpus)}
+    lacking, possible = [name for name in missing(gpus) if not arms or name in wanted], []
     for name in lacking:
         if stop := why_not(name, gpus):
             what = f"{stop.what}. What to do: {stop.remedy}; then run this again."

@@ -16,8 +16,12 @@ OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTE
 
 
 def largest_groups(rows: list[dict], most: int) -> list[list[dict]]:
-    """The groups that a notebook shows, in figures and in sentences alike: those with most rows, the largest first."""
-    return sorted(by(rows, "group").values(), key=len, reverse=True)[:most]
+    """The groups that a notebook shows, in figures and in sentences alike: those with most lines, then most rows."""
+
+    def shown(mine: list[dict]) -> tuple[int, int]:
+        return len({row.get("line", row.get("arm")) for row in mine}), len(mine)
+
+    return sorted(by(rows, "group").values(), key=shown, reverse=True)[:most]
 
 
 def losses(rows: list[dict]) -> str:
@@ -192,7 +196,7 @@ def verdicts(rows: list[dict]) -> str:
     counts = Counter(row["verdict"] for row in mine if row["basis"] != OWN)
     text = f"Of {sum(counts.values())} claims about the world: {_counts(counts, VERDICTS)}."
     others = [f"{OTHER_BASES[basis]} ({resting[basis]})" for basis in OTHER_BASES if resting[basis]]
-    text += f" The verdicts rest on {_and([f'**real runs ({resting[MEASURED]})**', *others])}."
+    text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
     if own:
         text += (
             f" Of {sum(own.values())} that were held against their document's own numbers: {_counts(own, VERDICTS)}."
@@ -205,7 +209,8 @@ def _counts(counts: Counter, names: Iterable[str]) -> str:
     return ", ".join(f"**{counts[name]} {name}**" for name in names if counts[name])
 
 
-def _and(parts: list[str]) -> str:
+def joined(parts: list[str]) -> str:
+    """Words as a sentence lists them: a, b and c."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 

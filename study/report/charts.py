@@ -15,7 +15,8 @@ WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 62, 546, 14, 188  # the frame in which values are drawn
 MOST_TICKS = 6
 Series = Mapping[str, Iterable[tuple[float, float]]]  # points (x, y) by the name of their line
-MOST_MARKS = 40  # of a line: a mark shows its value under the pointer
+UNSEEN = 2e-4  # of the longest bar: a tenth of a dot. What is smaller stands in the table below a bar
+MOST_MARKS = 24  # of a line: a mark shows its value under the pointer
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,11 @@ def bars(
         Bar(
             bar,
             size(sum(parts.values())),
-            [(name, size(held), colours[name], 100 * held / longest) for name, held in parts.items()],
+            [
+                (name, size(held), colours[name], 100 * held / longest)
+                for name, held in parts.items()
+                if held >= UNSEEN * longest
+            ],
             "predicted, at the peak" if bar == predicted else "",
             bar == predicted,
         )

@@ -60,7 +60,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         write_page(below(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
     values = {"rows": [(verdict, words.plainly(verdict)) for verdict in verdicts], "documents": list(of_id.values())}
     values |= {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(values["documents"])}
-    write_page(out / "claims" / "index.html", "claims.html", **common, **values, here="claims")
+    write_page(out / "claims" / "index.html", "claims.html", **common, **values, here="claim-list")
 
 
 def _choices(known: list[Document]) -> list[tuple[str, str, dict[str, str]]]:

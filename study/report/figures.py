@@ -7,16 +7,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from study.claims.ledger import counted
 from study.claims.model import OWN
 from study.claims.verdict import SUPPORTED
 from study.records import stats
 from study.records.groups import by
-from study.report import style, timeline
+from study.report import style, timeline, titles
 from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
 from study.report.style import CARD, FAINT, INK, colour, marker
+from study.text.numbers import nats
 
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 OFFSET = 0.06  # of a point's ranks, for each arm: equal points would hide each other
@@ -27,29 +28,44 @@ OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}
 
 @style.figure
 def losses(rows: list[dict]) -> Figure:
-    """The loss of every arm in one group, and below its distance from the baseline, on a logarithmic axis."""
+    """The loss of every arm at each step; and of each arm how far it is from the baseline, a point for each step."""
     compared, entries = [row for row in rows if row["difference"] is not None], []
-    drawing, axes = style.panels([2.3, 1.5] if compared else [2.5], sharex=True)
+    of_line = by(rows, "line", "arm")
+    others = {line: mine for (line,), mine in by(compared, "line").items()}
+    drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if compared else [2.5])
     usual = Counter(row["rows per step"] for row in rows).most_common(1)[0][0]
-    for number, ((line, arm), mine) in enumerate(by(rows, "line", "arm").items()):
+    for number, ((line, arm), mine) in enumerate(of_line.items()):
         _band(axes[0], mine, "loss", colour(arm), linestyle=(3 * number, (6, 3)) if number else "-")
         entries += style.keys(mine)
         unusual = mine[0]["rows per step"] != usual
         entries[-1].set_label(f"{line}, {mine[0]['rows per step']} rows/step" if unusual else line)
-        if mine[0]["difference"] is not None:
-            look = {"marker": marker(arm), "markevery": (number, 8), "linewidth": 1}
-            _band(axes[1], mine, "difference", colour(arm), least=EXACT, **look)
-    style.title(axes[0], rows[0]["group"])
-    axes[0].set_ylabel("training loss (nats)")
+    style.headed(axes[0], titles.losses(rows), rows[0]["group"])
+    axes[0].set(xlabel="optimizer step", ylabel="training loss (nats)")
     if compared:
-        against = ", ".join(sorted({row["against"] for row in compared}))
-        axes[1].set(yscale="log", ylabel=f"distance from\n{against} (nats)")
-        axes[1].yaxis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"$10^{{{np.log10(value):.0f}}}$")
-    axes[-1].set_xlabel("optimizer step")
+        _distances(axes[1], others)
     n = style.counted([{"n": len({row["run"] for row in mine})} for mine in by(rows, "line").values()])
     text = f"Lines: means over runs, {n}. Bands: from the smallest to the largest."
+    text += " Lines that coincide alternate in dashes."
     columns = 3 if max(len(entry.get_label()) for entry in entries) < 16 else 2
-    return style.finished(drawing, entries, f"{text} Lines that coincide alternate in dashes.", columns)
+    return style.finished(drawing, entries, text, columns)
+
+
+def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
+    """A row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
+    for place, (line, mine) in enumerate(rows_of.items()):
+        arm, steps = mine[0]["arm"], by(mine, "step").values()
+        means = [max(np.mean([row["difference"] for row in of_step]), EXACT) for of_step in steps]
+        look = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
+        (points,) = ax.plot(means, [place] * len(means), marker(arm), **look)
+        most = max(means)
+        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(means)} steps")
+    against = ", ".join(sorted({row["against"] for mine in rows_of.values() for row in mine} - {None}))
+    style.name_bars(ax, rows_of)
+    ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))
+    ax.margins(y=0.08)
+    ax.xaxis.set_major_locator(LogLocator(10, numticks=9))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"{value:.0e}".replace("e-0", "e-"))
 
 
 def _band(ax: Axes, rows: list[dict], name: str, tone: str, least: float = -np.inf, **look) -> None:
@@ -58,7 +74,8 @@ def _band(ax: Axes, rows: list[dict], name: str, tone: str, least: float = -np.i
     ends_and_mean = np.array([(min(each), np.mean(each), max(each)) for each in values.values()]).T
     low, mean, high = np.maximum(ends_and_mean, least)
     ax.fill_between(list(values), low, high, color=tone, alpha=0.15, linewidth=0)
-    ax.plot(list(values), mean, color=tone, **look)
+    (line,) = ax.plot(list(values), mean, color=tone, **look)
+    style.tell(line, rows[0].get("arm", ""), f"{rows[0].get('line', '')}: from {mean[0]:.4g} to {mean[-1]:.4g}")
 
 
 @style.figure
@@ -125,6 +142,7 @@ def scores(rows: list[dict]) -> Figure:
     ax.set_xlim(-furthest, furthest)
     ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
     ax.set_xlabel("predicted over measured, minus one (logarithmic beyond 1 %)", loc="right")
+    style.headed(ax, titles.scores(rows), "the same measured peaks, predicted")
     text = "Each point is one measured cell; their number is in brackets. The bar is their median."
     text += " A predictor that does not cover an arm has no point for it."
     return style.finished(drawing, style.keys(rows), text, 4)
@@ -135,7 +153,8 @@ def _strips(ax: Axes, rows_of: dict[str, list[dict]], value: str, spread: float,
     for place, mine in enumerate(rows_of.values()):
         offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
         for offset, row in zip(offsets, mine, strict=True):
-            ax.plot(row[value], place + offset, marker(row["arm"]), color=colour(row["arm"]), **look)
+            (mark,) = ax.plot(row[value], place + offset, marker(row["arm"]), color=colour(row["arm"]), **look)
+            style.tell(mark, row["arm"], f"{row['arm']}: {row[value]:.3g}")
     ax.set_yticks(range(len(rows_of)), list(rows_of))
     ax.set_ylim(len(rows_of) - 0.5, -0.5)
 
@@ -150,6 +169,7 @@ def machines(rows: list[dict]) -> Figure:
     ax.axvline(1, color=INK, linewidth=0.8)
     ax.set(xscale="log", xlabel="s/step over that in environment A, same cell")
     style.plain(ax.xaxis)
+    style.headed(ax, titles.machines(compared), "equal cells")
     text = "Each point is one cell. Environments differ in machine, software or commit, and were measured at different"
     return style.finished(drawing, style.keys(compared), f"{text} times: small differences may be noise.")
 
@@ -167,7 +187,8 @@ def memory(rows: list[dict], per_parameter: bool = False) -> Figure:
     text = f"Measured: the run that held most, {style.counted(measured)}." if measured else "Nothing here is measured."
     if any(row["kind"] != "real" for row in measured):
         text += " Hatched: virtual ranks, or an emulated smaller device."
-    return _stacked(rows, lengths, "part", style.PARTS, "measured", of, text)
+    lead, shown = titles.memory(rows), "bytes" if per_parameter else unit
+    return _stacked(rows, lengths, "part", style.PARTS, "measured", of, text, lead, shown)
 
 
 def _unit(largest_bytes: float) -> tuple[float, str]:
@@ -180,11 +201,20 @@ def traffic(rows: list[dict]) -> Figure:
     lengths, label = [row["times"] for row in rows], "bytes sent in a step, over an all-reduce of the gradients"
     text = "for rings, in which an all-reduce goes round twice. White: the document does not name the collective."
     text = f"Counted: {style.counted(rows)}, {text}"
-    return _stacked(rows, lengths, "collective", style.COLLECTIVES, "counted", label, text)
+    lead = titles.traffic(rows)
+    return _stacked(rows, lengths, "collective", style.COLLECTIVES, "counted", label, text, lead, "all-reduces")
 
 
 def _stacked(
-    rows: list[dict], lengths: list[float], part: str, colours: dict[str, str], solid: str, label: str, text: str
+    rows: list[dict],
+    lengths: list[float],
+    part: str,
+    colours: dict[str, str],
+    solid: str,
+    label: str,
+    text: str,
+    lead: str,
+    unit: str,
 ) -> Figure:
     """Bars made of parts, one for each source, the bars of a line together. Only `solid` sources are opaque."""
     rows = [row | {"length": length} for row, length in zip(rows, lengths, strict=True)]
@@ -197,7 +227,10 @@ def _stacked(
             look = {"edgecolor": FAINT, "linewidth": 0.6, "alpha": 1 if is_solid else 0.55}
             for row in mine:
                 hatch = "////" if row["kind"] != "real" and is_solid else None
-                ax.barh(at, row["length"], 0.86, left, color=colours.get(row[part], FAINT), hatch=hatch, **look)
+                (bar,) = ax.barh(
+                    at, row["length"], 0.86, left, color=colours.get(row[part], FAINT), hatch=hatch, **look
+                )
+                style.tell(bar, row["arm"], f"{line}, {source}, {row[part]}: {row['length']:.3g} {unit}".rstrip())
                 left += row["length"]
             ax.annotate(f"{left:.3g}", (left, at), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
             ticks[at] = source if number else f"{line}: {source}"
@@ -205,7 +238,7 @@ def _stacked(
         at += 0.55
     style.name_bars(ax, ticks.values(), list(ticks))
     ax.margins(x=0.12, y=0.02)
-    style.title(ax, rows[0]["group"], 40)  # beside the names of the bars
+    style.headed(ax, lead, rows[0]["group"], 44)  # beside the names of the bars
     ax.set_xlabel(label, loc="right")  # in the middle it could leave the figure, where names of bars are long
     present = {row[part] for row in rows}
     patches = style.patches({name: tone for name, tone in colours.items() if name in present})
@@ -221,7 +254,8 @@ def peaks(rows: list[dict]) -> Figure:
     for (arm,), mine in by([row for row in rows if row["source"] == "predicted"], "arm").items():
         sizes, number = [row["bytes"] / scale for row in mine], arms.index(arm)
         dashes = (5 * number, (9, 6)) if number else "-"
-        ax.plot([row["ranks"] for row in mine], sizes, color=colour(arm), linestyle=dashes)
+        (line,) = ax.plot([row["ranks"] for row in mine], sizes, color=colour(arm), linestyle=dashes)
+        style.tell(line, arm, f"{arm}, predicted: {sizes[0]:.3g} to {sizes[-1]:.3g} {unit}")
     for row in seen:
         offset = 1 + OFFSET * (arms.index(row["arm"]) - len(arms) / 2)
         style.point(ax, row["ranks"] * offset, row | {"size": row["bytes"] / scale}, "size", zorder=3)
@@ -229,14 +263,18 @@ def peaks(rows: list[dict]) -> Figure:
     ax.set_xticks([2**i for i in range(0, 11, 2)], [str(2**i) for i in range(0, 11, 2)])
     ax.xaxis.set_minor_formatter(NullFormatter())
     style.plain(ax.yaxis)
-    style.title(ax, rows[0]["group"])
+    ends = {
+        row["arm"]: row["bytes"] / scale for row in rows if row["source"] == "predicted"
+    }  # the last is furthest right
+    style.name_ends(ax, ends)
+    style.headed(ax, titles.peaks(rows), rows[0]["group"])
     marks = {"predicted": {"color": FAINT}, "measured": {"color": FAINT, "marker": "o", "linestyle": ""}}
     if any(row["kind"] == "virtual" for row in seen):
         marks["virtual rank"] = OPEN
     text = "Points at the same number of ranks are drawn side by side. Lines: from formulas and the arm's config alone."
-    return style.finished(
-        drawing, style.keys(rows, marks), f"Points: the largest measured peak, {style.counted(seen)}. {text}"
-    )
+    without_line = [row for row in rows if row["arm"] not in ends]
+    note = f"Points: the largest measured peak, {style.counted(seen)}. {text}"
+    return style.finished(drawing, style.keys(without_line, marks), note)
 
 
 @style.figure
@@ -246,7 +284,8 @@ def capacity(rows: list[dict]) -> Figure:
     drawing, axes = style.panels([0.95 + 0.36 * len(mine) for mine in searches.values()])
     for ax, ((group, what), mine) in zip(axes, searches.items(), strict=True):
         for place, row in enumerate(mine):
-            ax.barh(place, row["size"] or 0, 0.6, color=colour(row["arm"]), hatch="////", edgecolor=CARD)
+            (bar,) = ax.barh(place, row["size"] or 0, 0.6, color=colour(row["arm"]), hatch="////", edgecolor=CARD)
+            style.tell(bar, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
             if row["failed size"]:
                 ax.plot(row["failed size"], place, "x", color=INK, markersize=7, markeredgewidth=1.6)
         names = [f"{row['arm']}: {row['largest'] if row['largest'] is not None else 'none'}" for row in mine]
@@ -256,7 +295,7 @@ def capacity(rows: list[dict]) -> Figure:
             style.plain(ax.xaxis)
             ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
         ax.set_xlabel("million parameters" if what == "model" else "rows per pass")
-        style.title(ax, group)
+        style.headed(ax, titles.capacity(mine), group)
     text = "Bar: the largest that survived. Cross: the smallest that ran out of memory. One search each."
     return style.finished(drawing, [], f"Hatched: an emulated smaller device. {text}")
 
@@ -297,7 +336,7 @@ def ladder(rows: list[dict]) -> Figure:
     axes[1].yaxis.set_major_formatter(PercentFormatter(1, 0))
     style.plain(axes[0].yaxis)
     style.plain(axes[1].xaxis)
-    style.title(axes[0], " and ".join(group for (group,) in by(rows, "group")))
+    style.headed(axes[0], titles.ladder(rows), " and ".join(group for (group,) in by(rows, "group")))
     smallest = {"color": INK, "marker": "_", "linestyle": "", "markersize": 12}
     marks = {"document 002: its smallest model": smallest}
     marks["document 002: faster from here on"] = {"color": SHADE, "linewidth": 7}
@@ -322,7 +361,8 @@ def network(rows: list[dict]) -> Figure:
         ax.set(xscale="log", yscale="log", ylabel="s/step")
         ax.margins(y=0.15)
         style.plain(ax.yaxis)
-        style.title(ax, f"{ranks} ranks on {hosts} hosts, {passes} {'pass' if passes == 1 else 'passes'} in a step")
+        place = f"{ranks} ranks on {hosts} hosts, {passes} {'pass' if passes == 1 else 'passes'} in a step"
+        style.headed(ax, titles.network(mine), place)
     axes[-1].set_xticks([*places, free], [*(f"{place:g}" for place in places), "no limit"])
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
     axes[-1].set_xlabel("declared bandwidth of each host's link (Mbit/s)")
@@ -348,7 +388,7 @@ def batches(rows: list[dict]) -> Figure:
         ax.axhline(1, color=INK, linewidth=0.8)
         ax.set(xscale="log", ylabel="speed over DDP's")
         ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
-        style.title(ax, f"varied: {varied} ({mine[0]['group']})")
+        style.headed(ax, titles.batches(mine), f"varied: {varied} ({mine[0]['group']})")
     axes[-1].set_xlabel("rows in a step, over all ranks")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
@@ -375,7 +415,7 @@ def frontier(rows: list[dict]) -> Figure:
     ax.set(xlabel=f"MB that {where}, at the peak of a rank", ylabel="s/step", xscale="log", yscale="log")
     style.plain(ax.xaxis)
     style.plain(ax.yaxis)
-    style.title(ax, rows[0]["group"])
+    style.headed(ax, titles.frontier(rows), rows[0]["group"])
     if any(row["kind"] != "real" for row in rows):
         marks["emulated smaller device"] = OPEN
     text = " On a CPU, host and device are one memory: offloading saves nothing." if on_cpu else ""
@@ -401,7 +441,7 @@ def outside(rows: list[dict]) -> Figure:
         ax.plot(ends, ends, color=INK, linewidth=0.8)
         ax.fill_between(ends, [0.7 * end for end in ends], [1.3 * end for end in ends], color=SHADE, alpha=0.5)
         ax.set(xscale="log", yscale="log", ylabel=f"predicted ({unit})")
-        style.title(ax, f"{quantity}: {len(mine)} published numbers, measured ({unit})")
+        style.headed(ax, titles.outside(mine), f"{quantity}: {len(mine)} published numbers, measured ({unit})")
         style.plain(ax.xaxis)
         style.plain(ax.yaxis)
     axes[-1].set_xlabel("measured by others")

@@ -12,7 +12,7 @@ from study.claims.verdict import REFUTED
 from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style, tables
-from study.text.numbers import size
+from study.text.numbers import nats, size
 
 BASELINE = "ddp"
 AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
@@ -76,13 +76,31 @@ def findings(headline: Headline, verdicts: list[dict]) -> list[str]:
         f"**Stages 1 and 2 send more than DDP, not the same:** {moved['zero1']:.2g} and {moved['zero2']:.2g} times as"
         " much (`study claims L-32`). They all-reduce gradients, as DDP does, and then gather the weights.",
     ]
+    return lines + _about_script(verdicts)
+
+
+def _about_script(verdicts: list[dict]) -> list[str]:
     by_id = {row["claim"]: row["verdict"] for row in verdicts}
-    if by_id.get("S002-25") == by_id.get("S002-27") == REFUTED:
-        lines.append(
-            "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that"
-            " starts from the weights of the first (`study claims S002-25`, `S002-27`)."
-        )
-    return lines
+    if not by_id.get("S002-25") == by_id.get("S002-27") == REFUTED:
+        return []
+    return [
+        "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that"
+        " starts from the weights of the first (`study claims S002-25`, `S002-27`)."
+    ]
+
+
+def beyond_papers(verdicts: list[dict]) -> list[str]:
+    """What these people found out that no paper says: a sentence for each claim that these verdicts refute."""
+    refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
+    known = {
+        "L-32": "**Stages 1 and 2 send more than DDP,** not as much: DeepSpeed all-reduces gradients, and then gathers"
+        " the weights.",
+        "L-67": "**Without a GPU, Accelerate trains no FSDP2** although its config asks for it, and does not warn.",
+    }
+    lines = [f"{text} ([{claim}](claims/{claim}.html))" for claim, text in known.items() if claim in refuted]
+    return lines + [
+        f"{text[: text.rindex(' (')]}. ([S002-25](claims/S002-25.html))" for text in _about_script(verdicts)
+    ]
 
 
 def _named(held: dict[str, float]) -> str:
@@ -92,7 +110,7 @@ def _named(held: dict[str, float]) -> str:
 
 
 def _nats(headline: Headline) -> str:
-    return f"{largest_difference(headline):.0e} nats".replace("e-0", "e-")
+    return nats(largest_difference(headline))
 
 
 def _sums(rows: list[dict], value: str) -> dict[str, float]:
@@ -148,10 +166,11 @@ def _draw_traffic(axes, headline: Headline) -> None:
     counted, paper = sent(headline), sent(headline, "ZeRO paper")
     for place, arm in enumerate(counted):
         axes.barh(place, counted[arm], 0.75, color=style.colour(arm), edgecolor=style.FAINT, linewidth=0.5)
-        axes.plot([paper[arm]] * 2, [place - 0.42, place + 0.42], color=style.INK, linewidth=2.5)
+        if arm in paper:
+            axes.plot([paper[arm]] * 2, [place - 0.42, place + 0.42], color=style.INK, linewidth=2.5)
         axes.annotate(
             f"{counted[arm]:.2g}",
-            (max(counted[arm], paper[arm]), place),
+            (max(counted[arm], paper.get(arm, 0)), place),
             (4, 0),
             textcoords="offset points",
             va="center",

@@ -6,6 +6,7 @@ and the scoreboard, which `study report` makes once; without it a notebook judge
 
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -66,8 +67,10 @@ class Book:
         if not rows:
             return missing(f"the figure “{name}”", command)
         purpose = (draw.__doc__ or "").partition("\n")[0]
-        label = " ".join(filter(None, [purpose, rows[0].get("group")]))  # for a reader who does not see it
-        image = svg(draw(rows, **options), name, label)
+        drawing = draw(rows, **options)
+        seen = " ".join(drawing.axes[0].get_title("left").split())
+        label = f"{seen}. {purpose}" if seen else purpose  # for a reader who does not see it
+        image = svg(drawing, name, label)
         self._write(name, rows)
         if self.data:
             below(self.data, f"{self.name}-{name}.svg").write_text(image)
@@ -75,12 +78,12 @@ class Book:
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
     def figures(self, draw: Callable, rows: list[dict], name: str, command: str = "", most: int = 4, **options) -> None:
-        """One figure for each group, those with most rows first, and how many groups are not drawn."""
+        """One figure for each group, those with most arms first, and how many groups are not drawn."""
         groups = {row["group"] for row in rows}
         for number, mine in enumerate(captions.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
         if len(groups) > most:
-            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most rows.")
+            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most arms.")
 
     def table(
         self, rows: list[dict], name: str, command: str = "", columns: list | dict | None = None, most: int = 60
@@ -109,8 +112,7 @@ class Book:
 
     def _write(self, name: str, rows: list[dict]) -> None:
         if self.data:
-            table = pd.DataFrame(rows, dtype=object).map(no_formula).rename(columns=no_formula)
-            table.to_csv(below(self.data, f"{self.name}-{name}.csv"), index=False)
+            write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
         """The claims of one document, or of all, with their verdicts. A claims file that is wrong is said to be."""
@@ -128,6 +130,11 @@ class Book:
 
     def _kept(self, name: str) -> list[dict]:
         return json.loads((self.data / name).read_text()) if self.data and (self.data / name).exists() else []
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Rows as a CSV file, every digit of them."""
+    pd.DataFrame(rows, dtype=object).map(no_formula).rename(columns=no_formula).to_csv(path, index=False)
 
 
 def set_aside(runs: records.Runs) -> list[str]:
@@ -154,7 +161,8 @@ def as_html(rows: list[dict], columns: list | dict) -> str:
     headings = columns.values() if isinstance(columns, dict) else columns
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
+        table = pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
+    return re.sub(r"\n\s+<", "\n<", table)  # its indentation is a tenth of a report's tables
 
 
 def no_formula(value):

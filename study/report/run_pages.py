@@ -224,7 +224,8 @@ def _texts(folder: Path) -> dict[str, str]:
     for name in RAW:
         with contextlib.suppress(OSError):
             texts[name] = files.read_below(folder, name, MOST_RAW_BYTES).decode(errors="replace")
-    record = json.dumps(without_paths(json.loads(texts.pop(store.RECORD)))) + "\n"
+    content = without_paths(json.loads(texts.pop(store.RECORD)))
+    record = json.dumps(content, separators=(",", ":")) + "\n"
     return {store.RECORD: record} | {name: without_paths(text) for name, text in texts.items()}
 
 

@@ -32,8 +32,20 @@ from study.records import runs as records
 from study.records import store
 from study.records.privacy import without_paths
 from study.records.runs import Runs
-from study.report import calculator, captions, claim_pages, figures, notebook, run_pages, style, tables
+from study.report import (
+    answers,
+    calculator,
+    captions,
+    claim_pages,
+    figures,
+    headline,
+    notebook,
+    run_pages,
+    style,
+    tables,
+)
 from study.report import readme as digest
+from study.report.answers import Answer
 from study.report.templating import TEMPLATES, write_page
 from study.spec.arms import ROOT
 from study.text.tables import say
@@ -66,7 +78,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
         judged = tables.judged(runs)
         verdicts = [tables.verdict(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
-            (site / "data" / name).write_text(json.dumps(without_paths(rows), indent=1) + "\n")
+            (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         failed = execute(folders, site / "notebooks", site / "data", say)
         write_pages(runs, judged, site, failed)
@@ -145,7 +157,7 @@ def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[
         cell.outputs, problem = _run(shell, cell.source)
         if problem:
             break
-    store.replace(path, json.dumps(without_paths(book), indent=1, ensure_ascii=False) + "\n")
+    store.replace(path, json.dumps(without_paths(book), separators=(",", ":"), ensure_ascii=False) + "\n")
     return time.monotonic() - started, problem
 
 
@@ -174,6 +186,15 @@ def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNo
 # --- pages ---------------------------------------------------------------------------------------------------------
 
 
+def _answer(answer: Answer, data: Path) -> dict:
+    """An answer with its figure as SVG; the rows that it draws are written as a file beside it."""
+    image = answer.figure and style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
+    if image:
+        below(data, f"index-{answer.name}.svg").write_text(image)
+        notebook.write_csv(below(data, f"index-{answer.name}.csv"), answer.rows)
+    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence)}
+
+
 def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
     """All pages, from the runs, the verdicts and the executed notebooks."""
     verdicts, slugs = [tables.verdict(each) for each in judged], run_pages.slugs(runs)
@@ -190,6 +211,9 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
     claim_pages.write(judged, with_page, out, titles)
     calculator.write(out, titles)
     values = {
+        "answers": [_answer(each, out / "data") for each in answers.of(runs)],
+        "advice": answers.advice(),
+        "findings": headline.beyond_papers(verdicts),
         "figure": style.svg(figures.verdicts(verdicts), "verdicts", figures.verdicts.__doc__),
         "headline": captions.verdicts(verdicts),
         "documents": ledger.by_document(verdicts),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,7 +21,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
-from study.spec.arms import all_paths
+from study.spec.arms import NAMES, all_paths
+from study.text.numbers import short
 
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
@@ -67,6 +69,20 @@ COLLECTIVES |= {"any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document held against its own numbers
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
+MARK = "mark of "  # with it begins the id of a mark that has an arm
+MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
+UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
+UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs")}
+# A third of what matplotlib writes: a report has each figure three times, in a page, in its notebook and as a file.
+UNNEEDED = [
+    re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
+    re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # of all texts: see FONT
+    re.compile(r' transform="rotate\(-?0 [^"]*\)"'),
+    re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
+    re.compile(r"\n\s*(?=<)"),
+]
+STYLES = re.compile(r' style="[^"]*"')
+FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
 
@@ -101,9 +117,9 @@ def _look(arm: str) -> tuple[str, str]:
 
 
 def ordered(arms: Iterable[str]) -> list[str]:
-    """Arms in their order, variants after them."""
+    """Arms in their order, which is that of every table; variants after them."""
     names = set(arms)
-    return [arm for arm in ARMS if arm in names] + sorted(names - ARMS.keys())
+    return [arm for arm in NAMES if arm in names] + sorted(names - set(NAMES))
 
 
 def plain(axis: Axis) -> None:
@@ -122,7 +138,10 @@ def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None
     options["markerfacecolor"] = CARD if row.get("kind") in ("virtual", "capped", "emulated") else colour(arm)
     interval = None if low is None else [[row[y] - low], [row["high"] - row[y]]]
     look = {"color": colour(arm), "marker": marker(arm), "capsize": 2.5, "linestyle": "none"}
-    axes.errorbar(x, row[y], interval, **look, **options)
+    drawn = axes.errorbar(x, row[y], interval, **look, **options)
+    bounds = "" if low is None else f" ({short(low)} to {short(row['high'])})"
+    for part in drawn.get_children():
+        tell(part, arm, f"{row.get('line', arm)}: {short(float(row[y]))}{bounds}")
 
 
 def keys(rows: list[dict], marks: dict[str, dict] | None = None) -> list[Line2D]:
@@ -141,18 +160,44 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
     height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
     drawing.set_figheight(height + 0.16 * len(lines))  # the panels keep their height
     if entries:
-        drawing.legend(handles=entries, loc="outside upper left", ncols=columns, columnspacing=1.2, handletextpad=0.5)
+        legend = drawing.legend(
+            handles=entries, loc="outside upper left", ncols=columns, columnspacing=1.2, handletextpad=0.5
+        )
+        for text in legend.get_texts():
+            if text.get_text() in all_paths():
+                key(text, text.get_text())
     if lines:
         drawing.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return drawing
 
 
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
-    """Name horizontal bars, the first one on top."""
+    """Name horizontal bars, the first one on top. A name that begins with an arm's is its key."""
     names = list(names)
     axes.set_yticks(range(len(names)) if places is None else places, names)
+    for label, name in zip(axes.get_yticklabels(), names, strict=True):
+        if (arm := re.split("[:, ]", name)[0]) in all_paths():
+            key(label, arm)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
+
+
+def name_ends(axes: Axes, ends: dict[str, float], apart: float = 0.058) -> None:
+    """Name the lines of arms at their right ends, on a logarithmic axis. Names that would overlap move apart."""
+    low, high = (math.log(end) for end in axes.get_ylim())
+    places, lowest = [], -1.0
+    for arm in sorted(ends, key=ends.get):
+        lowest = max((math.log(ends[arm]) - low) / (high - low), lowest + apart)
+        places.append([arm, lowest])
+    ceiling = 1.0
+    for place in reversed(places):
+        place[1] = ceiling = min(place[1], ceiling)
+        ceiling -= apart
+    for arm, up in places:
+        look = {"color": colour(arm), "transform": axes.transAxes, "clip_on": False}
+        axes.plot([1.025], [up], marker(arm), **look)
+        name = axes.text(1.05, up, arm, transform=axes.transAxes, va="center", fontsize=8.5)
+        key(name, arm)
 
 
 def title(axes: Axes, text: str, width: int = 58) -> None:
@@ -165,14 +210,47 @@ def counted(rows: list[dict]) -> str:
     return "no run" if not counts else f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
+def headed(axes: Axes, lead: str, group: str, width: int = 58) -> None:
+    """A title that says what is seen, and below it under which conditions."""
+    axes.set_title("\n".join(textwrap.fill(text, width) for text in (lead, conditions(group)) if text))
+
+
+def tell(artist: Artist, arm: str, words: str = "") -> None:
+    """What a reader sees over this mark, and the arm that it belongs to: both are in the SVG."""
+    artist.set_gid(f"{MARK}{arm}|{words}|")
+
+
+def key(artist: Artist, arm: str) -> None:
+    """The name of an arm in a figure: in the report a click on it hides the arm's marks."""
+    artist.set_gid(f"{MARK}{arm}||key")
+
+
+def conditions(group: str) -> str:
+    """The label of a group of runs in words: `rows/pass 8` is `8 rows per pass`."""
+    words = []
+    for part in group.split(", "):
+        name, _, value = part.rpartition(" ")
+        number, units = value.removesuffix(".0"), UNITS_OF_LABELS.get(name)
+        words.append(f"{number} {units[number != '1']}" if units else part)
+    return ", ".join(words)
+
+
 def _rounded(attribute: re.Match) -> str:
     """Coordinates with two decimals: a hundredth of a point cannot be seen, and all six make a large report."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+
+
+def _with_data(group: re.Match) -> str:
+    arm, words, is_key = group.groups()
+    return f'<g data-arm="{arm}"{" data-key" if is_key else ""}>' + (f"<title>{words}</title>" if words else "")
 
 
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
         drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
-    text, label = COORDINATES.sub(_rounded, out.getvalue()), html.escape(label or name)
-    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    text, label = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue())), html.escape(label or name)
+    for unneeded in UNNEEDED:
+        text = unneeded.sub("", text)
+    text = STYLES.sub(lambda style: style[0].replace(": ", ":").replace("; ", ";"), text)
+    return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)

@@ -56,6 +56,7 @@ PARTS = {
 PREDICTORS = ("ours", "deepspeed", "accelerate")
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
 ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
+COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 FIRST_COLUMNS = ("arm", "model", "environment", "runs", "s/step", "from", "to", "vs A", "peak MB", "loss")
 
 
@@ -95,6 +96,11 @@ def verdict(judged: Verdict) -> dict:
 def verdicts(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
     return [verdict(each) for each in judged(runs, document)]
+
+
+def tallied(verdicts: list[dict]) -> list[dict]:
+    """Verdicts with what a figure needs to count them; the table of claims has their words."""
+    return [{name: row[name] for name in COUNTED} for row in verdicts]
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -288,11 +294,15 @@ def memory_003(runs: Runs) -> list[dict]:
     return rows
 
 
-def peaks(runs: Runs, ranks: Iterable[int] = tuple(2**i for i in range(1, 11))) -> list[dict]:
-    """Peak memory of a rank against the number of ranks: measured ones, and those that the formulas give."""
+def peaks(runs: Runs, ranks: Iterable[int] = tuple(2**i for i in range(1, 11)), most: int | None = None) -> list[dict]:
+    """Peak memory of a rank against the number of ranks: measured ones, and those that the formulas give.
+
+    Of the `most` groups with most arms, where not all are shown: each prediction takes a part of a second.
+    """
     rows = []
     known = [run for run in runs.done if run.tracked_bytes and run.kind != "capped"]
-    for group, members in groups(known, only=SETTINGS).items():
+    by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.arm for run in item[1]}))
+    for group, members in by_arms[:most]:
         for repeats in by(members, "arm", "ranks", "kind").values():
             largest = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
             rows.append({"group": group} | _facts(repeats[0], "arm", "ranks", "kind") | largest)
@@ -344,10 +354,7 @@ def traffic(runs: Runs) -> list[dict]:
     for group, line, repeats in ((group, *each) for group, members in known.items() for each in lines(members).items()):
         run = repeats[0]
         all_reduce = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
-        moved = dict.fromkeys(run.traffic, 0.0)
-        for kind, count in run.record.traffic.per_rank[0].items():
-            for ranks, size_bytes in count.by_ranks(run.ranks).items():
-                moved[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks)) / all_reduce
+        moved = {kind: sent / all_reduce for kind, sent in sent_bytes(run).items()}
         # Without what is not worth a bar, such as a loss that is averaged over ranks.
         counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
         paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
@@ -355,12 +362,21 @@ def traffic(runs: Runs) -> list[dict]:
         place = {"group": group, "line": line} | _facts(run, "arm", "ranks", "kind")
         for source, bars, n in (
             ("counted", counted, len(repeats)),
-            ("ZeRO paper", paper if run.stage else {"all-reduce": 1.0}, 0),
+            ("ZeRO paper", paper if run.stage else {} if run.record.observed.fsdp else {"all-reduce": 1.0}, 0),
             ("document 000", printed, 0),
         ):
             bar = place | {"source": source}
             rows += [bar | {"collective": kind, "times": times, "n": n} for kind, times in bars.items()]
     return rows
+
+
+def sent_bytes(run: Run) -> dict[str, float]:
+    """What the first rank sends in a step by collective, in rings: an all-reduce goes round twice."""
+    sent = dict.fromkeys(run.traffic, 0.0)
+    for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
+        for ranks, size_bytes in count.by_ranks(run.ranks).items():
+            sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
+    return sent
 
 
 def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:

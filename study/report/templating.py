@@ -23,8 +23,13 @@ def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
-    templates.filters |= {"short": short, "size": size, "prose": prose}
+    templates.filters |= {"short": short, "size": size, "prose": prose, "inline": inline}
     return templates
+
+
+def inline(text: str) -> str:
+    """Markdown within a sentence, such as **bold** words, as HTML without a paragraph around it."""
+    return prose(text).strip().removeprefix("<p>").removesuffix("</p>")
 
 
 def prose(text: str) -> str:

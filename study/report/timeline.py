@@ -21,6 +21,7 @@ KINDS = {
     "all_reduce": PURPLE,
 }
 OTHERS = GREY
+UNSEEN = 1500  # of a step: a figure has some 600 dots across
 
 
 def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
@@ -31,13 +32,27 @@ def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
         label = word if word in KINDS else "states"
         bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
     patches = {}
+    unseen_s = max(span["end s"] for span in spans) / UNSEEN
     for (lane, label), places in bars.items():
         colour = KINDS.get(label, OTHERS)
-        axes.broken_barh(places, (lane - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows what is very short
+        axes.broken_barh(
+            _joined(places, unseen_s), (lane - 0.35, 0.7), color=colour, lw=0.4
+        )  # the edge shows what is very short
         patches[label] = Patch(color=colour, label=label)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
     return patches
+
+
+def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[float, float]]:
+    """Neighbours without a gap that can be seen become one: a step has a thousand tasks."""
+    joined: list[tuple[float, float]] = []
+    for start, length in sorted(places):
+        if joined and start - sum(joined[-1]) < unseen_s:
+            joined[-1] = (joined[-1][0], max(sum(joined[-1]), start + length) - joined[-1][0])
+        else:
+            joined.append((start, length))
+    return joined
 
 
 @figure

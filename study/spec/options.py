@@ -4,10 +4,22 @@ import typing
 from collections.abc import Callable
 from types import NoneType
 
+import docstring_parser
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 OPTIONS = ConstructorRegistry()
 NUMBERS = {int: ("INT", "a whole number"), float: ("FLOAT", "a number")}
+
+
+def with_plain_help(options: type) -> type:
+    """A class whose attributes have docstrings of several lines, with these where tyro joins their lines.
+
+    tyro 1.0 looks for lines that go on before it takes their indentation away, and breaks each where it was broken.
+    """
+    said = docstring_parser.parse_from_object(options).params
+    lines = [f"    {each.arg_name}: {' '.join((each.description or '').split())}" for each in said]
+    options.__doc__ = "\n".join([(options.__doc__ or "").partition("\n\nArgs:")[0], "", "Args:", *lines])
+    return options
 
 
 @OPTIONS.primitive_rule

@@ -34,6 +34,12 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def nats(difference: float) -> str:
+    """A difference between losses with one digit: 4e-7 nats."""
+    text = f"{difference:.1g}" if difference == 0 or difference >= 1e-3 else f"{difference:.0e}".replace("e-0", "e-")
+    return f"{text} nats"
+
+
 def quantity(value, unit: str) -> str:
     """A value with its unit; bytes in the unit that people would use."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -156,9 +156,15 @@ def _at(line: list[int], rows: int) -> int:
 _seen: dict[str, dict | list] = {}
 
 
+@functools.cache
+def _versions() -> tuple[str, str]:
+    """Read once: for a version importlib reads all that is known of a package, and a report asks thousands of times."""
+    return version("torch"), version("transformers")
+
+
 def _cached(key: list, look) -> dict | list:
     """An answer by its key: from this process, from the cache folder, or from a new look, which needs torch."""
-    key = [FORMAT, version("torch"), version("transformers"), *key]
+    key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
         looks = Settings.cache_dir.expanduser() / "looks"

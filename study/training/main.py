@@ -24,7 +24,7 @@ from study.records.schema import Record, Time
 from study.spec import arms
 from study.spec import optimizers as combinations
 from study.spec.arms import Arm
-from study.spec.options import OPTIONS
+from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
 from study.theory import room
 from study.training import (
@@ -53,7 +53,9 @@ def main(train: Train, launch: Launch | None = None) -> None:
     rank, parent = int(os.environ.get("RANK", 0)), os.getppid()
     try:
         text = sys.modules[train.__module__].__doc__
-        settings = tyro.cli(Settings, prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS)
+        settings = tyro.cli(
+            with_plain_help(Settings), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
+        )
     except SystemExit as error:
         if rank != 0 and error.code:
             time.sleep(ending.LINGER_S)  # until torchrun has seen rank 0 end, which prints what is wrong

@@ -83,6 +83,39 @@ for (const form of document.querySelectorAll("[data-list]")) {
   choose();
 }
 
+// Figures: the value of a mark under the pointer or a finger, and a click on the name of an arm hides its marks.
+const tip = document.body.appendChild(Object.assign(document.createElement("div"), { className: "tip", hidden: true }));
+const valueOf = (node) => node.closest?.("figure svg [data-arm]")?.querySelector("title, desc");
+document.addEventListener("pointerover", (event) => {
+  const words = valueOf(event.target);
+  tip.hidden = !words;
+  if (!words) return;
+  tip.textContent = words.textContent;
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${Math.max(4, event.clientY - tip.offsetHeight - 10)}px`;
+});
+for (const title of document.querySelectorAll("figure svg [data-arm] > title")) {
+  const words = document.createElementNS(title.namespaceURI, "desc"); // else the browser shows its own hint as well
+  words.textContent = title.textContent;
+  title.replaceWith(words);
+}
+for (const key of document.querySelectorAll("figure svg [data-key]")) {
+  const marks = [...key.closest("svg").querySelectorAll(`[data-arm="${CSS.escape(key.dataset.arm)}"]:not([data-key])`)];
+  if (!marks.length) continue;
+  for (const [name, value] of Object.entries({ role: "button", tabindex: "0", "aria-pressed": "false" })) key.setAttribute(name, value);
+  const toggle = () => {
+    const hide = key.getAttribute("aria-pressed") === "false";
+    key.setAttribute("aria-pressed", hide);
+    for (const mark of marks) mark.classList.toggle("hidden", hide);
+  };
+  key.addEventListener("click", toggle);
+  key.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    toggle();
+  });
+}
+
 // A link into a fold opens it.
 function openTarget() {
   const fold = document.getElementById(decodeURIComponent(location.hash.slice(1)));

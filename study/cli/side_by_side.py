@@ -1,0 +1,112 @@
+"""Arms side by side, task by task: what `make study` ends with. Sentences, and the table that they come from."""
+
+import textwrap
+
+from study.claims import words
+from study.records.groups import groups
+from study.records.runs import Run, Runs
+from study.report import tables
+from study.report.style import conditions, ordered
+from study.spec.arms import NAMES
+from study.text.numbers import nats, size
+from study.text.tables import say, show
+
+NO_LESS = 1.005  # times the baseline's: closer than this is equal
+
+
+def by_task(runs: Runs) -> list[dict]:
+    """A group for each task and model: its rows, arm by arm, and what they say."""
+    real = [run for run in runs if not run.virtual and not run.record.is_script]
+    compared = []
+    for group, members in groups(real, only=tables.SETTINGS).items():
+        arms = ordered(run.arm for run in members)
+        rows = [_row(arm, [run for run in members if run.arm == arm], members) for arm in arms]
+        if len(rows) > 1:
+            compared.append({"group": conditions(group), "rows": rows, "in_words": in_words(rows)})
+    return compared
+
+
+def _row(arm: str, repeats: list[Run], members: list[Run]) -> dict:
+    """One arm: its last run that is done, else what became of it."""
+    run = next((run for run in reversed(repeats) if run.done), repeats[-1])
+    base = _baseline(members)
+    aside = None
+    if base and run is not base and run.losses and len(run.losses) == len(base.losses) and _same_rows(run, base):
+        aside = max(abs(one - other) for one, other in zip(run.losses, base.losses, strict=True))
+    return {
+        "arm": arm,
+        "status": run.status,
+        "last loss": run.losses[-1] if run.losses else None,
+        "from": base.arm if aside is not None else None,
+        "furthest nats": aside,
+        "peak bytes": run.peak_bytes,
+        "sent bytes": sum(tables.sent_bytes(run).values()) or None,
+        "s/step": run.median_step_s,
+        "why not": None if run.done or not run.record.error else run.record.error.message,
+    }
+
+
+def _baseline(members: list[Run]) -> Run | None:
+    """DDP, or the plainest arm that is there."""
+    known = {run.arm: run for run in members if run.done and run.losses}
+    return next((known[arm] for arm in ("ddp", *NAMES) if arm in known), None)
+
+
+def _same_rows(run: Run, base: Run) -> bool:
+    return (run.seed, run.rows_per_step) == (base.seed, base.rows_per_step)
+
+
+def in_words(rows: list[dict]) -> list[str]:
+    """What the rows say: losses, memory, bytes, seconds; and which arm could not run."""
+    compared = [row for row in rows if row["furthest nats"] is not None]
+    lines = []
+    if compared:
+        worst = max(compared, key=lambda row: row["furthest nats"])
+        text = f"at no step is an arm further than {nats(worst['furthest nats'])} from {worst['from']} ({worst['arm']}"
+        text += f"; {len(compared)} arms compared)"
+        equal = f"all {len(compared) + 1} arms have the same ones, to the last bit"
+        lines.append(f"Losses: {text if worst['furthest nats'] else equal}.")
+    lines += [_times(rows, "peak bytes", "Memory", "holds"), _times(rows, "sent bytes", "Traffic", "sends")]
+    lines += [_times(rows, "s/step", "Time", "takes")]
+    if rows and lines[-1]:
+        lines[-1] += " One run each, on this machine: small differences are noise."
+    lines += [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
+    return list(filter(None, lines))
+
+
+def _times(rows: list[dict], name: str, what: str, verb: str) -> str:
+    """The least and the most, over DDP's where it is there."""
+    known = {row["arm"]: row[name] for row in rows if row[name] and row["status"] == "done"}
+    if "ddp" not in known or len(known) < 3:
+        return ""
+    others = {arm: value / known["ddp"] for arm, value in known.items() if arm not in ("ddp", "single")}
+    least, most = min(others, key=others.get), max(others, key=others.get)
+    unit = f"{known['ddp']:.3g} s" if name == "s/step" else size(known["ddp"])
+    if others[most] < NO_LESS * others[least]:
+        return f"{what}: every arm {verb} {others[most]:.2g} times what ddp {verb} ({unit})."
+    return (
+        f"{what}: {least} {verb} {others[least]:.2g} times what ddp {verb} ({unit}), {most} {others[most]:.2g} times."
+    )
+
+
+def print_groups(compared: list[dict]) -> None:
+    """Sentences first, then the table that they come from."""
+    for number, each in enumerate(compared):
+        say(*[""] * bool(number), each["group"])
+        for line in each["in_words"]:
+            say(*textwrap.wrap(line, words.WIDTH, initial_indent="  ", subsequent_indent="  "))
+        say("")
+        show([_shown(row) for row in each["rows"]])
+
+
+def _shown(row: dict) -> dict:
+    distance = row["furthest nats"]
+    return {
+        "arm": row["arm"],
+        "status": row["status"],
+        "last loss": row["last loss"],
+        "furthest (nats)": None if distance is None else f"{distance:.1g}",
+        "peak": row["peak bytes"] and size(row["peak bytes"]),
+        "sent in a step": row["sent bytes"] and size(row["sent bytes"]),
+        "s/step": row["s/step"],
+    }

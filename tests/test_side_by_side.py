@@ -1,0 +1,64 @@
+"""`study compare --arms`, with which `make study` ends: what it says is what the records hold."""
+
+import json
+
+import pytest
+from shaped import failed, finished, put
+from test_cli import in_this_process
+
+from study.cli import side_by_side
+from study.records import runs as records
+from study.spec.arms import NAMES, ROOT
+from study.text.numbers import nats
+
+SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
+
+
+def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbers():
+    kept = records.load(SMOKE)
+    compared = [each for each in side_by_side.by_task(kept) if len(each["rows"]) > 5]
+    assert {each["group"].split(",")[0] for each in compared} == {"imdb", "wikitext"}
+    for each in compared:
+        arms = [row["arm"] for row in each["rows"]]
+        assert arms == sorted(arms, key=NAMES.index)
+        (ddp,) = [row for row in each["rows"] if row["arm"] == "ddp"]
+        others = [row["peak bytes"] / ddp["peak bytes"] for row in each["rows"] if row["arm"] not in ("ddp", "single")]
+        text = " ".join(each["in_words"])
+        assert f"holds {min(others):.2g} times what ddp holds" in text
+        assert f"{max(others):.2g} times." in text
+        furthest = max(row["furthest nats"] for row in each["rows"] if row["furthest nats"] is not None)
+        assert f"further than {nats(furthest)} from ddp" in text
+        (zero1,) = [row for row in each["rows"] if row["arm"] == "zero1"]
+        assert zero1["sent bytes"] / ddp["sent bytes"] == pytest.approx(1.5, rel=0.01), "on rings, as the report has it"
+
+
+def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
+    folder = put(tmp_path, finished("a", "ddp"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
+    (group,) = side_by_side.by_task(records.load(folder))
+    assert [row["furthest nats"] for row in group["rows"]] == [None, None, None], "another seed, and a run that failed"
+    assert any(line.startswith("zero3 did not run: ") for line in group["in_words"])
+    assert not any(line.startswith("Losses") for line in group["in_words"])
+
+
+def test_equal_losses_are_said_to_be_equal(tmp_path):
+    (group,) = side_by_side.by_task(records.load(put(tmp_path, finished("a", "ddp"), finished("b", "zero2"))))
+    assert "Losses: all 2 arms have the same ones, to the last bit." in group["in_words"]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    in_this_process(monkeypatch, f"compare --arms {SMOKE}")
+    text = capsys.readouterr().out
+    assert text.index("Losses: ") < text.index("last loss"), "the answer comes before the table"
+    assert max(map(len, text.splitlines())) <= 100
+    in_this_process(monkeypatch, f"compare --arms --json {SMOKE}")
+    assert json.loads(capsys.readouterr().out)[0]["rows"]
+
+
+@pytest.mark.parametrize(
+    "words", ["arms", f"explain {SMOKE}/arms-ddp-9d0fa33e-r1.1 {SMOKE}/arms-ddp-9d0fa33e-r1.1", f"runs {SMOKE}"]
+)
+def test_what_is_a_table_is_json_too(words, monkeypatch, capsys):
+    in_this_process(monkeypatch, f"{words} --json")
+    assert json.loads(capsys.readouterr().out)
