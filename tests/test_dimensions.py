@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from conftest import DECODERS_ALONE, launch, traceback_of_ours
+from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 from test_virtual import assert_equal
 
+from study.claims import audit
 from study.errors import Stop
 from study.models.step import FOLLOWING, IGNORED
+from study.records import runs
 from study.records.prediction import predicted, setup_of
 from study.records.schema import Record
 from study.theory import nodes, sequence, tensor
@@ -126,3 +128,21 @@ def test_models_that_a_library_refuses_are_not_predicted():
     assert "4 num_key_value_heads" in tensor.refusal(named("llama-micro"), 8)
     with pytest.raises(Stop, match="Ulysses divides attention by heads of keys"):
         estimate(Setup.of_arm(bert, "zero3_ulysses", ranks=2))
+
+
+@pytest.mark.parametrize("arm", DECODERS_ALONE)
+def test_the_audit_knows_who_shares(arm):
+    """Kept records have no faults; states that are not a rank's share are one, and so are more rows than were read."""
+    kept = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "dimensions"])
+    record = next(run.record for run in kept.runs if run.arm == arm)
+    assert audit.faults(record) == []
+    wrong = record.model_copy(deep=True)
+    wrong.memory.components.per_rank[0].at_peak["moments"] //= 2
+    assert any("moments are" in fault for fault in audit.faults(wrong))
+    wrong = record.model_copy(deep=True)
+    wrong.observed.rows_per_step *= 2
+    assert any("rows a step" in fault for fault in audit.faults(wrong))
+    if record.observed.tensor_ranks:
+        wrong = record.model_copy(deep=True)
+        wrong.observed.held_parameters_per_rank[0] = wrong.observed.parameters
+        assert any("parameters are held" in fault for fault in audit.faults(wrong))

@@ -329,6 +329,13 @@ def _counts(record: Record) -> Iterator[str]:
             elements[kind] = sum(size / ELEMENT_BYTES.get(dtype, 1) for dtype, size in moved.bytes_by_dtype.items())
             if moved.bytes != (total := sum(moved.bytes_by_dtype.values())):
                 yield f"rank {number}: {kind} moved {moved.bytes} bytes, but {total} by dtype"
+        if (
+            record.observed.tensor_ranks
+        ):  # sums of activations, and gathered logits, come on top of what is counted here
+            least = reduced * _held(record, number)
+            if sum(elements.get(kind, 0) for kind in GRADIENTS) < least * (1 - PADDING) - SMALL_ELEMENTS:
+                yield f"rank {number}: fewer than the {least:.0f} elements of its gradients were reduced"
+            continue
         total = sum(elements.get(kind, 0) for kind in WEIGHTS)
         if total > gathered * count * (1 + PADDING) + SMALL_ELEMENTS:
             words = f"{total / count:.3g} elements a parameter, more often than in a step"
@@ -348,6 +355,12 @@ def _whole(record: Record) -> int:
     ranks that share it, and the first rank holds a whole part."""
     held, observed = record.observed.held_parameters_per_rank, record.observed
     return held[0] * _groups(record)[1] if observed.fsdp and held else observed.parameters
+
+
+def _held(record: Record, number: int) -> int:
+    """Parameters that a rank holds, where layers are divided; of a virtual run the first rank's."""
+    held = record.observed.held_parameters_per_rank
+    return held[number] if number < len(held) else record.observed.parameters
 
 
 def _groups(record: Record) -> tuple[int, int]:
@@ -456,11 +469,18 @@ def _states(record: Record) -> Iterator[str]:
         if ranks_held and not count / sharing <= max(ranks_held) + EXACT_ELEMENTS:
             yield f"no rank holds its share of {count / sharing:.0f} parameters"
     share = count / observed.ranks if observed.stage == 3 else count
+    divided = observed.tensor_ranks or 1
     for number, held in enumerate(ranks_held):
-        if not observed.fsdp and not _about(held, share):
+        if divided > 1:  # of layers a part, norms and embeddings whole
+            if not count / divided <= held < count:
+                words = f"not between {count / divided:.0f} and {count}"
+                yield f"rank {number}: {held} parameters are held, {words}"
+        elif not observed.fsdp and not _about(held, share):
             yield f"rank {number}: {held} parameters are held, but its share is {share:.0f}"
     for number, part in enumerate(record.memory.components.per_rank):
         share = trained / (observed.ranks if observed.stage else 1)
+        if divided > 1:
+            share = _held(record, number) / (observed.ranks // divided)
         if observed.fsdp and ranks_held:
             share = ranks_held[number] if trained == count else math.nan  # which of them train is not recorded
         for name, times in (("moments", 2), ("master", 1)):
@@ -483,6 +503,8 @@ def _collectives(record: Record) -> Iterator[str]:
         if observed.wrapper == "DistributedDataParallel" and elements > count / 2:
             yield f"rank {number}: DDP gathers no weights, but {elements:.0f} elements were gathered"
         trained = observed.trained_parameters or count
+        if observed.tensor_ranks:
+            continue  # between two ranks nothing but logits is gathered
         if stage in (1, 2) and observed.ranks > 1 and not _about(elements, trained):
             yield f"rank {number}: stage {stage} gathers {trained} elements after a step, not {elements:.0f}"
         scatters = (stage == 3 and record.requested.optimizer != "muon") or observed.fsdp  # Muon takes whole gradients
