@@ -225,8 +225,8 @@ def conditions(group: str) -> str:
 
 
 def _rounded(attribute: re.Match) -> str:
-    """Coordinates with two decimals: a hundredth of a point cannot be seen, and all six make a large report."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+    """Coordinates with one decimal: a tenth of a point is a fifth of a dot, and all six make a large report."""
+    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
 
 
 def _with_data(group: re.Match) -> str:
