@@ -231,7 +231,8 @@ def _rounded(attribute: re.Match) -> str:
 
 def _with_data(group: re.Match) -> str:
     arm, words, is_key = group.groups()
-    return f'<g data-arm="{arm}"{' data-key=""' if is_key else ""}>' + (f"<title>{words}</title>" if words else "")
+    kind = ' data-key=""' if is_key else ""
+    return f'<g data-arm="{arm}"{kind}>' + (f"<title>{words}</title>" if words else "")
 
 
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
