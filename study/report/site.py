@@ -186,13 +186,14 @@ def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNo
 # --- pages ---------------------------------------------------------------------------------------------------------
 
 
-def _answer(answer: Answer, data: Path) -> dict:
-    """An answer with its figure as SVG; the rows that it draws are written as a file beside it."""
+def _answer(answer: Answer, out: Path) -> dict:
+    """An answer with its figure as SVG, and links to pages that are there; its rows are written as a file beside it."""
+    data, links = out / "data", [link for link in answer.links if (out / link[0].partition("#")[0]).exists()]
     image = answer.figure and style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
     if image:
         below(data, f"index-{answer.name}.svg").write_text(image)
         notebook.write_csv(below(data, f"index-{answer.name}.csv"), answer.rows)
-    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence)}
+    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
 
 
 def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
@@ -211,7 +212,7 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
     claim_pages.write(judged, with_page, out, titles)
     calculator.write(out, titles)
     values = {
-        "answers": [_answer(each, out / "data") for each in answers.of(runs)],
+        "answers": [_answer(each, out) for each in answers.of(runs)],
         "advice": answers.advice(),
         "findings": headline.beyond_papers(verdicts),
         "figure": style.svg(figures.verdicts(verdicts), "verdicts", figures.verdicts.__doc__),

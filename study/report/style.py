@@ -236,13 +236,14 @@ def conditions(group: str) -> str:
 
 
 def _rounded(attribute: re.Match) -> str:
-    """Coordinates with two decimals: a hundredth of a point cannot be seen, and all six make a large report."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])
+    """Coordinates with one decimal: a tenth of a point is a fifth of a dot, and all six make a large report."""
+    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
 
 
 def _with_data(group: re.Match) -> str:
     arm, words, is_key = group.groups()
-    return f'<g data-arm="{arm}"{" data-key" if is_key else ""}>' + (f"<title>{words}</title>" if words else "")
+    kind = ' data-key=""' if is_key else ""
+    return f'<g data-arm="{arm}"{kind}>' + (f"<title>{words}</title>" if words else "")
 
 
 def svg(drawing: Figure, name: str, label: str | None = None) -> str:
