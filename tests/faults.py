@@ -560,28 +560,28 @@ FAULTS = [
     # signals to the launcher and to the sweep
     *at_each("model, timed window, evaluation", kind=S, how="SIGKILL to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGKILL to the launcher", "interrupted", arm="single", rank=0),
-    Fault(S, "imports", "SIGKILL to the launcher", "failed", "ended with signal SIGKILL and no record"),
     *at_each("model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGSEGV to the launcher", "interrupted"),
     *at_each(
-        "imports, set-up, timed window, evaluation, record",
+        "set-up, timed window, evaluation, record",
         kind=S,
         how="SIGKILL to the sweep",
         status="interrupted",
         code=-9,
     ),
+    Fault(S, "imports", "SIGKILL to the sweep", None, code=-9),
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
     *at_each(
-        "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted", code=130
+        "set-up, timed window, between windows", kind=S, rank=0, how="SIGINT to the sweep", status="interrupted", code=130
     ),
     Fault(S, "evaluation", "SIGTERM to the sweep", "interrupted", code=130),
     Fault(S, "model", "SIGHUP to the sweep", "interrupted", code=130),
     Fault(S, "timed window", "Ctrl-C twice", "interrupted", code=130),
     Fault(S, "timed window", "SIGKILL to the launcher and both ranks", "failed", "SIGKILL"),
-    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 1", real=True, settings={"steps": 1200}),
-    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 0", rank=0, real=True, settings={"steps": 1200}),
+    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 1", real=True, settings={"steps": 300}),
+    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 0", rank=0, real=True, settings={"steps": 300}),
     Fault(
         S,
         "training",
@@ -591,10 +591,10 @@ FAULTS = [
         arm="single",
         rank=0,
         real=True,
-        settings={"steps": 1200},
+        settings={"steps": 300},
     ),
-    Fault(S, "training", "SIGKILL to the launcher", "interrupted", real=True, settings={"steps": 1200}),
-    Fault(S, "training", "SIGKILL to the sweep", "interrupted", code=-9, real=True, settings={"steps": 1200}),
+    Fault(S, "training", "SIGKILL to the launcher", "interrupted", real=True, settings={"steps": 300}),
+    Fault(S, "training", "SIGKILL to the sweep", "interrupted", code=-9, real=True, settings={"steps": 300}),
     # hangs
     Fault(H, "timed window", "SIGSTOP to itself", "timeout", "rank 1 is stopped (SIGSTOP)", **HANG),
     Fault(H, "evaluation", "SIGSTOP to itself", "timeout", "rank 0 is stopped (SIGSTOP)", rank=0, **HANG),
