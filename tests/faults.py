@@ -404,7 +404,7 @@ def cache_entry_is_a_file(place: Place) -> None:
 def cache_scraps(place: Place) -> None:
     for entry in entries(place):
         scrap = entry.with_name("part-of-a-killed-run")
-        scrap.mkdir()
+        scrap.mkdir(exist_ok=True)
         (scrap / "model.safetensors").write_bytes(b"half")
 
 
@@ -574,7 +574,8 @@ FAULTS = [
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
     *at_each(
-        "set-up, timed window, between windows", kind=S, rank=0, how="SIGINT to the sweep", status="interrupted", code=130
+        "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted",
+        rank=0, code=130,
     ),
     Fault(S, "evaluation", "SIGTERM to the sweep", "interrupted", code=130),
     Fault(S, "model", "SIGHUP to the sweep", "interrupted", code=130),
@@ -646,7 +647,7 @@ FAULTS = [
     Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space left on device", rank=0),
     *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", rank=0, status="done"
              ),
-    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2, code=2),
+    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2),
     Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=1),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),
