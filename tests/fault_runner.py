@@ -190,7 +190,11 @@ def _plant(folder: Path) -> None:
         launcher=os.getppid(),
         rank=about["rank"],
     )
-    strike = STRIKES[about["how"]]
+
+    def strike(place: Place) -> None:
+        (place.runs.parent / "struck").touch()
+        STRIKES[about["how"]](place)
+
     if MOMENTS[about["when"]] is None:
         return strike(place)
     module, name, *skipped = MOMENTS[about["when"]]
@@ -247,6 +251,8 @@ def play(fault: Fault, base: Path, shared_cache: Path) -> None:
     try:
         code, output = _sweep(words, fault, place, base)
         _assert_no_process(fault)
+        if fault.when in MOMENTS and not (base / "struck").exists():
+            raise Broken("the fault did not strike")
         _assert_struck(fault, place, code, output)
         _restore(fault, place, protocol)
         _assert_untouched(fault, own, place)

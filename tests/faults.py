@@ -404,7 +404,7 @@ def cache_entry_is_a_file(place: Place) -> None:
 def cache_scraps(place: Place) -> None:
     for entry in entries(place):
         scrap = entry.with_name("part-of-a-killed-run")
-        scrap.mkdir()
+        scrap.mkdir(exist_ok=True)
         (scrap / "model.safetensors").write_bytes(b"half")
 
 
@@ -560,28 +560,29 @@ FAULTS = [
     # signals to the launcher and to the sweep
     *at_each("model, timed window, evaluation", kind=S, how="SIGKILL to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGKILL to the launcher", "interrupted", arm="single", rank=0),
-    Fault(S, "imports", "SIGKILL to the launcher", "failed", "ended with signal SIGKILL and no record"),
     *at_each("model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGSEGV to the launcher", "interrupted"),
     *at_each(
-        "imports, set-up, timed window, evaluation, record",
+        "set-up, timed window, evaluation, record",
         kind=S,
         how="SIGKILL to the sweep",
         status="interrupted",
         code=-9,
     ),
+    Fault(S, "imports", "SIGKILL to the sweep", None, code=-9),
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
     *at_each(
-        "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted", code=130
+        "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted",
+        rank=0, code=130,
     ),
     Fault(S, "evaluation", "SIGTERM to the sweep", "interrupted", code=130),
     Fault(S, "model", "SIGHUP to the sweep", "interrupted", code=130),
     Fault(S, "timed window", "Ctrl-C twice", "interrupted", code=130),
     Fault(S, "timed window", "SIGKILL to the launcher and both ranks", "failed", "SIGKILL"),
-    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 1", real=True, settings={"steps": 1200}),
-    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 0", rank=0, real=True, settings={"steps": 1200}),
+    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 1", real=True, settings={"steps": 300}),
+    Fault(S, "training", "SIGKILL to itself", **KILLED, where="rank 0", rank=0, real=True, settings={"steps": 300}),
     Fault(
         S,
         "training",
@@ -591,10 +592,10 @@ FAULTS = [
         arm="single",
         rank=0,
         real=True,
-        settings={"steps": 1200},
+        settings={"steps": 300},
     ),
-    Fault(S, "training", "SIGKILL to the launcher", "interrupted", real=True, settings={"steps": 1200}),
-    Fault(S, "training", "SIGKILL to the sweep", "interrupted", code=-9, real=True, settings={"steps": 1200}),
+    Fault(S, "training", "SIGKILL to the launcher", "interrupted", real=True, settings={"steps": 300}),
+    Fault(S, "training", "SIGKILL to the sweep", "interrupted", code=-9, real=True, settings={"steps": 300}),
     # hangs
     Fault(H, "timed window", "SIGSTOP to itself", "timeout", "rank 1 is stopped (SIGSTOP)", **HANG),
     Fault(H, "evaluation", "SIGSTOP to itself", "timeout", "rank 0 is stopped (SIGSTOP)", rank=0, **HANG),
@@ -646,7 +647,7 @@ FAULTS = [
     Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space left on device", rank=0),
     *at_each("model, between windows, evaluation, record", kind=D, how="the disk is full (tmpfs)", rank=0, status="done"
              ),
-    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2, code=2),
+    Fault(D, "model", "the disk is full, nothing reserved (tmpfs)", "failed", "No space", rank=0, cells=2),
     Fault(D, "timed window", "the disk is full (tmpfs)", "done", rank=0, cells=2, code=1),
     Fault(D, "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
     Fault(D, "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),

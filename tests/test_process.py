@@ -338,6 +338,27 @@ def test_a_run_under_a_cap_that_leaves_nothing_still_says_why(folder):
     assert store.load(folder).status == "oom"
 
 
+def test_a_run_that_is_given_no_more_memory_at_all_still_says_why(folder):
+    """Under a limit that it may not lift (ulimit -v), with nothing left."""
+    code = f"""
+        import os, resource
+        from pathlib import Path
+        from study.training import ending
+        ending.interrupt_when_told(os.getppid())
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + 2**23, now + 2**23))
+        hoard = []
+        try:
+            while True:
+                hoard.append(bytearray(2**15))
+        except BaseException as error:
+            ending.fail(Path({str(folder)!r}), 0, error)
+    """
+    output = ranks_of(code, folder, ranks=1).output
+    assert "host_oom: the host refused more memory" in output, output
+    assert store.load(folder).status == "host_oom"
+
+
 def test_a_parent_that_died_before_it_was_watched_is_noticed():
     code = """
         import os

@@ -18,6 +18,7 @@ from study.inputs.names import safe_name
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+BLOCK_BYTES = 2**16
 LONGEST_REASON = 200
 LINK, NO_PATH = "it is a link, and links are not followed", "it is no path"
 
@@ -116,11 +117,13 @@ def _content(file: int, path: Path, most_bytes: int) -> bytes:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
-        with open(file, "rb", closefd=False) as opened:
-            content = b"" if status.st_size > most_bytes else opened.read(most_bytes + 1)
+        content = bytearray()
+        with open(file, "rb", closefd=False) as opened:  # in blocks: a read takes the memory that it is allowed at once
+            while status.st_size <= most_bytes >= len(content) and (block := opened.read(BLOCK_BYTES)):
+                content += block
         if max(status.st_size, len(content)) > most_bytes:
             limit = f"{most_bytes >> 20} MiB" if most_bytes >= 2**20 else f"{most_bytes} bytes"
             raise OSError(errno.EFBIG, f"it has more than {limit}", str(path))
-        return content
+        return bytes(content)
     finally:
         os.close(file)

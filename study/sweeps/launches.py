@@ -203,7 +203,8 @@ def asked(ranks: list[psutil.Process], folder: Path) -> str:
         time.sleep(0.1)
     hang = ends.hang(folder)
     for process in stopped:
-        _signal(process, signal.SIGUSR2, signal.SIGCONT)
+        # With SIGTERM as well: else what goes on might finish its training, with the stop in a step's time.
+        _signal(process, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
         time.sleep(0.5)
     return hang
 
