@@ -150,8 +150,8 @@ def _like_subprocess(run) -> types.SimpleNamespace:
     return types.SimpleNamespace(Popen=forked(run), **{name: getattr(subprocess, name) for name in names})
 
 
-def _command(cell, folder: Path, nvme_dir: Path | None) -> list[str]:
-    words = COMMAND(cell, folder, nvme_dir)
+def _command(cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
+    words = COMMAND(cell, folder, nvme_dir, resumed)
     os.environ["FAULT_LAUNCHER"] = json.dumps(words[3:7])
     return words
 

@@ -76,7 +76,7 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
     arm = arms.read(tmp_path / "mine.yaml")
     assert arm.row_ranks == row.row_ranks
     assert (arm.sequence_ranks > 1) == (name == "zero3_ulysses")
-    why = "its attention" if name == "zero3_ulysses" else "its layers"
+    why = "attention" if name == "zero3_ulysses" else "its layers"
     assert best_of_arm(QUESTION, arms.read(arms.all_paths()[name])).limit == why
     odd = replace(advice.question, gpus=3, batch=48)
     assert best_of_arm(odd, arms.read(arms.all_paths()[name])).limit == "GPUs in a node"

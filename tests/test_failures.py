@@ -207,7 +207,7 @@ def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache, 
     """Under 1 MiB a partition stays in memory: four ranks of the smallest model, and no byte reaches the disk."""
     flags, four = (*SHORT, "--task", "wikitext", "--micro-batch", "2"), ("--num_processes", "4")
     run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache, launcher=four)
-    assert_ended(run, "failed", "no byte was written")
+    assert_ended(run, "failed", "nothing was swapped there")
     assert run.record["observed"]["ranks"] == 4, "what was seen is kept, though the run failed"
     assert run.record["loss"]["train"]
     assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"

@@ -138,6 +138,7 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
         has_values=True,
         is_virtual=False,
         settings=Settings(),
+        arm=types.SimpleNamespace(row_ranks=1),
         accelerator=types.SimpleNamespace(num_processes=2),
         gathered=lambda mine: [clock.step_s if mine is clocks[0].step_s else clock.window_s for clock in clocks],
     )

@@ -90,6 +90,8 @@ def put(fields, path: list[str], new) -> None:
     name, *rest = path
     known = range(len(fields)) if isinstance(fields, list) else list(fields)
     for key in known if name == "*" else [int(name) if isinstance(fields, list) else name]:
+        if isinstance(fields, list) and key not in known:  # such as the checkpoint of a run without
+            continue
         if not rest:
             fields[key] = new(fields[key]) if isinstance(fields, list) else new(fields.get(key, 0))
         elif isinstance(fields, list) or key in fields:

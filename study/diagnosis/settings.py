@@ -1,6 +1,7 @@
 """Where a run is not what its script and its files ask for. Facts of libraries: DeepSpeed 0.19.8, Accelerate 1.15.0."""
 
 from study.diagnosis.facts import REDUCING, Facts, Finding
+from study.machine.disk import LEAST_SWAPPED_BYTES
 from study.text.numbers import short, size
 
 FEW = 1e-5  # of the weights: a loss that is averaged. LoRA's gradients are more
@@ -148,8 +149,8 @@ def offloading(facts: Facts) -> list[Finding] | None:
             sentence = f"The files of {part} go to ./none: Accelerate does not pass the yaml's nvme path on"
             findings.append(Finding(sentence, "give nvme_path in a DeepSpeed json", "nvme_path_from_yaml"))
     written = [rank.nvme_written_bytes for rank in facts.record.memory.per_rank]
-    if seen.offload_optimizer == "nvme" and written and all(each == 0 for each in written):
-        sentence = "No byte was written to the disk: DeepSpeed keeps partitions under 1 MiB in memory"
+    if seen.offload_optimizer == "nvme" and written and None not in written and max(written) < LEAST_SWAPPED_BYTES:
+        sentence = "Nothing was swapped to the disk: DeepSpeed keeps partitions under 1 MiB in memory"
         findings.append(Finding(sentence, "choose a larger model or fewer ranks, or no offloading to disk", "L-02"))
     return findings
 

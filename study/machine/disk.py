@@ -18,6 +18,7 @@ from study.text.numbers import size
 PREFIX, MARKER = "zero-study-swap-", "zero-study-swap.json"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients on their way
 REQUEST_BYTES = 2**20  # as DeepSpeed's own, where an arm does not say otherwise
+LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition. A rank's heartbeats are some kB on the disk.
 
 
 def check_libaio() -> None:

@@ -188,7 +188,9 @@ def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNo
 
 def _answer(answer: Answer, out: Path) -> dict:
     """An answer with its figure as SVG, and links to pages that are there; its rows are written as a file beside it."""
-    data, links = out / "data", [link for link in answer.links if (out / link[0].partition("#")[0]).exists()]
+    data = out / "data"
+    pages = {link: below(out, *link[0].partition("#")[0].split("/")) for link in answer.links}
+    links = [link for link, page in pages.items() if page.exists()]
     image = answer.figure and style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
     if image:
         below(data, f"index-{answer.name}.svg").write_text(image)

@@ -128,7 +128,7 @@ def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
         return "one GPU" if question.gpus == 1 else "GPUs in a node"
     if arm.tensor_ranks > 1:
         return "its layers" if tensor.refusal(question.model, ranks) else None
-    return "its attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else None
+    return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else None
 
 
 def sharing_rows(arm: Arm, ranks: int) -> Arm:

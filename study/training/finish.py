@@ -51,8 +51,9 @@ def finish(run: Run, history: History) -> None:
     record.energy = Energy(joules_per_rank=run.gathered(energy_j), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
-    if run.arm.uses_nvme and any(rank.nvme_written_bytes == 0 for rank in record.memory.per_rank):  # None: unknown
-        wrong.append("the arm offloads to disk, and no byte was written: partitions under 1 MiB stay in memory")
+    written = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown
+    if run.arm.uses_nvme and any(each is not None and each < nvme.LEAST_SWAPPED_BYTES for each in written):
+        wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
         what, remedy = f"the run is not what it says ({'; '.join(wrong)})", "choose a larger model, or fewer ranks"
         raise Stop(what, remedy, where="after training")
