@@ -1,5 +1,6 @@
 """No claim has a check that cannot fail: for each there is evidence, made up here, that would turn its verdict."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -90,7 +91,7 @@ def put(fields, path: list[str], new) -> None:
     name, *rest = path
     known = range(len(fields)) if isinstance(fields, list) else list(fields)
     for key in known if name == "*" else [int(name) if isinstance(fields, list) else name]:
-        if isinstance(fields, list) and key not in known:  # such as the checkpoint of a run without
+        if isinstance(fields, list) and not -len(fields) <= key < len(fields):  # of a run without it
             continue
         if not rest:
             fields[key] = new(fields[key]) if isinstance(fields, list) else new(fields.get(key, 0))
@@ -116,24 +117,28 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
     wanted = other(value, found, holds, claim.relation)
     runs = choose(evidence, claim, side(check, call), relative=True, statuses=ANSWERS).runs
 
-    def new(old):
+    def new(old, found):
         if check == "same_loss":  # of whether losses are equal, or lower
             return old * (0.5 if call.get("direction") and not holds else 2)
         if not model.is_number(old):
             return wanted
+        if check == "order":  # the others become better than the first arm, or worse
+            return old * (1000 if wanted != (call["quantity"] in metrics.HIGHER_IS_BETTER) else 0.001)
         number = old * wanted / found if found and old else wanted
         return round(number) if isinstance(old, int) else number
 
-    changed = {}
+    changed, others = {}, tuple(run for run in evidence.runs if run not in runs)
     for run in runs:
         record = run.record
+        alone = function(replace(evidence, runs=(*others, run)), claim, **call).value  # models and tasks differ
+        of_run = functools.partial(new, found=alone or found)
         if check == "ran":
             record = record.model_copy(update={"status": "oom" if holds else value})
         for path in places(check, call) if check != "ran" else ():
             name, *rest = path.split(".")
             section = getattr(record, name)
             fields = section.model_dump(mode="json")
-            put(fields, rest, new)
+            put(fields, rest, of_run)
             record = record.model_copy(update={name: type(section).model_validate(fields)})
         changed[run] = replace(run, record=record)
     return changed

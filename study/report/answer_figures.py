@@ -24,7 +24,7 @@ def memory(rows: list[dict]) -> Figure:
         model: style.ordered(row["arm"] for row in mine if row["basis"] == mine[0]["basis"])
         for model, mine in models.items()
     }
-    drawing, axes = style.panels([0.62 + 0.24 * len(names) for names in arms.values()])
+    drawing, axes = style.panels([0.8 + 0.25 * len(names) for names in arms.values()])
     for ax, (model, mine) in zip(axes, models.items(), strict=True):
         _panel_of_memory(ax, mine, arms[model])
     axes[-1].set_xlabel("held by a rank at its peak", loc="right")

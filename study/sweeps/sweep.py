@@ -249,8 +249,8 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
 
     Not one that would end again as it did, nor one of other software: its numbers would be of two versions.
     """
-    if turn.cell.value("checkpoint_every") is None:
-        return None
+    if turn.cell.value("checkpoint_every") is None or arms.read(arms.all_paths()[turn.cell.arm]).uses_nvme:
+        return None  # what is on a disk is not restored: study claims K-02
     versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
         record = ends.read(folder)

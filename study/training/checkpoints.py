@@ -168,6 +168,9 @@ def find(run: Run) -> Found | None:
     """
     if run.settings.resume is None:
         return None
+    if run.arm.uses_nvme:
+        what = "DeepSpeed 0.19.8 restores no optimizer states that are on a disk, and says nothing (study claims K-02)"
+        raise Stop(what, "start again without --resume, or offload to the host (zero3_cpu)", "unavailable", "resume")
     answer = [checkpoints.last_good(run.settings.resume) if run.accelerator.is_main_process else None]
     path, passed_over = broadcast_object_list(answer)[0]
     if path is None:
@@ -272,11 +275,11 @@ def _words(error: BaseException) -> str:
 
 
 def _refuse_other_weights(run: Run, found: Found) -> None:
-    """DeepSpeed 0.19.8 loads no weights where the optimizer is on the disk, and trains on with those of the start."""
+    """A library that loads other weights than were saved would train on with them, and say nothing."""
     weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
     if weights != found.progress.weights_checksum:
         what = f"after loading {found.path.name}, {run.arm.name} does not have the weights that were saved"
-        raise Stop(what, "resume under another arm; a checkpoint of optimizer states on disk has none", where="resume")
+        raise Stop(what, "start again without --resume, or resume under another arm", where="resume")
 
 
 def _write_curve(run: Run, progress: Progress) -> None:
