@@ -340,7 +340,7 @@ def earlier_is_a_link(place: Place) -> None:
 
 
 def names_that_look_alike(place: Place) -> None:
-    for end in ("bak", "1.tar.gz", "one", "01x"):
+    for end in ("old", "1.tar.gz", "one", "01x"):
         (place.runs / f"{place.turn}.{end}").mkdir(exist_ok=True)
         (place.runs / f"{place.turn}.{end}" / "thesis.txt").write_text("a user's")
 
