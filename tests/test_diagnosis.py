@@ -26,7 +26,7 @@ RECORDS = {
     "zero2 bf16": "stages/precision-zero2-810641b1-r1.1",
     "zero3": "scoreboard/bert-large-zero3-2e948bd0-r1.2",
     "zero3 many passes": "stages/accumulation-zero3-3d7d3906-r1.1",
-    "zero3_nvme": "smoke/arms-zero3_nvme-39c5a67b-r1.1",
+    "zero3_nvme": "smoke/arms-zero3_nvme-a55ab5d0-r1.1",
     "script": "as_printed/script-single-4865fa9a-r1.1",
 }
 SCRIPT = {"source": "mine.yaml", "deepspeed": True, "stage": 2}  # what somebody's own script asks for

@@ -183,7 +183,7 @@ def test_what_a_busy_thread_has_yet_to_let_go_is_not_at_the_peak(tmp_path):
 
     def thread() -> None:
         go.wait()
-        sum(range(300_000))  # it is runnable, and has not come to it yet
+        sum(range(30_000))  # it is runnable, and has not come to it yet
         held.clear()
 
     worker = threading.Thread(target=thread)

@@ -115,7 +115,10 @@ def memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """The runs of the protocol on eight virtual ranks by model, the largest first; recomputing, where that was run."""
+    """The runs of the protocol on eight virtual ranks by model: those with most arms first, then the largest.
+
+    Recomputing, where that was run.
+    """
     chosen = [
         run for run in runs.done if run.record.cell.protocol == PROTOCOL and run.ranks == RANKS and run.components
     ]
@@ -124,7 +127,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
         recomputing = [run for run in members if run.checkpointing]
         of_model[model] = recomputing or members
     whole = {model: mine for model, mine in of_model.items() if "ddp" in {run.arm for run in mine} and len(mine) > 1}
-    return dict(sorted(whole.items(), key=lambda item: -(item[1][0].parameters or 0)))
+    return dict(sorted(whole.items(), key=lambda item: (-len(item[1]), -(item[1][0].parameters or 0))))
 
 
 def trained_here(runs: Runs) -> list[Run]:
