@@ -81,7 +81,7 @@ def train_window(run: Run, window: range, history: History) -> None:
         history.evals.append(evaluate(run, window.stop))
     if checkpoints.is_due(run, window.stop):
         checkpoints.save(run, history, window.stop)
-    if window.stop == run.settings.dies_after and run.found is None:
+    if window.stop == run.settings.dies_after and run.source is None:
         checkpoints.die(run)
 
 

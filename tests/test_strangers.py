@@ -294,7 +294,6 @@ OWN_TEXTS = {
     "offline/parcel": "whether a record is whole",
     "offline/run": "pack.json, which was made for this machine: what it installs is code anyway",
     "outside/compare": "comes with the package",
-    "outside/side_by_side": "comes with the package",
     "outside/written": "comes with the package",
     "records/compare": "keys that it has made",
     "records/groups": "keys that it has made",

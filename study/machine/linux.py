@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
 
 def text(path: str) -> str:

@@ -3,12 +3,10 @@
 The predictions are kept as a file, because the model has to be looked at, which needs torch and takes seconds.
 """
 
-import functools
 import json
 import re
 
-from study.errors import Stop
-from study.outside import rows
+from study.outside import rows, written
 from study.spec.arms import NAMES
 from study.theory import answer
 from study.theory.advise import advise
@@ -59,14 +57,10 @@ def predicted() -> dict:
     return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}
 
 
-def write() -> None:
-    FILE.write_text(json.dumps(predicted(), indent=1) + "\n")
-
-
-@functools.cache
 def read() -> dict:
     """What was kept."""
-    try:
-        return json.loads(FILE.read_text())
-    except (OSError, ValueError) as error:
-        raise Stop(f"{FILE} cannot be read ({error})", "write it: study outside --write") from None
+    return written.read(FILE)
+
+
+def write() -> None:
+    FILE.write_text(json.dumps(predicted(), indent=1) + "\n")

@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from study.errors import Stop
 from study.outside import rows
@@ -28,12 +29,12 @@ def write() -> None:
 
 
 @functools.cache
-def read() -> dict:
-    """What was kept."""
+def read(file: Path = FILE) -> dict:
+    """A file of predictions, as `study outside --write` left it."""
     try:
-        return json.loads(FILE.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise Stop(f"{FILE} cannot be read ({error})", "write it: study outside --write") from None
+        raise Stop(f"{file} cannot be read ({error})", "write it: study outside --write") from None
 
 
 def own() -> list[Compared]:

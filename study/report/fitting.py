@@ -41,6 +41,6 @@ def room(needed: Estimate, gpu_bytes: int | None, host_bytes: int) -> dict:
 
 
 def _estimate(cell: Cell, device: str) -> Estimate:
-    asked = {name: cell.value(name) for name in ("precision", "micro_batch")}
+    settings = {name: cell.value(name) for name in ("precision", "micro_batch")}
     sequence, model = cell.value("sequence") or SEQUENCE, named(shape_of(str(cell.value("model"))))
-    return estimate(Setup.of_arm(model, cell.arm, ranks=cell.ranks or 1, sequence=sequence, device=device, **asked))
+    return estimate(Setup.of_arm(model, cell.arm, ranks=cell.ranks or 1, sequence=sequence, device=device, **settings))

@@ -188,24 +188,26 @@ def _groups(path: Path, section) -> dict:
     """How many groups of ranks there are, and of how many ranks; all ranks are one where nothing is said."""
     if section is None:
         return {}
-    _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
-    if unknown := section.keys() - {REPLICAS, SHARDS}:
-        what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back"
-        raise Stop(what, f"leave only {REPLICAS} and {SHARDS} in parallelism_config")
+    _refuse_other_keys(path, section, REPLICAS, SHARDS)
     replicas, shards = section.get(REPLICAS, 1), section.get(SHARDS, "auto")
     _require(type(replicas) is int and replicas > 0, path, f"{REPLICAS} must be at least 1", replicas)
     _require(shards == "auto" or (type(shards) is int and shards > 1), path, f"{SHARDS} must be 2 or more", shards)
     return {"replicas": replicas, "shards": shards}
 
 
+def _refuse_other_keys(path: Path, section, first: str, second: str) -> None:
+    """Of parallelism_config only what is read back for the arm's kind may be set."""
+    _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
+    if unknown := section.keys() - {first, second}:
+        what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back in such an arm"
+        raise Stop(what, f"leave only {first} and {second} in parallelism_config")
+
+
 def _sequence_ranks(path: Path, section) -> int:
     """How many ranks share rows, each with a part of the tokens, under DeepSpeed."""
     if section is None:
         return 1
-    _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
-    if unknown := section.keys() - {SEQUENCE, SEQUENCE_BY}:
-        what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back with DeepSpeed"
-        raise Stop(what, f"leave only {SEQUENCE} and {SEQUENCE_BY} in parallelism_config")
+    _refuse_other_keys(path, section, SEQUENCE, SEQUENCE_BY)
     among, by = section.get(SEQUENCE, 1), section.get(SEQUENCE_BY, "deepspeed")
     _require(type(among) is int and among > 0, path, f"{SEQUENCE} must be at least 1", among)
     _require(by == "deepspeed", path, f"{SEQUENCE_BY} must be deepspeed", by)

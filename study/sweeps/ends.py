@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from study.diagnosis.hangs import hangs
 from study.errors import Stop
 from study.machine.kernel_log import KernelLog
-from study.machine.linux import is_stopped, oom_kills
+from study.machine.linux import MORE_MEMORY, is_stopped, oom_kills
 from study.records import collectives, store
 from study.records.schema import Record
 
@@ -38,7 +38,6 @@ EXITED = re.compile(r"exitcode +: (-\d+)")
 FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # of a traceback: its last line says what happened
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # how a launch is ended by its user, or by torchrun after another rank
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
-MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
 MEANINGS = {
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "a file or shared memory that lost its room, or a crash in native code",

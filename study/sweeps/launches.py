@@ -25,8 +25,10 @@ from study.sweeps.protocol import SCRIPTS, Cell
 POLL_S = 2.0  # seldom: what the sweep does while steps are timed disturbs them
 GRACE_S = 20  # how long a launch may take to end when told to
 TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-OF_A_RANK = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE")
+OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+)
 ANSWERS_WITHIN_S = 2.0  # a rank that is asked where it is
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "interrupted")
 

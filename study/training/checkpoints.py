@@ -40,7 +40,7 @@ UNIVERSAL = "universal"  # in a checkpoint's folder: what DeepSpeed's converter 
 
 
 @dataclass
-class Found:
+class Source:
     """The checkpoint to go on from."""
 
     path: Path
@@ -161,10 +161,10 @@ def _random_states() -> str:
 # --- going on ------------------------------------------------------------------------------------------------------
 
 
-def find(run: Run) -> Found | None:
+def find(run: Run) -> Source | None:
     """The last good checkpoint of the run that --resume names. To be called before the model is prepared.
 
-    The first rank reads all of it, which takes a while; the others hear from it what it found.
+    The first rank reads all of it, which takes a while; the others hear the answer from it.
     """
     if run.settings.resume is None:
         return None
@@ -176,19 +176,19 @@ def find(run: Run) -> Found | None:
     if path is None:
         what = f"--resume {run.settings.resume} has no good checkpoint ({'; '.join(passed_over) or 'there is none'})"
         raise Stop(what, "start the run from its beginning, without --resume")
-    found = Found(path, checkpoints.read_progress(path), passed_over)
-    _refuse_another_training(run, found.progress)
-    if run.arm.deepspeed is not None and _is_elsewhere(run, found) and (path / UNIVERSAL).is_dir():
+    source = Source(path, checkpoints.read_progress(path), passed_over)
+    _refuse_another_training(run, source.progress)
+    if run.arm.deepspeed is not None and _is_elsewhere(run, source) and (path / UNIVERSAL).is_dir():
         if why := checkpoints.why_not_whole(path / UNIVERSAL):
             raise Stop(f"the universal checkpoint in {path} is not whole ({why})", "remove it, and convert again")
-        found.route, found.path = UNIVERSAL, path / UNIVERSAL
+        source.route, source.path = UNIVERSAL, path / UNIVERSAL
         run.accelerator.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-    return found
+    return source
 
 
-def _is_elsewhere(run: Run, found: Found) -> bool:
+def _is_elsewhere(run: Run, source: Source) -> bool:
     """Whether the training goes on under another arm, or on another number of ranks."""
-    return (found.progress.arm, found.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
+    return (source.progress.arm, source.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
 
 
 def _refuse_another_training(run: Run, progress: Progress) -> None:
@@ -206,24 +206,24 @@ def _refuse_another_training(run: Run, progress: Progress) -> None:
 
 def begin(run: Run, history: History) -> int:
     """Say what checkpoints have to hold, and go on from one if that is asked for. Gives the steps taken before."""
-    if run.settings.checkpoint_every is None and run.found is None:
+    if run.settings.checkpoint_every is None and run.source is None:
         return 0
     if (scaler := getattr(run.optimizer.optimizer, "torch_autocast_gradscaler", None)) is not None:
         # DeepSpeed 0.19.8 leaves it out of its checkpoints, and would go on with the scale of the first step.
         run.accelerator.register_for_checkpointing(scaler)
-    return 0 if run.found is None else _resume(run, history, run.found)
+    return 0 if run.source is None else _resume(run, history, run.source)
 
 
-def _resume(run: Run, history: History, found: Found) -> int:
-    progress = found.progress
-    cost = _apart(history, lambda: _load(run, found))
-    _refuse_other_weights(run, found)
+def _resume(run: Run, history: History, source: Source) -> int:
+    progress = source.progress
+    cost = _apart(history, lambda: _load(run, source))
+    _refuse_other_weights(run, source)
     history.peaks = None  # the warm-up comes again, and with it the peaks that count
     history.earlier_losses, history.rates, history.evals = progress.losses, progress.rates, progress.evals
     mine = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
     restored = all(run.gathered(mine))
-    if not restored and not _is_elsewhere(run, found):
-        what = f"the random states of {found.path} were not restored, and dropout would go on differently"
+    if not restored and not _is_elsewhere(run, source):
+        what = f"the random states of {source.path} were not restored, and dropout would go on differently"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
     costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
     resume = Resume(
@@ -233,8 +233,8 @@ def _resume(run: Run, history: History, found: Found) -> int:
         step=progress.step,
         arm=progress.arm,
         ranks=progress.ranks,
-        route=found.route,
-        passed_over=found.passed_over,
+        route=source.route,
+        passed_over=source.passed_over,
         random_states=restored,
         load_s_per_rank=[each.seconds for each in costs],
         before_per_rank=[each.before for each in costs],
@@ -243,21 +243,21 @@ def _resume(run: Run, history: History, found: Found) -> int:
     run.record.checkpoints.resumes = [*progress.resumes, resume]
     if run.accelerator.is_main_process:
         _write_curve(run, progress)
-        skipped = f"; passed over {'; '.join(found.passed_over)}" if found.passed_over else ""
+        skipped = f"; passed over {'; '.join(source.passed_over)}" if source.passed_over else ""
         again = f", which had reached step {resume.reached}" if resume.reached else ""
         say(run.folder, f"  goes on after step {progress.step} of {progress.run_id}{again}{skipped}")
     run.keep()
     return progress.step
 
 
-def _load(run: Run, found: Found) -> None:
+def _load(run: Run, source: Source) -> None:
     try:
         with quiet():
-            run.accelerator.load_state(str(found.path))
+            run.accelerator.load_state(str(source.path))
     except (Exception, CheckpointException) as error:
-        if ending.lost_another_rank(error) or not _is_elsewhere(run, found):
+        if ending.lost_another_rank(error) or not _is_elsewhere(run, source):
             raise
-        before, words = found.progress, _words(error)
+        before, words = source.progress, _words(error)
         what = f"a checkpoint of {before.arm} on {before.ranks} ranks does not load under {run.arm.name}"
         what += f" on {run.accelerator.num_processes} ({words})"
         convert = f"python -m study.training.universal {run.settings.resume}"
@@ -274,11 +274,11 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__} without a word"
 
 
-def _refuse_other_weights(run: Run, found: Found) -> None:
+def _refuse_other_weights(run: Run, source: Source) -> None:
     """A library that loads other weights than were saved would train on with them, and say nothing."""
     weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
-    if weights != found.progress.weights_checksum:
-        what = f"after loading {found.path.name}, {run.arm.name} does not have the weights that were saved"
+    if weights != source.progress.weights_checksum:
+        what = f"after loading {source.path.name}, {run.arm.name} does not have the weights that were saved"
         raise Stop(what, "start again without --resume, or resume under another arm", where="resume")
 
 

@@ -12,7 +12,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from study.errors import Stop
-from study.machine.linux import die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
+from study.machine.linux import (
+    MORE_MEMORY,
+    die_with_parent,
+    lift_memory_cap,
+    oom_kills,
+    private_memory_is_capped,
+)
 from study.measure.collectives import Heartbeat, print_stacks_when_asked
 from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.measure.hardware import CUDA
@@ -22,7 +28,6 @@ from study.training import machines
 from study.training.launch import Launch, ranks_alive, ranks_that_died
 from study.training.log import say
 
-MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
 SYSTEM = {  # what the system refuses, with what to do
     errno.ENOSPC: "make room, and start it again",
     errno.EDQUOT: "make room within your quota, and start it again",

@@ -46,7 +46,7 @@ def finish(run: Run, history: History) -> None:
         links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     energy_j = None if None in history.energy_j else sum(history.energy_j)
-    if run.settings.checkpoint_every or run.found:
+    if run.settings.checkpoint_every or run.source:
         record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     record.energy = Energy(joules_per_rank=run.gathered(energy_j), steps=len(history.clock.step_s))
     run.keep()

@@ -115,7 +115,7 @@ def run_to_the_end(
         raise Stop(f"one step needs {needed} rows, and there are {have}", remedy)
     run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     check_steps(settings, run.steps)
-    run.found = checkpoints.find(run)
+    run.source = checkpoints.find(run)
     cap = limits.cap_memory(settings.memory_cap_gib)
     if CUDA and arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)

@@ -23,7 +23,7 @@ from study.training.data import Data, Rows, part_of_rows
 from study.training.log import say
 
 if TYPE_CHECKING:
-    from study.training.checkpoints import Found
+    from study.training.checkpoints import Source
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Run:
     accelerator: Accelerator
     data: Data
     disk: Path | None = None  # the folder it may offload to
-    found: "Found | None" = None  # the checkpoint it goes on from
+    source: "Source | None" = None  # the checkpoint it goes on from
     steps: int = 0
     timed_from: int = 0  # so many steps come before the timed ones
     model: torch.nn.Module = None
