@@ -34,7 +34,7 @@ APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_d
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 20, 32
-TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE))
+TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), "--eval-rows", "48")
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
 

@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -387,12 +388,23 @@ def _assert_struck(fault: Fault, place: Place, code: int, output: str) -> None:
             raise Broken(f"where: {error.where}, not {fault.where}: {said}")
         if "Traceback" in said or (error and not error.what_to_do):
             raise Broken(f"no sentence: {said}")
+        if fault.how == "it sleeps" and fault.when == "timed window":
+            _assert_stacks(place.folder / "output.txt")
+        if left := list(place.runs.glob("nvme/*")):
+            raise Broken(f"left on the disk: {left}")
     elif fault.words not in " ".join(output.split()):
         raise Broken(f"{fault.words!r} is not in {output!r}")
     if code != wanted:
         raise Broken(f"exit code {code}, not {wanted}: {output[-1500:]}")
     if fault.status is None and code == 2 and output.count("What to do:") != 1:
         raise Broken(f"not one sentence: {output[-1500:]}")
+
+
+def _assert_stacks(printed: Path) -> None:
+    """The launch has printed where each of its two ranks stood in the trainer's loop."""
+    places = re.findall(r'train\.py", line \d+ in train\b', printed.read_text(errors="replace"))
+    if len(places) != 2:
+        raise Broken(f"{len(places)} ranks said where they stood, not 2")
 
 
 def _newest(place: Place) -> Path:

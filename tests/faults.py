@@ -577,6 +577,7 @@ FAULTS = [
         "set-up, timed window, between windows", kind=S, how="SIGINT to the sweep", status="interrupted",
         rank=0, code=130,
     ),
+    Fault(S, "timed window", "SIGINT to the sweep", "interrupted", rank=0, code=130, arm="zero3_nvme"),
     Fault(S, "evaluation", "SIGTERM to the sweep", "interrupted", code=130),
     Fault(S, "model", "SIGHUP to the sweep", "interrupted", code=130),
     Fault(S, "timed window", "Ctrl-C twice", "interrupted", code=130),

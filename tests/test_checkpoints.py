@@ -28,7 +28,7 @@ FLAGS = (
     "--eval-every",
     "3",
 )
-QUICK = ("ddp", "zero2", "fsdp2")
+QUICK = ("zero2", "fsdp2")
 CURVE = ("train", "eval", "final_train", "final_eval")
 HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
 

@@ -243,7 +243,7 @@ def test_a_model_is_advised_by_its_numbers_as_by_its_name(monkeypatch, capsys):
     [
         ("advise --model gpt2-xl --gpus 8 --gpu H100", "Use zero1, "),
         ("advise --model gpt-j-6b --gpus 1 --gpu 4090 --host-memory 64G", "Nothing fits on 1 x RTX4090: "),
-        ("advise --model gpt-neox-20b", "Enough: 2 x B200"),
+        ("advise --model bert-base", "Enough: 1 x B200"),
         ("advise --model gpt2-xl --gpus 1..4 --gpu T4", "Enough: 4 x T4"),
     ],
 )

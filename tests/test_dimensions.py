@@ -21,6 +21,7 @@ STEPS = 12
 SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", str(STEPS), "--eval-rows", "8")
 ROWS = 8  # of a pass, for both ranks together
 TOGETHER, ALONE = ("--micro-batch", str(ROWS)), ("--micro-batch", str(ROWS // 2))
+ARMS = [pytest.param(arm, marks=pytest.mark.slow if arm == "zero2_tp" else ()) for arm in DECODERS_ALONE]
 TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
     "zero3_ulysses": (3, 2, None),
     "zero1_tp": (1, None, 2),
@@ -28,7 +29,7 @@ TRUTH = {  # stage, ranks that share a sequence, ranks that divide layers
 }
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_an_arm_is_what_its_name_says(arm, trained):
     run = trained(arm, *SHORT, *TOGETHER)
     assert "Traceback" not in run.output
@@ -38,7 +39,7 @@ def test_an_arm_is_what_its_name_says(arm, trained):
     assert seen["tokens_per_step"] == ROWS * 32
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_losses_equal_ddp_on_the_same_rows(arm, trained):
     """Two ranks share eight rows, where DDP's have four each; the evaluation is over the same rows, too."""
     ours, ddp = trained(arm, *SHORT, *TOGETHER).record, trained("ddp", *SHORT, *ALONE).record
@@ -49,7 +50,7 @@ def test_losses_equal_ddp_on_the_same_rows(arm, trained):
     assert ours["loss"]["final_eval"]["eval_loss"] == pytest.approx(ddp["loss"]["final_eval"]["eval_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
     record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
     expected = nodes.predicted(setup_of(record))
@@ -64,7 +65,7 @@ def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_counted_bytes_agree_with_the_kernel(arm, trained):
     traffic = trained(arm, *SHORT, *TOGETHER).record["traffic"]
     for counted, kernel in zip(traffic["gloo_wire_bytes"], traffic["kernel_bytes_written"], strict=True):
@@ -72,7 +73,7 @@ def test_counted_bytes_agree_with_the_kernel(arm, trained):
         assert kernel == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_a_virtual_rank_is_a_real_one(arm, trained):
     virtual = trained(arm, *SHORT, *TOGETHER, "--virtual-ranks", "2")
     assert_equal(virtual.record, trained(arm, *SHORT, *TOGETHER).record)
@@ -130,7 +131,7 @@ def test_models_that_a_library_refuses_are_not_predicted():
         estimate(Setup.of_arm(bert, "zero3_ulysses", ranks=2))
 
 
-@pytest.mark.parametrize("arm", DECODERS_ALONE)
+@pytest.mark.parametrize("arm", ARMS)
 def test_the_audit_knows_who_shares(arm):
     """Kept records have no faults; states that are not a rank's share are one, and so are more rows than were read."""
     kept = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "dimensions"])

@@ -57,7 +57,8 @@ def test_too_little_memory_is_not_the_trainers_fault(tmp_path, cache):
     assert_ended(large, "oom", "tried to allocate", "--memory-cap-gib")
 
 
-SLOW = {"unreachable weights": pytest.mark.slow}  # a launch with another environment forks nothing: it imports all
+# A launch with another environment forks nothing: it imports everything.
+SLOW = dict.fromkeys(("unreachable weights", "unreachable data"), pytest.mark.slow)
 
 
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=SLOW.get(name, ())) for name in MISTAKES])
@@ -131,6 +132,7 @@ def training(arm: str, folder: Path, cache: Path, *launcher: str):
         yield process
 
 
+@pytest.mark.slow  # faults.py has it with forked launches
 def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
     """In another spelling of the launcher. The survivor says which rank died, and the exit code is 1."""
     spelling = (sys.executable, "-u", "-m", "accelerate.commands.accelerate_cli", "launch")
@@ -147,7 +149,8 @@ def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
     assert left_running(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("arm", [pytest.param("ddp", marks=pytest.mark.slow), "zero3_nvme"])
+@pytest.mark.slow  # faults.py has it with forked launches
+@pytest.mark.parametrize("arm", ["ddp", "zero3_nvme"])
 def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache, request):
     """SIGINT to the whole group, as a terminal sends it: a record that says so, no process, no files on the disk."""
     if arm == "zero3_nvme":

@@ -20,7 +20,8 @@ from study.sweeps import ends
 SHORT = (
     "signal: SIGKILL to itself, timed window, rank 1",
     "signal: SIGKILL to the sweep, timed window, rank 1",
-    "hang: SIGSTOP to itself, timed window, rank 1",
+    "signal: SIGINT to the sweep, timed window, rank 0",
+    "hang: it sleeps, timed window, rank 1",
     "memory: the kernel kills it for memory (cgroup), timed window, rank 1",
     "disk: the disk is full (tmpfs), between windows, rank 0",
     "files: its run folder is removed, timed window, rank 0",

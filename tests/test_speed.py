@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, forked
 
 from study.bench import bench
+from study.bench import peaks as measured
 from study.bench.bench import Bench
 from study.errors import Stop
 from study.records.runs import Run
@@ -100,12 +101,13 @@ def test_flags_of_yes_and_no():
         bench.run(Bench(peaks=ROOT / "none.json"))
 
 
-def test_peaks_are_measured_and_kept(tmp_path):
+def test_peaks_are_measured_and_kept(tmp_path, monkeypatch):
     """On this machine, small: every rate is above 0, and between its lowest and its highest."""
     words = ["--size", "256", "--copy-mib", "4", "--adam-parameters", "100000", "--disk-mib", "4", "--tries", "3"]
     out = tmp_path / "new" / "peaks.json"
     words += ["--disk", str(tmp_path), "--json", str(out)]
-    subprocess.run([sys.executable, "-m", "study.bench.peaks", *words], cwd=ROOT, check=True)
+    monkeypatch.setattr("sys.argv", ["peaks", *words])
+    measured.main()
     peaks = json.loads(out.read_text())
     rates = [*peaks["flops_per_s"].values(), *peaks["copy_bytes_per_s"].values()]
     assert len(rates) >= 3
@@ -120,7 +122,9 @@ def test_the_longest_kernels_of_a_step_are_kept(tmp_path, cache):
     settings = {"model": "bert-tiny", "data": "embedded", "init": "in_place", "steps": 4, "warmup_steps": 1}
     settings |= {"train_rows": 32, "sequence": 64, "cache_dir": cache}
     words = ["bare", *options(settings | {"out": tmp_path / "out.json", "kernels": tmp_path / "kernels.json"})]
-    subprocess.run([sys.executable, "study/bench/rivals.py", *words], cwd=ROOT, check=True)
+    rival = {"config": "accelerate_configs/single.yaml", "launcher": (), "script": "study/bench/rivals.py"}
+    run = forked(tmp_path, **rival, flags=words)
+    assert run.code == 0, run.output
     kernels = json.loads((tmp_path / "kernels.json").read_text())
     assert [kernel["seconds"] for kernel in kernels] == sorted((k["seconds"] for k in kernels), reverse=True)
     assert any("mm" in kernel["name"] for kernel in kernels[:8]), kernels[:8]

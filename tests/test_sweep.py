@@ -465,6 +465,7 @@ def test_the_stacks_of_many_ranks_are_told_one_after_the_other(tmp_path, monkeyp
 # --- real launches -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # faults.py has it with forked launches
 def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, cache):
     """The second of three cells diverges, and the third runs all the same. What is done is not done again.
 
@@ -510,6 +511,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path, cache):
     assert statuses(runs) == {}
 
 
+@pytest.mark.slow  # faults.py has it with forked launches
 def test_ctrl_c_ends_the_launch_too(tmp_path, cache):
     """Started as in the background, where SIGINT is ignored at first."""
     runs = tmp_path / "runs"
@@ -527,6 +529,7 @@ def test_ctrl_c_ends_the_launch_too(tmp_path, cache):
     assert list(statuses(runs).values()) == ["interrupted"]
 
 
+@pytest.mark.slow  # faults.py has it with forked launches
 def test_a_launch_that_takes_too_long_is_ended_with_its_stacks(tmp_path, cache, monkeypatch):
     """As soon as it trains."""
     runs = tmp_path / "runs"
@@ -556,10 +559,8 @@ def small_memory():
     group.rmdir()
 
 
-ALONE = pytest.param("single", ["bert-large", "bert-tiny"], marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("arm", "models"), [ALONE, ("ddp", ["bert-large"])])
+@pytest.mark.slow  # faults.py has it with forked launches
+@pytest.mark.parametrize(("arm", "models"), [("single", ["bert-large", "bert-tiny"]), ("ddp", ["bert-large"])])
 def test_what_needs_more_memory_than_there_is_is_a_row(tmp_path, cache, small_memory, arm, models):
     """The kernel kills BERT-large; the record says so, also where a rank survives, and the next cell is run."""
     runs = tmp_path / "runs"

@@ -261,11 +261,13 @@ def test_the_steps_file_holds_the_same_losses(arm, trained):
 
 
 def test_both_tasks_are_learned_within_a_hundred_steps(trained):
-    reviews = trained("single", "--no-instruments").record["loss"]["train"]
+    reviews = trained("single", "--no-instruments", "--eval-rows", "8").record["loss"]["train"]
     assert len(reviews) == 100
     assert 0.6 < sum(reviews[:10]) / 10 < 0.8, "a coin would get 0.69"
     assert sum(reviews[-10:]) / 10 < 0.45, "one label in twenty is wrong, so the floor is near 0.2"
-    text = trained("single", "--task", "wikitext", "--steps", "100", "--no-instruments").record["loss"]["train"]
+    text = trained("single", "--task", "wikitext", "--steps", "100", "--no-instruments", "--eval-rows", "8").record[
+        "loss"
+    ]["train"]
     assert 7.0 < text[0] < 8.2, "guessing gets ln 2048 = 7.6"
     assert sum(text[-10:]) / 10 < text[0] - 1.5
 
@@ -275,7 +277,7 @@ def test_two_ranks_learn_what_one_would_from_twice_the_rows(trained):
     flags = ("--steps", "12", "--dropout", "0", "--no-instruments")
     ddp = trained("ddp", *flags, "--micro-batch", "8").record["loss"]["train"]
     single = trained("single", *flags, "--micro-batch", "16").record["loss"]["train"]
-    other = trained("single", "--no-instruments").record["loss"]["train"][:12]
+    other = trained("single", "--no-instruments", "--eval-rows", "8").record["loss"]["train"][:12]
     assert single == pytest.approx(ddp, abs=1e-5)
     assert single != pytest.approx(other, abs=1e-3), "half the rows, and dropout: what differs is seen"
 

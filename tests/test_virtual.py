@@ -14,7 +14,7 @@ from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Settings, resolve
 from study.theory import room
 
-FLAGS = ("--steps", "8", "--eval-rows", "8")
+FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHARED_ARMS = [name for name in NAMES if name not in ("single", *DECODERS_ALONE)]
 
 
@@ -257,7 +257,7 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
         pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
         ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
-        ("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama"),
+        pytest.param("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama", marks=pytest.mark.slow),
     ],
 )
 def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):
