@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -33,7 +34,7 @@ PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
-STEPS, SEQUENCE = 20, 32
+STEPS, SEQUENCE = 12, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), "--eval-rows", "48")
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
@@ -166,6 +167,14 @@ def left_running(folder: Path) -> list[list[str]]:
         if str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             lines.append(words)
     return lines
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Garbage is collected among what a module's tests make, and not among all that is imported, a second each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
