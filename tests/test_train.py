@@ -260,14 +260,15 @@ def test_the_steps_file_holds_the_same_losses(arm, trained):
     assert sum("warn" in line.lower() for line in lines) < 12, "what libraries warn of at every step is not logged"
 
 
+TEXT = ("--task", "wikitext", "--steps", "100", "--sequence", "64")
+
+
 def test_both_tasks_are_learned_within_a_hundred_steps(trained):
     reviews = trained("single", "--no-instruments", "--eval-rows", "8").record["loss"]["train"]
     assert len(reviews) == 100
     assert 0.6 < sum(reviews[:10]) / 10 < 0.8, "a coin would get 0.69"
     assert sum(reviews[-10:]) / 10 < 0.45, "one label in twenty is wrong, so the floor is near 0.2"
-    text = trained("single", "--task", "wikitext", "--steps", "100", "--no-instruments", "--eval-rows", "8").record[
-        "loss"
-    ]["train"]
+    text = trained("single", *TEXT, "--no-instruments", "--eval-rows", "8").record["loss"]["train"]
     assert 7.0 < text[0] < 8.2, "guessing gets ln 2048 = 7.6"
     assert sum(text[-10:]) / 10 < text[0] - 1.5
 
