@@ -8,10 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, at_home, launch
+from packaging.requirements import Requirement
 from shaped import finished, put
 from test_cli import in_this_process
 
@@ -234,6 +236,15 @@ def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
         run_colab(pip, source="https://example.org/some")
     assert "--constraint kept.txt" in lines[0]
     assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
+
+
+def test_colab_s_own_versions_are_enough():
+    """Those that google-colab 1.0.0 pins. The notebook does not let pip replace them, so a higher bound ends it there."""
+    own = {"ipykernel": "6.17.1", "ipython": "7.34.0", "pandas": "2.2.2", "requests": "2.32.3", "tornado": "6.4.2"}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = {each.name: each.specifier for each in map(Requirement, needed)}
+    assert [name for name, version in own.items() if name in bounds and version not in bounds[name]] == []
+    assert "6.17.1" in bounds["ipykernel"]
 
 
 def test_colab_ends_where_no_training_was_started(tmp_path, monkeypatch):
