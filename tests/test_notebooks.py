@@ -184,6 +184,21 @@ def test_a_table_shows_units_and_dashes_and_its_csv_has_every_digit(book, tmp_pa
     assert (tmp_path / "compare-times.csv").read_text() == "arm,peak bytes,s/step,low\nddp,68839037,0.123456789,\n"
 
 
+def test_rows_of_one_group_stand_below_its_name():
+    rows = [{"group": f"imdb, rows/pass {n}", "arm": arm} for n in (1, 8) for arm in ("ddp", "zero1")]
+    shown = as_html(rows, ["group", "arm"])
+    assert re.findall(r">([^<>\n]+)<", shown) == [
+        "arm",
+        "imdb, 1 row per pass",
+        "ddp",
+        "zero1",
+        "imdb, 8 rows per pass",
+        "ddp",
+        "zero1",
+    ]
+    assert "<td>imdb, 1 row per pass</td>" in as_html(rows[::2], ["group", "arm"]), "a group of one row is a column"
+
+
 def run_colab(shell, **parameters) -> None:
     """Run the cells of the notebook here. A line that IPython would give to a shell is given to `shell`."""
     space = {"shell": shell}
@@ -239,7 +254,7 @@ def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
 
 
 def test_colab_s_own_versions_are_enough():
-    """Those of 19 August 2026 (googlecolab/backend-info). The notebook keeps them: a higher bound of ours would end it."""
+    """Those of 19 August 2026 (googlecolab/backend-info). The notebook keeps them: a higher bound would end it."""
     own = {"torch": "2.11.0", "ipykernel": "6.17.1", "ipython": "7.34.0", "jupyter-client": "7.4.9"}
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     bounds = {each.name: each.specifier for each in map(Requirement, needed)}

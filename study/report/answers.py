@@ -115,7 +115,7 @@ def memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """The runs of the protocol on eight virtual ranks by model: those with most arms first, then the largest.
+    """The runs of the protocol on eight virtual ranks by model: the one with most arms, then from large to small.
 
     Recomputing, where that was run.
     """
@@ -127,7 +127,9 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
         recomputing = [run for run in members if run.checkpointing]
         of_model[model] = recomputing or members
     whole = {model: mine for model, mine in of_model.items() if "ddp" in {run.arm for run in mine} and len(mine) > 1}
-    return dict(sorted(whole.items(), key=lambda item: (-len(item[1]), -(item[1][0].parameters or 0))))
+    by_size = sorted(whole, key=lambda model: -(whole[model][0].parameters or 0))
+    first = max(by_size, key=lambda model: len(whole[model]), default=None)
+    return {model: whole[model] for model in sorted(by_size, key=lambda model: model != first)}
 
 
 def trained_here(runs: Runs) -> list[Run]:

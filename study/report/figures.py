@@ -19,8 +19,9 @@ from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_0
 from study.report.style import CARD, FAINT, INK, colour, marker
 from study.text.numbers import nats
 
+DASH = 4  # points: of lines that coincide each is seen in turn
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
-OFFSET = 0.06  # of a point's ranks, for each arm: equal points would hide each other
+APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
 SHADE = "#f3d3ad"  # a light orange, behind the points
 OPEN_POINT = {"linestyle": "", "markerfacecolor": CARD}
 OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
@@ -34,8 +35,14 @@ def losses(rows: list[dict]) -> Figure:
     others = {line: mine for (line,), mine in by(compared, "line").items()}
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if compared else [2.5])
     usual = Counter(row["rows per step"] for row in rows).most_common(1)[0][0]
-    for number, ((line, arm), mine) in enumerate(of_line.items()):
-        _band(axes[0], mine, "loss", colour(arm), linestyle=(3 * number, (6, 3)) if number else "-")
+    alike = by([{"line": line, "curve": _curve_of(mine)} for (line, _), mine in of_line.items()], "curve")
+    dashes = {}
+    for together in alike.values():
+        share = {"linestyle": "-"} if len(together) == 1 else {}
+        gap = DASH * (len(together) - 1)
+        dashes |= {row["line"]: share or {"linestyle": (DASH * n, (DASH, gap))} for n, row in enumerate(together)}
+    for (line, arm), mine in of_line.items():
+        _band(axes[0], mine, "loss", colour(arm), **dashes[line])
         entries += style.keys(mine)
         unusual = mine[0]["rows per step"] != usual
         entries[-1].set_label(f"{line}, {mine[0]['rows per step']} rows/step" if unusual else line)
@@ -45,9 +52,14 @@ def losses(rows: list[dict]) -> Figure:
         _distances(axes[1], others)
     n = style.counted([{"n": len({row["run"] for row in mine})} for mine in by(rows, "line").values()])
     text = f"Lines: means over runs, {n}. Bands: from the smallest to the largest."
-    text += " Lines that coincide alternate in dashes."
+    text += " Lines that coincide take turns in dashes."
     columns = 3 if max(len(entry.get_label()) for entry in entries) < 16 else 2
     return style.finished(drawing, entries, text, columns)
+
+
+def _curve_of(rows: list[dict]) -> tuple:
+    """A curve as it looks: its mean at each step, to a thousandth."""
+    return tuple(float(f"{np.mean([row['loss'] for row in mine]):.3g}") for mine in by(rows, "step").values())
 
 
 def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
@@ -93,7 +105,7 @@ def script(rows: list[dict]) -> Figure:
             marks[f"{number}: {training[0]['name']}, batch {training[0]['batch']}"] = look | {"color": tone}
             calls += max(row["deepspeed.initialize calls"] for row in training)
         start = next((row["weights from"] for row in mine if row["training"] == 2), "-")
-        style.title(ax, f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}", 66)
+        ax.set_title(f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}")
         ax.set_ylabel("loss (nats)")
     axes[-1].set_xlabel("optimizer step of each training")
     window, seeds = min(row["step"] for row in rows), len({row["seed"] for row in rows})
@@ -119,8 +131,8 @@ def verdicts(rows: list[dict]) -> Figure:
                     ax.text(left + count / 2, place, count, va="center", ha="center", color=tone_of_text)
                 left += count
         style.name_bars(ax, [document for (document,) in documents])
-    style.title(above, "Claims about the world")
-    style.title(below, "The document held against its own numbers")
+    above.set_title("Claims about the world")
+    below.set_title("The document held against its own numbers")
     below.set_xlabel("claims")
     text = "A contradiction counts once, however many claims it touches. Premises, which are ours, do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)
@@ -238,7 +250,7 @@ def _stacked(
         at += 0.55
     style.name_bars(ax, ticks.values(), list(ticks))
     ax.margins(x=0.12, y=0.02)
-    style.headed(ax, lead, rows[0]["group"], 44)  # beside the names of the bars
+    style.headed(ax, lead, rows[0]["group"])
     ax.set_xlabel(label, loc="right")  # in the middle it could leave the figure, where names of bars are long
     present = {row[part] for row in rows}
     patches = style.patches({name: tone for name, tone in colours.items() if name in present})
@@ -257,7 +269,7 @@ def peaks(rows: list[dict]) -> Figure:
         (line,) = ax.plot([row["ranks"] for row in mine], sizes, color=colour(arm), linestyle=dashes)
         style.tell(line, arm, f"{arm}, predicted: {sizes[0]:.3g} to {sizes[-1]:.3g} {unit}")
     for row in seen:
-        offset = 1 + OFFSET * (arms.index(row["arm"]) - len(arms) / 2)
+        offset = 1 + APART * (arms.index(row["arm"]) / max(1, len(arms) - 1) - 0.5)
         style.point(ax, row["ranks"] * offset, row | {"size": row["bytes"] / scale}, "size", zorder=3)
     ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel=f"{unit} per rank, at its peak")
     ax.set_xticks([2**i for i in range(0, 11, 2)], [str(2**i) for i in range(0, 11, 2)])
@@ -419,7 +431,10 @@ def frontier(rows: list[dict]) -> Figure:
     if any(row["kind"] != "real" for row in rows):
         marks["emulated smaller device"] = OPEN
     text = " On a CPU, host and device are one memory: offloading saves nothing." if on_cpu else ""
-    return style.finished(drawing, style.keys(rows, marks), f"{_medians(rows)}{text}")
+    style.finished(drawing, style.keys([], marks), f"{_medians(rows)}{text}", 2)
+    places = {row["line"]: (row["peak bytes"] / 1e6, row["median"]) for row in rows}
+    style.name_points(ax, places, {row["line"]: row["arm"] for row in rows})
+    return drawing
 
 
 ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), None: (FAINT, "s")}
@@ -459,7 +474,8 @@ def outside_by_source(rows: list[dict]) -> Figure:
     heights = [0.3 + 0.3 * len(by(mine, "source")) for mine in quantities.values()]
     drawing, axes = style.panels(heights)
     for ax, ((quantity,), mine) in zip(axes, quantities.items(), strict=True):
-        of_source = by(mine, "source")
+        medians = {key: stats.median([row["error"] for row in each]) for key, each in by(mine, "source").items()}
+        of_source = dict(sorted(by(mine, "source").items(), key=lambda item: medians[item[0]]))
         for place, points in enumerate(of_source.values()):
             errors = [max(-1, min(1, row["error"])) for row in points]
             ax.plot(errors, [place] * len(errors), "o", color=style.BLUE, markersize=3.5, markerfacecolor="none")
@@ -469,7 +485,8 @@ def outside_by_source(rows: list[dict]) -> Figure:
         ax.axvline(0, color=INK, linewidth=0.8)
         ax.set_xlim(-1.05, 1.05)
         ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
-        style.title(ax, quantity)
+        near = sum(abs(error) <= 0.1 for error in medians.values())
+        ax.set_title(f"{quantity.capitalize()}: the median is within 10 % for {near} of {len(medians)} sources")
     axes[-1].set_xlabel("predicted over measured, less one")
     text = (
         f"n = {len(rows)} numbers of others, in brackets how many each source has. What is further off is at the edge."
@@ -485,7 +502,7 @@ def timelines(rows: list[dict]) -> Figure:
     handles: dict[str, Patch] = {}
     for ax, ((arm,), mine) in zip(axes, arms.items(), strict=True):
         handles |= timeline.lanes(ax, mine)
-        style.title(ax, f"{arm}: {max(row['end s'] for row in mine):.2g} s")
+        ax.set_title(f"{arm}: {max(row['end s'] for row in mine):.2g} s")
     axes[-1].set_xlabel("seconds of a step")
     text = f"Predicted, no run was made: {rows[0]['setup']}. What waits for what is not drawn."
     return style.finished(drawing, list(handles.values()), text)
