@@ -16,6 +16,7 @@ import psutil
 import pytest
 import tyro
 from conftest import ROOT, launch
+from rich.console import Console
 from shaped import changed, finished, put
 
 from study.cli import commands, experiments, predictions
@@ -24,6 +25,7 @@ from study.errors import Stop
 from study.machine.doctor import Finding
 from study.records import store
 from study.spec.arms import NAMES
+from study.text import tables
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -303,6 +305,17 @@ def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsy
         answer = json.loads(capsys.readouterr().out)
         assert answer["fine"] == (code is None)
         assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
+
+
+def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):
+    rows = [{"run": "arms-zero3_cpu-8e1c25c5", "status": "done", "loss": 6.5481} | dict.fromkeys("abcdef", 12345678)]
+    for width, lost in ((40, "a, b, c, d, e, f"), (400, None)):
+        monkeypatch.setattr(tables, "console", lambda width=width: Console(width=width, highlight=False))
+        tables.show(rows)
+        printed = capsys.readouterr().out
+        assert "done" in printed
+        assert "6.548" in printed
+        assert (f"No room for: {lost}." in printed.replace("\n", " ")) if lost else "No room" not in printed
 
 
 def test_help_is_of_the_command_that_is_named(monkeypatch, capsys):

@@ -48,7 +48,10 @@ class Book:
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
         outcomes = ", ".join(f"{count} {status}" for status, count in counts.items())
-        say(f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}.")
+        text = f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}."
+        if len({run.environment for run in self.runs}) > 1:
+            text += " A letter, as in environment C, is a machine, its software and a commit: `machines` lists them."
+        say(text)
         if self.runs.set_aside:
             say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
 

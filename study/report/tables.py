@@ -556,6 +556,10 @@ def machines(runs: Runs) -> tuple[list[dict], list[dict]]:
     """Equal cells in each environment, and the environments by their letters; what differs comes first."""
     compared = compare(runs)
     places = [{"environment": letter} | place for letter, place in compared.environments.items()]
+    places = [
+        {("instruments" if name == "measure_version" else name): value for name, value in place.items()}
+        for place in places
+    ]
     names = dict.fromkeys(name for place in places for name in place)
     differ = [name for name in names if len({str(place.get(name)) for place in places}) > 1]
     return [_first(row, FIRST_COLUMNS) for row in compared.rows], [_first(place, differ) for place in places]
