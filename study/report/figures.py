@@ -20,6 +20,7 @@ from study.report.style import CARD, FAINT, INK, colour, marker
 from study.text.numbers import nats
 
 DASH = 4  # points: of lines that coincide each is seen in turn
+NEAR = 0.02  # of the range that is drawn: lines that are not further apart coincide
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
 SHADE = "#f3d3ad"  # a light orange, behind the points
@@ -35,14 +36,12 @@ def losses(rows: list[dict]) -> Figure:
     others = {line: mine for (line,), mine in by(compared, "line").items()}
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if compared else [2.5])
     usual = Counter(row["rows per step"] for row in rows).most_common(1)[0][0]
-    alike = by([{"line": line, "curve": _curve_of(mine)} for (line, _), mine in of_line.items()], "curve")
     dashes = {}
-    for together in alike.values():
-        share = {"linestyle": "-"} if len(together) == 1 else {}
+    for together in _coinciding({line: mine for (line, _), mine in of_line.items()}):
         gap = DASH * (len(together) - 1)
-        dashes |= {row["line"]: share or {"linestyle": (DASH * n, (DASH, gap))} for n, row in enumerate(together)}
+        dashes |= {line: (DASH * place, (DASH, gap)) if gap else "-" for place, line in enumerate(together)}
     for (line, arm), mine in of_line.items():
-        _band(axes[0], mine, "loss", colour(arm), **dashes[line])
+        _band(axes[0], mine, "loss", colour(arm), linestyle=dashes[line])
         entries += style.keys(mine)
         unusual = mine[0]["rows per step"] != usual
         entries[-1].set_label(f"{line}, {mine[0]['rows per step']} rows/step" if unusual else line)
@@ -53,24 +52,39 @@ def losses(rows: list[dict]) -> Figure:
     n = style.counted([{"n": len({row["run"] for row in mine})} for mine in by(rows, "line").values()])
     text = f"Lines: means over runs, {n}. Bands: from the smallest to the largest."
     text += " Lines that coincide take turns in dashes."
+    text += " Below: the largest distance of a run at each step." if compared else ""
     columns = 3 if max(len(entry.get_label()) for entry in entries) < 16 else 2
     return style.finished(drawing, entries, text, columns)
 
 
-def _curve_of(rows: list[dict]) -> tuple:
-    """A curve as it looks: its mean at each step, to a thousandth."""
-    return tuple(float(f"{np.mean([row['loss'] for row in mine]):.3g}") for mine in by(rows, "step").values())
+def _coinciding(rows_of: dict[str, list[dict]]) -> list[list[str]]:
+    """Lines that look like one: at each step their means are apart by less than a fiftieth of what is drawn."""
+    means = {
+        line: [np.mean([row["loss"] for row in each]) for each in by(mine, "step").values()]
+        for line, mine in rows_of.items()
+    }
+    least = NEAR * (max(map(max, means.values())) - min(map(min, means.values())))
+    together: list[list[str]] = []
+    for line, curve in means.items():
+        for group in together:
+            first = means[group[0]]
+            if len(first) == len(curve) and np.max(np.abs(np.subtract(first, curve))) <= least:
+                group.append(line)
+                break
+        else:
+            together.append([line])
+    return together
 
 
 def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
     """A row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
     for place, (line, mine) in enumerate(rows_of.items()):
         arm, steps = mine[0]["arm"], by(mine, "step").values()
-        means = [max(np.mean([row["difference"] for row in of_step]), EXACT) for of_step in steps]
+        largest = [max(EXACT, *(row["difference"] for row in of_step)) for of_step in steps]
         look = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
-        (points,) = ax.plot(means, [place] * len(means), marker(arm), **look)
-        most = max(means)
-        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(means)} steps")
+        (points,) = ax.plot(largest, [place] * len(largest), marker(arm), **look)
+        most = max(largest)
+        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(largest)} steps")
     against = ", ".join(sorted({row["against"] for mine in rows_of.values() for row in mine} - {None}))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))
@@ -378,7 +392,7 @@ def network(rows: list[dict]) -> Figure:
     axes[-1].set_xticks([*places, free], [*(f"{place:g}" for place in places), "no limit"])
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
     axes[-1].set_xlabel("declared bandwidth of each host's link (Mbit/s)")
-    marks = {"predicted": {"color": INK, "linewidth": 1, "linestyle": ":"}}
+    marks = {"predicted": {"color": INK, "linewidth": 1, "linestyle": ":"}, "measured": OPEN}
     text = f"{_medians(rows)} Hosts and links are emulated on one machine; ranks, sockets and bytes are real."
     return style.finished(drawing, style.keys(rows, marks), text)
 
@@ -400,7 +414,9 @@ def batches(rows: list[dict]) -> Figure:
         ax.axhline(1, color=INK, linewidth=0.8)
         ax.set(xscale="log", ylabel="speed over DDP's")
         ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
-        style.headed(ax, titles.batches(mine), f"varied: {varied} ({mine[0]['group']})")
+        alike = list(dict.fromkeys(row["group"] for row in mine))
+        which = style.conditions(alike[0]) if len(alike) == 1 else f"{len(alike)} groups of runs, a line for each"
+        style.headed(ax, titles.batches(mine), f"varied: {varied} ({which})")
     axes[-1].set_xlabel("rows in a step, over all ranks")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[-1].xaxis.set_minor_formatter(NullFormatter())

@@ -36,7 +36,8 @@ def traffic(rows: list[dict]) -> str:
     least, most = min(times, key=times.get), max(times, key=times.get)
     if times[most] < 1.005 * times[least]:
         return f"Every arm sends {times[most]:.2g} times what an all-reduce does"
-    return f"{most} sends {times[most]:.2g} times what an all-reduce does, {least} {times[least]:.2g} times"
+    other = "as much" if abs(times[least] - 1) < 0.005 else f"{times[least]:.2g} times"
+    return f"{most} sends {times[most]:.2g} times what an all-reduce does, {least} {other}"
 
 
 def peaks(rows: list[dict]) -> str:
