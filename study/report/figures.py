@@ -310,11 +310,16 @@ def capacity(rows: list[dict]) -> Figure:
     drawing, axes = style.panels([0.95 + 0.36 * len(mine) for mine in searches.values()])
     for ax, ((group, what), mine) in zip(axes, searches.items(), strict=True):
         for place, row in enumerate(mine):
-            (bar,) = ax.barh(place, row["size"] or 0, 0.6, color=colour(row["arm"]), hatch="////", edgecolor=CARD)
-            style.tell(bar, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
+            look = {"color": colour(row["arm"])}
+            if what == "model" and row["size"]:  # a bar on a logarithmic axis would begin anywhere
+                (mark,) = ax.plot(row["size"], place, "o", markersize=9, markerfacecolor=CARD, **look)
+            else:
+                (mark,) = ax.barh(place, row["size"] or 0, 0.6, hatch="////", edgecolor=CARD, **look)
+            style.tell(mark, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
             if row["failed size"]:
                 ax.plot(row["failed size"], place, "x", color=INK, markersize=7, markeredgewidth=1.6)
         names = [f"{row['arm']}: {row['largest'] if row['largest'] is not None else 'none'}" for row in mine]
+        ax.set_ylim(-0.5, len(mine) - 0.5)
         style.name_bars(ax, names)
         if what == "model":
             ax.set_xscale("log")
@@ -322,8 +327,8 @@ def capacity(rows: list[dict]) -> Figure:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
         ax.set_xlabel("million parameters" if what == "model" else "rows per pass")
         style.headed(ax, titles.capacity(mine), group)
-    text = "Bar: the largest that survived. Cross: the smallest that ran out of memory. One search each."
-    return style.finished(drawing, [], f"Hatched: an emulated smaller device. {text}")
+    text = "Bar or ring: the largest that survived. Cross: the smallest that ran out of memory. One search each."
+    return style.finished(drawing, [], f"Hatched or open: an emulated smaller device. {text}")
 
 
 # --- seconds -------------------------------------------------------------------------------------------------------
