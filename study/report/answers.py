@@ -68,12 +68,13 @@ def losses(runs: Runs) -> Answer:
     worst = max(compared, key=lambda row: row["difference"])
     arms, steps = len({row["arm"] for row in rows}), max(row["step"] for row in rows)
     answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ, beyond what fp32 explains."
-    sentence = (
-        f"**{answer}** At each of {steps} steps, {arms} arms stay within {nats(worst['difference'])} of"
-        f" {worst['against']} ({worst['arm']} is furthest)."
-    )
     names = {row["run"] for row in rows}
     mine = [run for run in runs if run.name in names]
+    first = mine[0]  # a group is of one model and precision
+    sentence = (
+        f"**{answer}** Training {NAMES.get(first.model, first.model)} in {first.precision}, {arms} arms stay within"
+        f" {nats(worst['difference'])} of {worst['against']} at each of {steps} steps ({worst['arm']} is furthest)."
+    )
     figure = figures.losses(rows)
     more = (("claims/S002-35.html", "claim S002-35"), ("compare.html#Losses", "all tasks and precisions"))
     return Answer("losses", question, sentence, rows, figure, (MEASURED,), machines(mine), more)
