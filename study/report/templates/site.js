@@ -40,7 +40,7 @@ for (const table of document.querySelectorAll("table")) {
   for (const head of table.tHead.rows[0].cells) {
     const cells = [...table.tBodies].flatMap(rowsOf).map((row) => row.cells[head.cellIndex]);
     const known = cells.map(value).filter((each) => each !== null);
-    const numeric = known.every((each) => typeof each === "number");
+    const numeric = cells.length > 0 && known.every((each) => typeof each === "number");
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) cell.classList.toggle("text", cell.textContent.length > LONG);
     const button = document.createElement("button");
