@@ -24,8 +24,12 @@ figures.forEach((svg, number) => {
     const box = boxes[i];
     if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
       problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” is cut off`);
-    for (let j = i + 1; j < texts.length; j++)
+    for (let j = i + 1; j < texts.length; j++) {
+      const gap = Math.max(boxes[j].left - box.right, box.left - boxes[j].right) / scale;
+      const sameLine = Math.abs(box.top - boxes[j].top) < 2 && Math.abs(box.bottom - boxes[j].bottom) < 2;
+      if (sameLine && gap > -2.5 && gap < 2) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” runs into “${texts[j].textContent.trim()}”`);
       if (!apart(box, boxes[j], 2.5 * scale)) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” lies on “${texts[j].textContent.trim()}”`);
+    }
     const size = parseFloat(getComputedStyle(text).fontSize) * scale;
     if (size < 7) problems.push(`${svg.getAttribute("aria-label")}: “${text.textContent.trim()}” is ${size.toFixed(1)} px high`);
   });

@@ -97,6 +97,14 @@ def test_tables_sort_both_ways_and_by_value(show):
     assert sorted(before) == sorted(up)
 
 
+def test_heads_stand_where_their_cells_do(show):
+    """Also those of a table that is empty until the calculator fills it."""
+    script = "return [...document.querySelectorAll('#arms th')].map((head) => [head.textContent, head.className])"
+    heads = dict(show("calculator").execute_script(script))
+    assert heads["arm"] == ""
+    assert {"peak", "tokens/s"} <= heads.keys()
+
+
 def test_rows_are_filtered(show):
     opened = show("index")
     field = opened.find_element("css selector", "input[type=search]")

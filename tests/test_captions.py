@@ -45,17 +45,17 @@ def test_one_point_is_neither_fastest_nor_smallest():
     assert text == "In G a is the fastest (0.1 s a step); b holds 50% less and takes 2 times as long."
 
 
-def test_bytes_moved_are_told_in_the_order_of_arms_and_a_range_with_its_ends():
+def test_bytes_moved_are_told_in_the_order_of_arms_and_by_the_passes_of_a_step():
     rows = [
-        {"group": group, "line": arm, "arm": arm, "source": source, "times": times}
-        for group, factor in (("one pass", 1), ("16 passes", 11))
+        {"group": group, "passes": passes, "line": arm, "arm": arm, "source": source, "times": times}
+        for group, passes, factor in (("a", 1, 1), ("b", 1, 0.5), ("c", 4, 3), ("d", 16, 11))
         for arm in ("zero3", "zero2", "ddp", "zero1")
         for source, times in (("counted", 1.5 * factor if arm == "zero2" else 1.0), ("ZeRO paper", 1.0))
     ]
     lines = captions.traffic(rows).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["- ddp", "- zero1", "- zero2", "- zero3"]
-    assert lines[0] == "- ddp: counted **1**; ZeRO paper 1"
-    assert "**1.5** (least: one pass, zero2) to **16.5** (most: 16 passes, zero2)" in lines[2]
+    assert lines[0] == "- ddp: **1** (1, 4 and 16 passes); ZeRO paper 1"
+    assert lines[2] == "- zero2: **0.75** to **1.5** (1 pass); **4.5** (4 passes); **16.5** (16 passes); ZeRO paper 1"
 
 
 def test_what_never_survived_or_never_failed_is_no_dash():
@@ -87,3 +87,36 @@ def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
     first, second = text.splitlines()
     assert first.startswith("- **Time**, over rows that decided nothing of it: 4.0% off in the median of 12 published")
     assert second.startswith("- **Memory**, over all sources: 4.0% off")
+
+
+def test_the_groups_that_are_shown_have_most_arms_that_really_ran():
+    """Not those with most lines: an arm on two numbers of ranks, or beside its emulated twin, has two."""
+
+    def rows(group: str, kind: str, *arms: str) -> list[dict]:
+        return [
+            {"group": group, "line": f"{arm}, {ranks} ranks", "arm": arm, "kind": kind}
+            for arm in arms
+            for ranks in (2, 4)
+        ]
+
+    real, emulated = (
+        rows("real", "real", "ddp", "zero1"),
+        rows("emulated", "emulated", "ddp", "zero1", "zero2", "zero3"),
+    )
+    both = captions.largest_groups([*emulated, *real], 2)
+    assert [mine[0]["group"] for mine in both] == ["real", "emulated"]
+
+
+def test_losses_of_other_optimizers_do_not_hide_those_of_adamw():
+    about = {"line": "zero1", "against": "ddp", "seeds differ by": None}
+    groups = {"imdb, fp32, optimizer adafactor": 0.012, "imdb, fp32, optimizer adamw": 4e-7, "imdb, bf16": 0.001}
+    text = captions.losses([about | {"group": group, "largest difference": most} for group, most in groups.items()])
+    assert "further from ddp than 0.01 nats** (zero1 in imdb, fp32, optimizer adafactor; 3 comparisons)" in text
+    assert "In fp32 with AdamW the largest distance is 4e-7 nats." in text
+
+
+def test_an_error_is_not_0_percent():
+    rows = memory_rows("G", a=1e6) + memory_rows("H", b=1e6)
+    for row in rows[1::2]:
+        row["bytes"] *= 1.00001
+    assert "The formulas are off by less than 0.1% in the median over 2 peaks" in captions.memory(rows)

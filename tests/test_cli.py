@@ -16,13 +16,16 @@ import psutil
 import pytest
 import tyro
 from conftest import ROOT, launch
+from rich.console import Console
 from shaped import changed, finished, put
 
 from study.cli import commands, experiments, predictions
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
+from study.machine.doctor import Finding
 from study.records import store
 from study.spec.arms import NAMES
+from study.text import tables
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -189,6 +192,22 @@ WRONG = {
     "virtual --arm zero3_nvme": "as zero3_cpu",
     "virtual --ranks 0": "--ranks must be at least 2 (got 0)",
     "claim": "did you mean 'claims'",
+    "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
+    "sweep nosuch.toml": "or give a .toml file",
+    "sweep": "study sweep needs one more word. What to do: give a protocol in study/sweeps/protocols/",
+    "sweep smoke --scale papr": "--scale cannot be 'papr'. What to do: did you mean 'paper'?",
+    "sweep smoke --onyl arm=ddp": "study sweep has no option --onyl. What to do: did you mean '--only'?",
+    "report": "study report needs --runs. What to do: give folders with runs in them",
+    "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
+    "cluster": "give one of up, status, down",
+    "cluster upp": "did you mean 'up'?",
+    "claims --document 02": "did you mean '002'",
+    "claims --basis mesured": "did you mean 'measured'?",
+    "advise --gpu": "--gpu is given without a value",
+    "advise --model lama3-8b": "did you mean 'llama3-8b', or a local folder",
+    "advise --model ./nosuch": "(there is no such folder)",
+    "doctor --jsn": "did you mean '--json'?",
+    "virtual --model gtp2": "did you mean 'gpt2'",
     "virtual --micro-batch -1": "--micro-batch must be greater than 0 (got -1)",
     "virtual --steps 2 --warmup-steps 2": "leaves nothing to time",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
@@ -276,6 +295,33 @@ def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):
         "schema 0 is not one that this version reads",
     ):
         assert words in printed
+
+
+def test_what_a_machine_lacks_is_json_with_the_same_exit_code(monkeypatch, capsys):
+    lacking = [Finding("python", "3.11"), Finding("ninja", "none", "pip install ninja")]
+    for findings, code in ((lacking, 1), (lacking[:1], None)):
+        monkeypatch.setattr("study.machine.doctor.examine", lambda folder, found=findings: found)
+        assert in_this_process(monkeypatch, "doctor --json") == code
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["fine"] == (code is None)
+        assert [each["remedy"] for each in answer["findings"]] == [each.remedy for each in findings]
+
+
+def test_columns_without_room_are_named_and_the_others_whole(monkeypatch, capsys):
+    rows = [{"run": "arms-zero3_cpu-8e1c25c5", "status": "done", "loss": 6.5481} | dict.fromkeys("abcdef", 12345678)]
+    for width, lost in ((40, "a, b, c, d, e, f"), (400, None)):
+        monkeypatch.setattr(tables, "console", lambda width=width: Console(width=width, highlight=False))
+        tables.show(rows)
+        printed = capsys.readouterr().out
+        assert "done" in printed
+        assert "6.548" in printed
+        assert (f"No room for: {lost}." in printed.replace("\n", " ")) if lost else "No room" not in printed
+
+
+def test_help_is_of_the_command_that_is_named(monkeypatch, capsys):
+    for words in ("help sweep", "--help sweep", "sweep --help"):
+        assert in_this_process(monkeypatch, words) == 0
+        assert capsys.readouterr().out.startswith("usage: study sweep")
 
 
 def test_two_runs_are_explained_with_a_warning_first(tmp_path, monkeypatch, capsys):

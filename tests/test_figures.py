@@ -174,7 +174,7 @@ def test_losses(drawn):
         assert_drawn([(step, np.mean([row["loss"] for row in mine]))], above)
         known = [row["difference"] for row in mine if row["difference"] is not None]
         assert bool(known) == (arm != "ddp")
-        assert_drawn([(max(np.mean(known), figures.EXACT), others.index(arm))] if known else [], below)
+        assert_drawn([(max(*known, figures.EXACT), others.index(arm))] if known else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
     assert below.get_xscale() == "log"
 
@@ -185,7 +185,7 @@ def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn
     lone = [row | {"difference": None, "against": None} if row["seed"] == 2 else row for row in rows]
     below = figures.losses(lone).axes[1]
     known = [row["difference"] for row in lone if (row["arm"], row["step"]) == ("zero3", 1) and row["seed"] != 2]
-    assert_drawn([(max(np.mean(known), figures.EXACT), 2)], below)
+    assert_drawn([(max(*known, figures.EXACT), 2)], below)
 
 
 def test_script(drawn):
@@ -214,7 +214,7 @@ def test_peaks_have_lines_and_points_in_one_unit(drawn, factor, scale, unit):
     assert figure.axes[0].get_ylabel() == f"{unit} per rank, at its peak"
     assert {row["kind"] for row in rows} == {"real", "virtual", "predicted"}
     for row in rows:
-        aside = 1 if row["source"] == "predicted" else 1 + 0.06 * (arms.index(row["arm"]) - len(arms) / 2)
+        aside = 1 if row["source"] == "predicted" else 1 + 0.3 * (arms.index(row["arm"]) / (len(arms) - 1) - 0.5)
         assert_drawn([(row["ranks"] * aside, row["bytes"] / scale)], figure.axes[0])
 
 
@@ -317,6 +317,47 @@ def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
     assert {row["kind"] for row in rows} == {"virtual"}
     assert figures.memory(rows).axes[0].patches[0].get_hatch()
     assert all(bar.get_hatch() for bar in drawn["capacity"][0].axes[0].patches), "a device that is emulated"
+
+
+def test_points_have_their_names_and_need_no_legend(drawn):
+    """The frontier's: beside the point, or further away with a line."""
+    figure, rows = drawn["frontier"]
+    (axes,) = figure.axes
+    assert {text.get_text() for text in axes.texts} == {row["line"] for row in rows}
+    assert not {"ddp", "zero3"} & {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+
+
+def test_long_names_leave_the_title_and_the_legend_whole(drawn):
+    """As those of runs on emulated hosts: names of bars take half the figure, and its title begins where they end."""
+    rows = drawn["losses"][1]
+    long = [
+        row | {"line": f"{row['arm']}_textbook, 2 ranks (emulated)", "group": f"{row['group']}, " * 3} for row in rows
+    ]
+    figure = figures.losses(long)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [text for legend in figure.legends for text in legend.get_texts()]
+    texts += [text for text in figure.axes[0].get_children() if hasattr(text, "get_text") and "nats" in text.get_text()]
+    assert len(texts) == 5
+    assert all(text.get_window_extent().x1 < canvas.get_width_height()[0] for text in texts)
+
+
+def test_lines_that_coincide_are_all_seen(drawn):
+    """Each has its own dashes; a line of its own has none."""
+    rows = drawn["losses"][1]
+    apart = [row | {"loss": row["loss"] + (row["arm"] == "ddp")} for row in rows]
+    dashes = [line.get_linestyle() for line in figures.losses(apart).axes[0].lines]
+    assert dashes == ["-", "--", "--", "--"]
+    patterns = {line._unscaled_dash_pattern[0] for line in figures.losses(apart).axes[0].lines[1:]}
+    assert patterns == {0, figures.DASH, 2 * figures.DASH}
+
+
+def test_an_axis_of_less_than_an_octave_has_several_ticks():
+    rows = [{"arm": arm, "environment": "B", "vs A": ratio} for arm, ratio in (("ddp", 0.85), ("zero1", 0.95))]
+    figure = figures.machines(rows)
+    FigureCanvasAgg(figure).draw()
+    low, high = figure.axes[0].get_xlim()
+    assert sum(low <= tick <= high for tick in figure.axes[0].get_xticks()) > 2
 
 
 # --- as a file -----------------------------------------------------------------------------------------------------

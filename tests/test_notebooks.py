@@ -8,10 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, at_home, launch
+from packaging.requirements import Requirement
 from shaped import finished, put
 from test_cli import in_this_process
 
@@ -182,6 +184,21 @@ def test_a_table_shows_units_and_dashes_and_its_csv_has_every_digit(book, tmp_pa
     assert (tmp_path / "compare-times.csv").read_text() == "arm,peak bytes,s/step,low\nddp,68839037,0.123456789,\n"
 
 
+def test_rows_of_one_group_stand_below_its_name():
+    rows = [{"group": f"imdb, rows/pass {n}", "arm": arm} for n in (1, 8) for arm in ("ddp", "zero1")]
+    shown = as_html(rows, ["group", "arm"])
+    assert re.findall(r">([^<>\n]+)<", shown) == [
+        "arm",
+        "imdb, 1 row per pass",
+        "ddp",
+        "zero1",
+        "imdb, 8 rows per pass",
+        "ddp",
+        "zero1",
+    ]
+    assert "<td>imdb, 1 row per pass</td>" in as_html(rows[::2], ["group", "arm"]), "a group of one row is a column"
+
+
 def run_colab(shell, **parameters) -> None:
     """Run the cells of the notebook here. A line that IPython would give to a shell is given to `shell`."""
     space = {"shell": shell}
@@ -234,6 +251,15 @@ def test_colab_keeps_the_runtime_s_own_packages(monkeypatch, tmp_path):
         run_colab(pip, source="https://example.org/some")
     assert "--constraint kept.txt" in lines[0]
     assert (tmp_path / "kept.txt").read_text() == "torch==2.99\nipykernel==6.1\n"
+
+
+def test_colab_s_own_versions_are_enough():
+    """Those of 19 August 2026 (googlecolab/backend-info). The notebook keeps them: a higher bound would end it."""
+    own = {"torch": "2.11.0", "ipykernel": "6.17.1", "ipython": "7.34.0", "jupyter-client": "7.4.9"}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = {each.name: each.specifier for each in map(Requirement, needed)}
+    assert [name for name in own if name in bounds and own[name] not in bounds[name]] == []
+    assert {"torch", "ipykernel"} < bounds.keys()
 
 
 def test_colab_ends_where_no_training_was_started(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from study.records import runs
 from study.records.prediction import architecture, predicted
 from study.records.runs import Run
 from study.records.schema import Record
+from study.report import tables
 from study.theory.architecture import describe, parameters
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
@@ -92,3 +93,13 @@ def test_what_stage_3_fetches_ahead_is_in_the_peak(cell):
     for run in kept:
         peak_bytes = run.record.memory.components.per_rank[0].tracked_peak_bytes
         assert predicted(run.record).peak_bytes == pytest.approx(peak_bytes, rel=0.001)
+
+
+def test_a_compiled_run_is_not_predicted(tmp_path):
+    """No formula knows what a compiler keeps; and its peak is in another group than the same cell uncompiled."""
+    plain, compiled = finished("plain", "zero2"), changed(finished("compiled", "zero2"), requested__compile=True)
+    assert estimate_of(plain)
+    assert estimate_of(compiled) is None
+    rows = tables.memory(runs.load(put(tmp_path, plain, compiled)))
+    assert {row["source"] for row in rows if "compile" in row["group"]} == {"measured", "ZeRO paper, states"}
+    assert len({row["group"] for row in rows}) == 2

@@ -22,14 +22,13 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import tyro
 
 from study.errors import Stop, exit_on_stop
 from study.machine import gpus
 from study.records import store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
-from study.spec.options import OPTIONS
+from study.spec.options import parsed
 from study.spec.settings import Settings, check, options
 from study.text.tables import say, show
 
@@ -60,8 +59,8 @@ class Bench:
 
 
 def main() -> None:
-    bench = tyro.cli(Bench, prog="study bench", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
+        bench = parsed(Bench, prog="study bench", description=__doc__.partition("\n")[0])
         run(bench)
 
 

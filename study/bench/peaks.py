@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import tyro
 
 from study.errors import Stop, exit_on_stop
 from study.machine import disk
@@ -22,7 +21,7 @@ from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.records.store import now_utc
-from study.spec.options import OPTIONS
+from study.spec.options import parsed
 from study.text.tables import say
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -44,8 +43,8 @@ class Peaks:
 
 
 def main() -> None:
-    options = tyro.cli(Peaks, prog="study peaks", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
+        options = parsed(Peaks, prog="study peaks", description=__doc__.partition("\n")[0])
         result = measure(options)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +55,8 @@ def measure(options: Peaks) -> dict:
     """Everything, printed as it is measured. What cannot be measured here is None."""
     if options.tries < 3:
         raise Stop(f"--tries must be at least 3 (got {options.tries})", "give 3 or more: fewer show no spread")
+    if not options.disk.is_dir():
+        raise Stop(f"--disk {options.disk} is not a folder", "give a folder on the disk to measure")
     kinds = {"bf16": torch.bfloat16, "fp32": torch.float32}
     if CUDA:
         kinds |= {"fp16": torch.float16, "tf32": torch.float32}

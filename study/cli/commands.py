@@ -66,7 +66,7 @@ def start(words: list[str]) -> None:
     """Start the command that the first word names."""
     name, *rest = words or ["--help"]
     if name in ("-h", "--help", "help"):
-        return say(*help_lines())
+        return start([rest[0], "--help"]) if rest and rest[0] in COMMANDS else say(*help_lines())
     if name == "--version":
         return say(f"zero-study {version('zero-study') or '(not installed)'}")
     if name not in COMMANDS:
@@ -78,16 +78,16 @@ def start(words: list[str]) -> None:
         # current folder.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
-    import tyro
-
-    from study.spec.options import OPTIONS
+    from study.spec.options import parsed
 
     alone = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
     with alone:
         command = getattr(importlib.import_module(module), function)
-        answer = tyro.cli(command, prog=f"study {name}", args=rest, registry=OPTIONS)
+        answer = parsed(command, prog=f"study {name}", args=rest)
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))
+    if isinstance(answer, dict) and answer.get("fine") is False:
+        sys.exit(1)
 
 
 def help_lines() -> list[str]:

@@ -43,8 +43,13 @@ def arms(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> lis
 
 
 def doctor(
-    *, nvme_dir: Path = Path("runs"), cluster: Path | None = None, reach: str = hosts.SSH, python: str = sys.executable
-) -> None:
+    *,
+    nvme_dir: Path = Path("runs"),
+    cluster: Path | None = None,
+    reach: str = hosts.SSH,
+    python: str = sys.executable,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> dict | None:
     """Say what this machine has and lacks, and what to do about it. The exit code is 1 if anything is lacking.
 
     Args:
@@ -52,10 +57,19 @@ def doctor(
         cluster: A file with a host on each line, which may be followed by its address: compare these instead.
         reach: The command that runs another one on a host of the cluster, as in 'srun --nodelist {host} --nodes 1'.
         python: The Python of the hosts, in whose environment this study is installed.
+        as_json: Print what was found as JSON instead.
     """
     if cluster is not None:
-        return _compare(hosts.compare(hosts.read(cluster), nvme_dir, reach, python))
+        comparison = hosts.compare(hosts.read(cluster), nvme_dir, reach, python)
+        if as_json:
+            links = {f"{a} to {b}": speed for (a, b), speed in comparison.links.items()}
+            about = {"hosts": hosts.rows(comparison), "links_bytes_per_s": links}
+            return {"fine": not comparison.problems} | about | {"problems": comparison.problems}
+        return _compare(comparison)
     findings = examination.examine(nvme_dir)
+    if as_json:
+        rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]
+        return {"fine": all(each.fine for each in findings), "findings": rows}
     show([{"": "ok" if finding.fine else "NO", "what": finding.what, "found": finding.found} for finding in findings])
     say(*[f"{finding.what}: {finding.remedy}" for finding in findings if not finding.fine])
     sys.exit(0 if all(finding.fine for finding in findings) else 1)

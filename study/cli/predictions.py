@@ -14,6 +14,7 @@ import tyro
 
 from study.cli import steps
 from study.errors import Stop
+from study.machine import hub
 from study.machine.gpus import GPUS, gpu_named, num_gpus
 from study.outside.written import accuracy
 from study.records import store
@@ -22,6 +23,7 @@ from study.spec import optimizers
 from study.spec.arms import ROOT
 from study.spec.optimizers import refusal
 from study.spec.settings import Settings, check, resolve
+from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 from study.text.numbers import short, size
@@ -161,6 +163,8 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
         ranks: How many ranks the job would have.
     """
     chosen, gpu = arm_named(arm), num_gpus() > 0
+    if settings.model and settings.model not in SHAPES and not is_local(settings.model):
+        hub.config(settings.model)  # which ends here if there is none: the launch would say so below a traceback
     if ranks < 2:
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
     settings = replace(settings, virtual_ranks=ranks, init=settings.init or "none", run_dir=None, instruments=True)

@@ -8,10 +8,12 @@ import urllib.request
 from pathlib import Path
 
 import huggingface_hub.constants
+from huggingface_hub.errors import HFValidationError
 
 from study.errors import Stop
 from study.inputs import files, texts
 from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
+from study.spec.validation import nearest
 
 TIMEOUT_S = 3
 WITHOUT_HUB = (
@@ -99,8 +101,9 @@ def not_found(model: str, error: Exception) -> Stop:
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
     hubs = {shape: config["hub"] or "" for shape, config in SHAPES.items()}
     ours = next((shape for shape, name in hubs.items() if model in (name, name.partition("/")[2])), None)
-    shapes = f"{ours}, the built-in shape of that model" if ours else f"one of {', '.join(SHAPES)}"
-    return Stop(f"{what} ({reason(model, error)})", f"give {shapes}, or a local folder")
+    known = nearest(model.rpartition("/")[2], SHAPES, most=3).replace("choose one", "give one").removesuffix("?")
+    shapes = f"give {ours}, the built-in shape of that model" if ours else known
+    return Stop(f"{what} ({reason(model, error)})", f"{shapes}, or a local folder")
 
 
 def reason(name: str, error: Exception) -> str:
@@ -109,5 +112,7 @@ def reason(name: str, error: Exception) -> str:
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, and the study never runs code from a model or a data set"
+    if isinstance(error, HFValidationError):
+        return "there is no such folder"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"

@@ -17,14 +17,13 @@ import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import tyro
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from study.errors import Stop, exit_on_stop
 from study.machine import output, software
 from study.records.store import now_utc
-from study.spec.options import OPTIONS
+from study.spec.options import parsed
 from study.text.tables import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,8 +69,8 @@ class Pack:
 
 
 def main() -> None:
-    options = tyro.cli(Pack, prog="study pack", description=__doc__.partition("\n")[0], registry=OPTIONS)
     with exit_on_stop():
+        options = parsed(Pack, prog="study pack", description=__doc__.partition("\n")[0])
         pack(options)
 
 

@@ -16,7 +16,8 @@ def predicted(
     """The estimate of a run, or of the same run on other ranks or with another DeepSpeed config.
 
     With `look` the model is looked at even where there are formulas for it, which needs torch the first time.
-    None if its model, or the size of its data in the same memory, is not known here, and for scripts that are not ours.
+    None if its model, or the size of its data in the same memory, is not known here, for scripts that are not ours, and
+    for compiled models.
     """
     setup = setup_of(record, ranks, deepspeed, look)
     return setup and estimate(setup)
@@ -27,8 +28,8 @@ def setup_of(
 ) -> Setup | None:
     """What theory needs to know of a run; None where `predicted` is."""
     requested, observed = record.requested, record.observed
-    if record.is_script or record.is_watched or requested.precision == "fp8":
-        return None
+    if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
+        return None  # what a compiler keeps and fuses is in no formula
     model, rows = architecture(record, look), data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None

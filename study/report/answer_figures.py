@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from study.records.groups import by
 from study.report import style
@@ -63,11 +64,13 @@ def _panel_of_memory(ax: Axes, rows: list[dict], arms: list[str]) -> None:
         )
         style.tell(text, arm)
     style.name_bars(ax, arms)
-    ax.margins(x=0.2, y=0.03)
-    ax.set_xlim(left=0)
+    ax.margins(y=0.03)
+    ax.set_xlim(0, 1.2 * longest / scale)  # room for the number behind a bar
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}" if value else "0")
     words = "virtual ranks" if "virtual" in basis else "real ranks"
     lead = f"{first['model']}, {count(first['parameters'])} parameters" if first["parameters"] else first["model"]
+    lead = lead[0].upper() + lead[1:]
     style.headed(ax, f"{lead}, on {first['ranks']} {words}", first["conditions"])
 
 

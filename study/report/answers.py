@@ -68,12 +68,13 @@ def losses(runs: Runs) -> Answer:
     worst = max(compared, key=lambda row: row["difference"])
     arms, steps = len({row["arm"] for row in rows}), max(row["step"] for row in rows)
     answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ, beyond what fp32 explains."
-    sentence = (
-        f"**{answer}** At each of {steps} steps, {arms} arms stay within {nats(worst['difference'])} of"
-        f" {worst['against']} ({worst['arm']} is furthest)."
-    )
     names = {row["run"] for row in rows}
     mine = [run for run in runs if run.name in names]
+    first = mine[0]  # a group is of one model and precision
+    sentence = (
+        f"**{answer}** Training {NAMES.get(first.model, first.model)} in {first.precision}, {arms} arms stay within"
+        f" {nats(worst['difference'])} of {worst['against']} at each of {steps} steps ({worst['arm']} is furthest)."
+    )
     figure = figures.losses(rows)
     more = (("claims/S002-35.html", "claim S002-35"), ("compare.html#Losses", "all tasks and precisions"))
     return Answer("losses", question, sentence, rows, figure, (MEASURED,), machines(mine), more)
@@ -115,7 +116,7 @@ def memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """The runs of the protocol on eight virtual ranks by model: those with most arms first, then the largest.
+    """The runs of the protocol on eight virtual ranks by model: the one with most arms, then from large to small.
 
     Recomputing, where that was run.
     """
@@ -127,7 +128,9 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
         recomputing = [run for run in members if run.checkpointing]
         of_model[model] = recomputing or members
     whole = {model: mine for model, mine in of_model.items() if "ddp" in {run.arm for run in mine} and len(mine) > 1}
-    return dict(sorted(whole.items(), key=lambda item: (-len(item[1]), -(item[1][0].parameters or 0))))
+    by_size = sorted(whole, key=lambda model: -(whole[model][0].parameters or 0))
+    first = max(by_size, key=lambda model: len(whole[model]), default=None)
+    return {model: whole[model] for model in sorted(by_size, key=lambda model: model != first)}
 
 
 def trained_here(runs: Runs) -> list[Run]:

@@ -9,17 +9,18 @@ from study.claims.verdict import VERDICTS
 from study.records import stats
 from study.records.groups import by
 from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
-from study.report.style import ordered
-from study.text.numbers import size
+from study.report.style import conditions, ordered
+from study.text.numbers import nats, size
 
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
 def largest_groups(rows: list[dict], most: int) -> list[list[dict]]:
-    """The groups that a notebook shows, in figures and in sentences alike: those with most lines, then most rows."""
+    """The groups that a notebook shows, in figures and in sentences alike: those with most arms that really ran."""
 
-    def shown(mine: list[dict]) -> tuple[int, int]:
-        return len({row.get("line", row.get("arm")) for row in mine}), len(mine)
+    def shown(mine: list[dict]) -> tuple[int, int, int]:
+        arms = [(row.get("arm", row.get("line")), row.get("kind", "real")) for row in mine]
+        return len({arm for arm, kind in arms if kind == "real"}), len({arm for arm, _ in arms}), len(mine)
 
     return sorted(by(rows, "group").values(), key=shown, reverse=True)[:most]
 
@@ -31,14 +32,20 @@ def losses(rows: list[dict]) -> str:
         why = "No losses are compared: no two arms here have runs with the same seed, rows per step and steps."
         return why if rows else ""
     worst = max(compared, key=lambda row: row["largest difference"])
-    distance = f"{worst['largest difference']:.2g} nats** ({worst['line']} in {worst['group']}"
+    distance = f"{nats(worst['largest difference'])}** ({worst['line']} in {conditions(worst['group'])}"
     text = f"**At no step is an arm further from {worst['against']} than {distance}; {len(compared)} comparisons)."
-    fp32 = [row["largest difference"] for row in compared if "fp32" in row["group"]]
-    if fp32 and len(fp32) < len(compared):
-        text += f" In fp32 the largest distance is {max(fp32):.2g}."
+    usual = [row["largest difference"] for row in compared if _is_usual(row["group"])]
+    if usual and len(usual) < len(compared):
+        text += f" In fp32 with AdamW the largest distance is {nats(max(usual))}."
     if seeds := [row["seeds differ by"] for row in compared if row["seeds differ by"]]:
         text += f" Another seed alone moves the loss by {stats.median(seeds):.2g}, in the median over steps."
     return text
+
+
+def _is_usual(group: str) -> bool:
+    """A group's label names its optimizer only where its namesakes have others."""
+    named = [part.removeprefix("optimizer ") for part in group.split(", ") if part.startswith("optimizer ")]
+    return "fp32" in group.split(", ") and named in ([], ["adamw"])
 
 
 def script(rows: list[dict]) -> str:
@@ -73,32 +80,45 @@ def memory(rows: list[dict], most: int = 2) -> str:
         else:
             lead = f"{' and '.join(held)} {'holds' if len(held) == 1 else 'hold'} {size(held[least])} at the peak"
         share = part["bytes"] / held[largest]
-        sentences.append(f"In {group} **{lead}**; its largest part is {part['part']}, {share:.0%}.")
+        sentences.append(f"In {conditions(group)} **{lead}**; its largest part is {part['part']}, {share:.0%}.")
     predicted = {key[:2]: total for key, total in totals.items() if key[2] == "predicted"}
     errors = [abs(total / totals[*place, "measured"] - 1) for place, total in predicted.items()]
     if errors:
-        median = f"{stats.median(errors):.2%} in the median over {len(errors)} peaks"
-        sentences.append(f"The formulas are off by {median}, and by {max(errors):.2%} at worst.")
+        median = f"{_percent(stats.median(errors))} in the median over {len(errors)} peaks"
+        sentences.append(f"The formulas are off by {median}, and by {_percent(max(errors))} at worst.")
     return " ".join(sentences)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 1e-3 else "less than 0.1%"
 
 
 def traffic(rows: list[dict]) -> str:
     """From `tables.traffic`: multiples of an all-reduce, as counted and as published."""
     items = []
     for arm in ordered(row["arm"] for row in rows):
-        bars = by([row for row in rows if row["arm"] == arm], "source", "group", "line")
-        times: dict[str, dict] = {}
-        for (source, *place), bar in bars.items():
-            times.setdefault(source, {})[", ".join(place)] = sum(row["times"] for row in bar)
-        if counted := times.pop("counted", None):
-            low, high = min(counted, key=counted.get), max(counted, key=counted.get)
-            ends = f"**{counted[low]:.3g}**"
-            if counted[high] > 1.005 * counted[low]:
-                ends += f" (least: {low}) to **{counted[high]:.3g}** (most: {high})"
-            published = "".join(f"; {source} {next(iter(mine.values())):.3g}" for source, mine in times.items())
-            items.append(f"- {arm}: counted {ends}{published}")
-    head = "Bytes sent in a step over those of one all-reduce of the gradients, over all groups:\n\n"
-    return head + "\n".join(items) if items else ""
+        mine = [row for row in rows if row["arm"] == arm]
+        times = {
+            key: sum(row["times"] for row in bar) for key, bar in by(mine, "source", "passes", "group", "line").items()
+        }
+        counted = {passes: [] for _, passes, *_ in sorted(times)}
+        for (source, passes, *_), total in times.items():
+            counted[passes] += [total] if source == "counted" else []
+        alike = by([{"range": _range(values), "passes": str(n)} for n, values in counted.items() if values], "range")
+        spans = {span: joined([each["passes"] for each in same]) for (span,), same in alike.items()}
+        words = [f"{span} ({which} pass{'es' * (which != '1')})" for span, which in spans.items()]
+        published = {source: total for (source, *_), total in times.items() if source != "counted"}
+        words += [f"{source} {total:.3g}" for source, total in published.items()]
+        items.append(f"- {arm}: {'; '.join(words)}")
+    head = (
+        "Bytes sent in a step over those of one all-reduce of the gradients, over all groups, by the passes of a step:"
+    )
+    return f"{head}\n\n" + "\n".join(items) if items else ""
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"**{low:.3g}**" if high < 1.005 * low else f"**{low:.3g}** to **{high:.3g}**"
 
 
 def frontier(rows: list[dict], most: int = 2) -> str:
@@ -115,7 +135,7 @@ def frontier(rows: list[dict], most: int = 2) -> str:
             less, slower = 1 - small["peak bytes"] / fast["peak bytes"], small["median"] / fast["median"]
             offloaded = f"{small['line']} holds {less:.0%} less and takes {slower:.2g} times as long."
             rest = f"{fast['line']} is the fastest ({speed}); {offloaded}"
-        sentences.append(f"In {mine[0]['group']} {rest}")
+        sentences.append(f"In {conditions(mine[0]['group'])} {rest}")
     return " ".join(sentences)
 
 
@@ -174,7 +194,7 @@ def capacity(rows: list[dict]) -> str:
             text = f"the largest that survives is {row['largest']}{unit}"
         if row["failed"] is not None:
             text += f", and the smallest that does not is {row['failed']}{unit}"
-        items.append(f"- {row['group']}, {row['arm']}: {text}")
+        items.append(f"- {conditions(row['group'])}, {row['arm']}: {text}")
     return "\n".join(items)
 
 

@@ -19,8 +19,10 @@ from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_0
 from study.report.style import CARD, FAINT, INK, colour, marker
 from study.text.numbers import nats
 
+DASH = 4  # points: of lines that coincide each is seen in turn
+NEAR = 0.02  # of the range that is drawn: lines that are not further apart coincide
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
-OFFSET = 0.06  # of a point's ranks, for each arm: equal points would hide each other
+APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
 SHADE = "#f3d3ad"  # a light orange, behind the points
 OPEN_POINT = {"linestyle": "", "markerfacecolor": CARD}
 OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
@@ -34,8 +36,12 @@ def losses(rows: list[dict]) -> Figure:
     others = {line: mine for (line,), mine in by(compared, "line").items()}
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if compared else [2.5])
     usual = Counter(row["rows per step"] for row in rows).most_common(1)[0][0]
-    for number, ((line, arm), mine) in enumerate(of_line.items()):
-        _band(axes[0], mine, "loss", colour(arm), linestyle=(3 * number, (6, 3)) if number else "-")
+    dashes = {}
+    for together in _coinciding({line: mine for (line, _), mine in of_line.items()}):
+        gap = DASH * (len(together) - 1)
+        dashes |= {line: (DASH * place, (DASH, gap)) if gap else "-" for place, line in enumerate(together)}
+    for (line, arm), mine in of_line.items():
+        _band(axes[0], mine, "loss", colour(arm), linestyle=dashes[line])
         entries += style.keys(mine)
         unusual = mine[0]["rows per step"] != usual
         entries[-1].set_label(f"{line}, {mine[0]['rows per step']} rows/step" if unusual else line)
@@ -45,20 +51,40 @@ def losses(rows: list[dict]) -> Figure:
         _distances(axes[1], others)
     n = style.counted([{"n": len({row["run"] for row in mine})} for mine in by(rows, "line").values()])
     text = f"Lines: means over runs, {n}. Bands: from the smallest to the largest."
-    text += " Lines that coincide alternate in dashes."
+    text += " Lines that coincide take turns in dashes."
+    text += " Below: the largest distance of a run at each step." if compared else ""
     columns = 3 if max(len(entry.get_label()) for entry in entries) < 16 else 2
     return style.finished(drawing, entries, text, columns)
+
+
+def _coinciding(rows_of: dict[str, list[dict]]) -> list[list[str]]:
+    """Lines that look like one: at each step their means are apart by less than a fiftieth of what is drawn."""
+    means = {
+        line: [np.mean([row["loss"] for row in each]) for each in by(mine, "step").values()]
+        for line, mine in rows_of.items()
+    }
+    least = NEAR * (max(map(max, means.values())) - min(map(min, means.values())))
+    together: list[list[str]] = []
+    for line, curve in means.items():
+        for group in together:
+            first = means[group[0]]
+            if len(first) == len(curve) and np.max(np.abs(np.subtract(first, curve))) <= least:
+                group.append(line)
+                break
+        else:
+            together.append([line])
+    return together
 
 
 def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
     """A row for each arm, a point for each step, on a logarithmic axis that has a place for zero."""
     for place, (line, mine) in enumerate(rows_of.items()):
         arm, steps = mine[0]["arm"], by(mine, "step").values()
-        means = [max(np.mean([row["difference"] for row in of_step]), EXACT) for of_step in steps]
+        largest = [max(EXACT, *(row["difference"] for row in of_step)) for of_step in steps]
         look = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
-        (points,) = ax.plot(means, [place] * len(means), marker(arm), **look)
-        most = max(means)
-        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(means)} steps")
+        (points,) = ax.plot(largest, [place] * len(largest), marker(arm), **look)
+        most = max(largest)
+        style.tell(points, arm, f"{line}: at most {nats(most if most > EXACT else 0.0)}, in {len(largest)} steps")
     against = ", ".join(sorted({row["against"] for mine in rows_of.values() for row in mine} - {None}))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))
@@ -93,7 +119,7 @@ def script(rows: list[dict]) -> Figure:
             marks[f"{number}: {training[0]['name']}, batch {training[0]['batch']}"] = look | {"color": tone}
             calls += max(row["deepspeed.initialize calls"] for row in training)
         start = next((row["weights from"] for row in mine if row["training"] == 2), "-")
-        style.title(ax, f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}", 66)
+        ax.set_title(f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}")
         ax.set_ylabel("loss (nats)")
     axes[-1].set_xlabel("optimizer step of each training")
     window, seeds = min(row["step"] for row in rows), len({row["seed"] for row in rows})
@@ -119,8 +145,8 @@ def verdicts(rows: list[dict]) -> Figure:
                     ax.text(left + count / 2, place, count, va="center", ha="center", color=tone_of_text)
                 left += count
         style.name_bars(ax, [document for (document,) in documents])
-    style.title(above, "Claims about the world")
-    style.title(below, "The document held against its own numbers")
+    above.set_title("Claims about the world")
+    below.set_title("The document held against its own numbers")
     below.set_xlabel("claims")
     text = "A contradiction counts once, however many claims it touches. Premises, which are ours, do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)
@@ -238,7 +264,7 @@ def _stacked(
         at += 0.55
     style.name_bars(ax, ticks.values(), list(ticks))
     ax.margins(x=0.12, y=0.02)
-    style.headed(ax, lead, rows[0]["group"], 44)  # beside the names of the bars
+    style.headed(ax, lead, rows[0]["group"])
     ax.set_xlabel(label, loc="right")  # in the middle it could leave the figure, where names of bars are long
     present = {row[part] for row in rows}
     patches = style.patches({name: tone for name, tone in colours.items() if name in present})
@@ -257,7 +283,7 @@ def peaks(rows: list[dict]) -> Figure:
         (line,) = ax.plot([row["ranks"] for row in mine], sizes, color=colour(arm), linestyle=dashes)
         style.tell(line, arm, f"{arm}, predicted: {sizes[0]:.3g} to {sizes[-1]:.3g} {unit}")
     for row in seen:
-        offset = 1 + OFFSET * (arms.index(row["arm"]) - len(arms) / 2)
+        offset = 1 + APART * (arms.index(row["arm"]) / max(1, len(arms) - 1) - 0.5)
         style.point(ax, row["ranks"] * offset, row | {"size": row["bytes"] / scale}, "size", zorder=3)
     ax.set(xscale="log", yscale="log", xlabel="ranks", ylabel=f"{unit} per rank, at its peak")
     ax.set_xticks([2**i for i in range(0, 11, 2)], [str(2**i) for i in range(0, 11, 2)])
@@ -284,11 +310,16 @@ def capacity(rows: list[dict]) -> Figure:
     drawing, axes = style.panels([0.95 + 0.36 * len(mine) for mine in searches.values()])
     for ax, ((group, what), mine) in zip(axes, searches.items(), strict=True):
         for place, row in enumerate(mine):
-            (bar,) = ax.barh(place, row["size"] or 0, 0.6, color=colour(row["arm"]), hatch="////", edgecolor=CARD)
-            style.tell(bar, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
+            look = {"color": colour(row["arm"])}
+            if what == "model" and row["size"]:  # a bar on a logarithmic axis would begin anywhere
+                (mark,) = ax.plot(row["size"], place, "o", markersize=9, markerfacecolor=CARD, **look)
+            else:
+                (mark,) = ax.barh(place, row["size"] or 0, 0.6, hatch="////", edgecolor=CARD, **look)
+            style.tell(mark, row["arm"], f"{row['arm']}: {row['largest']} survives, {row.get('failed')} does not")
             if row["failed size"]:
                 ax.plot(row["failed size"], place, "x", color=INK, markersize=7, markeredgewidth=1.6)
         names = [f"{row['arm']}: {row['largest'] if row['largest'] is not None else 'none'}" for row in mine]
+        ax.set_ylim(-0.5, len(mine) - 0.5)
         style.name_bars(ax, names)
         if what == "model":
             ax.set_xscale("log")
@@ -296,8 +327,8 @@ def capacity(rows: list[dict]) -> Figure:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
         ax.set_xlabel("million parameters" if what == "model" else "rows per pass")
         style.headed(ax, titles.capacity(mine), group)
-    text = "Bar: the largest that survived. Cross: the smallest that ran out of memory. One search each."
-    return style.finished(drawing, [], f"Hatched: an emulated smaller device. {text}")
+    text = "Bar or ring: the largest that survived. Cross: the smallest that ran out of memory. One search each."
+    return style.finished(drawing, [], f"Hatched or open: an emulated smaller device. {text}")
 
 
 # --- seconds -------------------------------------------------------------------------------------------------------
@@ -366,7 +397,7 @@ def network(rows: list[dict]) -> Figure:
     axes[-1].set_xticks([*places, free], [*(f"{place:g}" for place in places), "no limit"])
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
     axes[-1].set_xlabel("declared bandwidth of each host's link (Mbit/s)")
-    marks = {"predicted": {"color": INK, "linewidth": 1, "linestyle": ":"}}
+    marks = {"predicted": {"color": INK, "linewidth": 1, "linestyle": ":"}, "measured": OPEN}
     text = f"{_medians(rows)} Hosts and links are emulated on one machine; ranks, sockets and bytes are real."
     return style.finished(drawing, style.keys(rows, marks), text)
 
@@ -388,7 +419,9 @@ def batches(rows: list[dict]) -> Figure:
         ax.axhline(1, color=INK, linewidth=0.8)
         ax.set(xscale="log", ylabel="speed over DDP's")
         ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
-        style.headed(ax, titles.batches(mine), f"varied: {varied} ({mine[0]['group']})")
+        alike = list(dict.fromkeys(row["group"] for row in mine))
+        which = style.conditions(alike[0]) if len(alike) == 1 else f"{len(alike)} groups of runs, a line for each"
+        style.headed(ax, titles.batches(mine), f"varied: {varied} ({which})")
     axes[-1].set_xlabel("rows in a step, over all ranks")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
@@ -419,7 +452,10 @@ def frontier(rows: list[dict]) -> Figure:
     if any(row["kind"] != "real" for row in rows):
         marks["emulated smaller device"] = OPEN
     text = " On a CPU, host and device are one memory: offloading saves nothing." if on_cpu else ""
-    return style.finished(drawing, style.keys(rows, marks), f"{_medians(rows)}{text}")
+    style.finished(drawing, style.keys([], marks), f"{_medians(rows)}{text}", 2)
+    places = {row["line"]: (row["peak bytes"] / 1e6, row["median"]) for row in rows}
+    style.name_points(ax, places, {row["line"]: row["arm"] for row in rows})
+    return drawing
 
 
 ROLES = {"test": (style.BLUE, "o"), "fit": (style.ORANGE, "^"), "interval": (style.GREEN, "v"), None: (FAINT, "s")}
@@ -459,7 +495,8 @@ def outside_by_source(rows: list[dict]) -> Figure:
     heights = [0.3 + 0.3 * len(by(mine, "source")) for mine in quantities.values()]
     drawing, axes = style.panels(heights)
     for ax, ((quantity,), mine) in zip(axes, quantities.items(), strict=True):
-        of_source = by(mine, "source")
+        medians = {key: stats.median([row["error"] for row in each]) for key, each in by(mine, "source").items()}
+        of_source = dict(sorted(by(mine, "source").items(), key=lambda item: medians[item[0]]))
         for place, points in enumerate(of_source.values()):
             errors = [max(-1, min(1, row["error"])) for row in points]
             ax.plot(errors, [place] * len(errors), "o", color=style.BLUE, markersize=3.5, markerfacecolor="none")
@@ -469,7 +506,8 @@ def outside_by_source(rows: list[dict]) -> Figure:
         ax.axvline(0, color=INK, linewidth=0.8)
         ax.set_xlim(-1.05, 1.05)
         ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
-        style.title(ax, quantity)
+        near = sum(abs(error) <= 0.1 for error in medians.values())
+        ax.set_title(f"{quantity.capitalize()}: the median is within 10 % for {near} of {len(medians)} sources")
     axes[-1].set_xlabel("predicted over measured, less one")
     text = (
         f"n = {len(rows)} numbers of others, in brackets how many each source has. What is further off is at the edge."
@@ -485,7 +523,7 @@ def timelines(rows: list[dict]) -> Figure:
     handles: dict[str, Patch] = {}
     for ax, ((arm,), mine) in zip(axes, arms.items(), strict=True):
         handles |= timeline.lanes(ax, mine)
-        style.title(ax, f"{arm}: {max(row['end s'] for row in mine):.2g} s")
+        ax.set_title(f"{arm}: {max(row['end s'] for row in mine):.2g} s")
     axes[-1].set_xlabel("seconds of a step")
     text = f"Predicted, no run was made: {rows[0]['setup']}. What waits for what is not drawn."
     return style.finished(drawing, list(handles.values()), text)

@@ -5,10 +5,10 @@ and the scoreboard, which `study report` makes once; without it a notebook judge
 """
 
 import html
+import itertools
 import json
-import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -20,7 +20,7 @@ from study.errors import Stop
 from study.inputs.files import below
 from study.records import runs as records
 from study.report import captions, figures, tables
-from study.report.style import svg
+from study.report.style import conditions, svg
 from study.spec.arms import all_paths
 from study.spec.settings import Settings
 from study.text.numbers import quantity, short
@@ -48,7 +48,10 @@ class Book:
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
         outcomes = ", ".join(f"{count} {status}" for status, count in counts.items())
-        say(f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}.")
+        text = f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}."
+        if len({run.environment for run in self.runs}) > 1:
+            text += " A letter, as in environment C, is a machine, its software and a commit: `machines` lists them."
+        say(text)
         if self.runs.set_aside:
             say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
 
@@ -157,12 +160,31 @@ def missing(what: str, command: str) -> None:
 
 
 def as_html(rows: list[dict], columns: list | dict) -> str:
-    """Rows as a table for people: four significant digits, sizes with a unit, a dash for what is not known."""
-    headings = columns.values() if isinstance(columns, dict) else columns
-    cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    with pd.option_context("display.max_colwidth", None):
-        table = pd.DataFrame(cells, columns=list(headings)).to_html(index=False, border=0, escape=False)
-    return re.sub(r"\n\s+<", "\n<", table)  # its indentation is a tenth of a report's tables
+    """Rows as a table for people: four significant digits, sizes with a unit, a dash for what is not known.
+
+    Where rows of one group follow each other, the group is a heading above them and no column.
+    """
+    headings = dict(columns) if isinstance(columns, dict) else {name: name for name in columns}
+    together = [(name, list(mine)) for name, mine in itertools.groupby(rows, lambda row: row.get("group"))]
+    if "group" in headings and 2 * len(together) <= len(rows):
+        del headings["group"]
+    else:
+        together = [(None, rows)]
+    lines = ["<table>", f"<thead><tr>{_cells('th', map(html.escape, headings.values()))}</tr></thead>"]
+    for group, mine in together:
+        lines.append("<tbody>")
+        if group is not None:
+            words = html.escape(conditions(group))
+            lines.append(
+                f'<tr class="group"><th colspan="{len(headings)}" scope="rowgroup"><span>{words}</span></th></tr>'
+            )
+        lines += [f"<tr>{_cells('td', (_cell(name, row.get(name)) for name in headings))}</tr>" for row in mine]
+        lines.append("</tbody>")
+    return "\n".join([*lines, "</table>"])
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{text}</{tag}>" for text in texts)
 
 
 def no_formula(value):
@@ -179,4 +201,6 @@ def no_formula(value):
 def _cell(name: str, value) -> str:
     if name == "verdict":
         return f"<span class='verdict {value.partition(' ')[0]}'>{html.escape(value)}</span>"
+    if name == "group" and value is not None:
+        return html.escape(conditions(value))
     return html.escape(quantity(value, "bytes") if name.endswith(" bytes") and value is not None else short(value))

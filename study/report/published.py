@@ -17,9 +17,9 @@ TRAFFIC_000 = {"zero2": 2.0, "zero3": 4.0}
 
 # Document 001: "Overcoming Bottlenecks", 20 billion parameters on eight GPUs.
 OFFLOAD_001 = (
-    {"arm": "ddp", "outcome": "OOM", "peak GB": 48.0, "samples/s": None},
-    {"arm": "zero3_cpu", "outcome": "done", "peak GB": 12.0, "samples/s": 1200},
-    {"arm": "zero3_nvme", "outcome": "done", "peak GB": 8.0, "samples/s": 950},
+    {"arm": "ddp", "outcome": "OOM", "peak bytes": 48e9, "samples/s": None},
+    {"arm": "zero3_cpu", "outcome": "done", "peak bytes": 12e9, "samples/s": 1200},
+    {"arm": "zero3_nvme", "outcome": "done", "peak bytes": 8e9, "samples/s": 950},
 )
 
 # Document 002: figure 2 has no numbers in the text but these. BERT-large, one A100.

@@ -1,8 +1,11 @@
 """Checkpoints: what they cost in each arm, whether a resumed run is one never killed, and which moves load."""
 
+from collections.abc import Iterable
+
 from study.errors import Stop
 from study.records.runs import Run, Runs
 from study.records.schema import RankMemory, Resume
+from study.spec.arms import all_paths
 from study.theory.architecture import named
 from study.theory.checkpoints import checkpoint_bytes
 from study.theory.setup import Setup
@@ -23,7 +26,7 @@ def costs(runs: Runs) -> list[dict]:
     rows = []
     resumed = {run.arm: run.record.checkpoints.resumes[-1] for run in finished(runs, "killed")}
     whole = {(run.arm, run.ranks): run for run in (*finished(runs, "source"), *finished(runs, "whole"))}
-    for _, run in sorted(whole.items()):
+    for run in in_order(whole.values()):
         saved, theory = run.record.checkpoints.saved[-1], predicted_bytes(run)
         parameters, loaded = run.parameters, resumed.get(run.arm)
         written = [size for size in saved.written_bytes_per_rank if size is not None]
@@ -45,6 +48,12 @@ def costs(runs: Runs) -> list[dict]:
     return rows
 
 
+def in_order(runs: Iterable[Run]) -> list[Run]:
+    """Arms in the order of every table, the fewest ranks first."""
+    place = {arm: number for number, arm in enumerate(all_paths())}
+    return sorted(runs, key=lambda run: (place.get(run.arm, len(place)), run.ranks))
+
+
 def predicted_bytes(run: Run):
     """Theory's bytes of a run's checkpoint; None for a model that it does not know."""
     try:
@@ -59,7 +68,7 @@ def equality(runs: Runs) -> list[dict]:
     """Killed and resumed against never killed: by how much losses and rates differ at most, and whether weights do."""
     whole = {run.arm: run for run in finished(runs, "whole")}
     rows = []
-    for run in finished(runs, "killed"):
+    for run in in_order(finished(runs, "killed")):
         other, resume = whole.get(run.arm), run.record.checkpoints.resumes[-1]
         if other is not None:
             rows.append(

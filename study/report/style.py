@@ -5,6 +5,7 @@ No figure tells things apart by colour alone: each arm has its own marker; virtu
 
 import html
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -15,16 +16,24 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
 from study.spec.arms import NAMES, all_paths
 from study.text.numbers import short
 
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
+NEAR = 8  # points from a mark to its name
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # right and up, the best first
+LEAST_LETTERS = 12  # of a line of a title
+SAFE = 0.93  # of the room for a text: a browser sets the same font up to 5 % wider
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
@@ -72,7 +81,18 @@ COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
 MARK = "mark of "  # with it begins the id of a mark that has an arm
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
 UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
-UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs")}
+UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs"), "steps": ("step", "steps")}
+UNITS_OF_LABELS |= {"hosts": ("host", "hosts"), "threads": ("thread", "threads")}
+UNITS_OF_LABELS |= {
+    "virtual ranks": ("virtual rank", "virtual ranks"),
+    "warmup steps": ("warm-up step", "warm-up steps"),
+}
+UNITS_OF_LABELS |= {"evaluation rows": ("evaluation row", "evaluation rows")}
+WORDS_OF_LABELS = {"cap GiB": "memory cap of {} GiB", "bandwidth mbit": "links of {} Mbit/s"}
+WORDS_OF_LABELS |= {
+    "checkpoint every": "a checkpoint every {} steps",
+    "measured by version": "instruments of version {}",
+}
 # A third of what matplotlib writes: a report has each figure three times, in a page, in its notebook and as a file.
 UNNEEDED = [
     re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
@@ -127,7 +147,7 @@ def plain(axis: Axis) -> None:
     low, high = axis.get_view_interval()
     steps_within = {3: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8), 12: (1, 2, 3, 5, 7), 1000: (1, 2, 5)}
     steps = next((steps for span, steps in steps_within.items() if high / low < span), (1,))
-    axis.set_major_locator(LogLocator(10, steps))
+    axis.set_major_locator(MaxNLocator(5) if high / low < 2 else LogLocator(10, steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -157,18 +177,50 @@ def patches(colours: dict[str, str]) -> list[Patch]:
 def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -> Figure:
     """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
     lines = textwrap.wrap(text, 76)
-    height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
-    drawing.set_figheight(height + 0.16 * len(lines))  # the panels keep their height
     if entries:
-        legend = drawing.legend(
-            handles=entries, loc="outside upper left", ncols=columns, columnspacing=1.2, handletextpad=0.5
-        )
-        for text in legend.get_texts():
+        columns = _columns(drawing, entries, columns)
+        for text in _legend(drawing, entries, columns).get_texts():
             if text.get_text() in all_paths():
                 key(text, text.get_text())
     if lines:
         drawing.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
+    drawing.set_figheight(height + 0.16 * len(lines))  # the panels keep their height
+    _fit_titles(drawing)
     return drawing
+
+
+def _legend(drawing: Figure, entries: list, columns: int) -> Legend:
+    look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
+    return drawing.legend(handles=entries, loc="outside upper left", **look)
+
+
+def _columns(drawing: Figure, entries: list, most: int) -> int:
+    """As many columns of a legend as are not wider than the figure."""
+    renderer = FigureCanvasAgg(drawing).get_renderer()
+    for columns in range(most, 1, -1):
+        legend = _legend(drawing, entries, columns)
+        wide = legend.get_window_extent(renderer).width > SAFE * drawing.bbox.width
+        legend.remove()
+        if not wide:
+            return columns
+    return 1
+
+
+def _fit_titles(drawing: Figure) -> None:
+    """Titles begin where their panel does, which the names of bars decide: break them before the figure's edge."""
+    drawing.draw_without_rendering()
+    added = 0
+    for axes in drawing.axes:
+        lines, room = axes.get_title("left").splitlines(), SAFE * (drawing.bbox.x1 - axes.bbox.x0)
+        for title in (each for each in axes.get_children() if isinstance(each, Text) and each.get_text()):
+            if title.get_text().splitlines() == lines:
+                letters = max(map(len, lines))
+                while title.get_window_extent().width > room and letters > LEAST_LETTERS:
+                    letters -= 1
+                    title.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
+                added += title.get_text().count("\n") + 1 - len(lines)
+    drawing.set_figheight(drawing.get_figheight() + 0.16 * added)  # the panels keep their height
 
 
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
@@ -200,8 +252,35 @@ def name_ends(axes: Axes, ends: dict[str, float], apart: float = 0.058) -> None:
         key(name, arm)
 
 
-def title(axes: Axes, text: str, width: int = 58) -> None:
-    axes.set_title(textwrap.fill(text, width))
+def name_points(axes: Axes, places: dict[str, tuple[float, float]], arms: dict[str, str]) -> None:
+    """Name points beside them, where there is room; further away with a line. Call it on a figure that is finished."""
+    drawing = axes.figure
+    drawing.draw_without_rendering()
+    renderer = FigureCanvasAgg(drawing).get_renderer()
+    spot = drawing.dpi / 72 * NEAR / 2
+    taken = [
+        Bbox.from_extents(x - spot, y - spot, x + spot, y + spot)
+        for x, y in axes.transData.transform([*places.values()])
+    ]
+    for name, place in sorted(places.items(), key=lambda item: item[1]):
+        for distance, (right, up) in itertools.product((NEAR, 2 * NEAR, 4 * NEAR, 6 * NEAR), SIDES):
+            look = {"ha": ("right", "center", "left")[right + 1], "va": ("top", "center", "bottom")[up + 1]}
+            line = {"arrowprops": {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6}} if distance > NEAR else {}
+            offset = (right * distance, up * distance)
+            text = axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, **look, **line)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # without the line to its mark
+            inside = (
+                axes.bbox.x0 < box.x0 and box.x1 < drawing.bbox.x1 and axes.bbox.y0 < box.y0 < box.y1 < axes.bbox.y1
+            )
+            if inside and not any(box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        else:
+            continue  # no room anywhere: the mark still shows its name under the pointer
+        taken.append(box)
+        text.set_in_layout(False)
+        key(text, arms[name])
 
 
 def counted(rows: list[dict]) -> str:
@@ -210,9 +289,9 @@ def counted(rows: list[dict]) -> str:
     return "no run" if not counts else f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
-def headed(axes: Axes, lead: str, group: str, width: int = 58) -> None:
-    """A title that says what is seen, and below it under which conditions."""
-    axes.set_title("\n".join(textwrap.fill(text, width) for text in (lead, conditions(group)) if text))
+def headed(axes: Axes, lead: str, group: str) -> None:
+    """A title that says what is seen, and below it under which conditions. `finished` breaks its lines."""
+    axes.set_title("\n".join(filter(None, [lead, conditions(group)])))
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:
@@ -231,8 +310,9 @@ def conditions(group: str) -> str:
     for part in group.split(", "):
         name, _, value = part.rpartition(" ")
         number, units = value.removesuffix(".0"), UNITS_OF_LABELS.get(name)
-        words.append(f"{number} {units[number != '1']}" if units else part)
-    return ", ".join(words)
+        text = WORDS_OF_LABELS.get(name, "{}").format(number) if name in WORDS_OF_LABELS else part
+        words.append(f"{number} {units[number != '1']}" if units else text)
+    return ", ".join(words).replace("links of unlimited Mbit/s", "links without a limit")
 
 
 def _rounded(attribute: re.Match) -> str:

@@ -42,7 +42,7 @@ DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
 # What decides memory: two peaks are compared only where these are equal.
 SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
-SETTINGS += ("optimizer", "lora_rank", "train_only")
+SETTINGS += ("optimizer", "lora_rank", "train_only", "compile")
 SET_BY_MODEL = ("lr", "attention")  # their defaults depend on it
 PARTS = {
     "weights": ("weights",),
@@ -120,7 +120,7 @@ def losses(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list
         for line, run in ((line, run) for line, repeats in lines(members).items() for run in repeats):
             against = _partner(run, members, reference)
             about = {"group": group, "line": line, "arm": run.arm, "run": run.name}
-            about |= _facts(run, "seed", "rows_per_step")
+            about |= _facts(run, "seed", "rows_per_step", "kind")
             for number, loss in enumerate(run.losses):
                 difference = abs(loss - against.losses[number]) if against else None
                 compared = {"difference": difference, "against": against and against.arm}
@@ -359,7 +359,7 @@ def traffic(runs: Runs) -> list[dict]:
         counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
         paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
         printed = {"any": published.TRAFFIC_000[run.arm]} if run.arm in published.TRAFFIC_000 else {}
-        place = {"group": group, "line": line} | _facts(run, "arm", "ranks", "kind")
+        place = {"group": group, "line": line, "passes": run.accumulation} | _facts(run, "arm", "ranks", "kind")
         for source, bars, n in (
             ("counted", counted, len(repeats)),
             ("ZeRO paper", paper if run.stage else {} if run.record.observed.fsdp else {"all-reduce": 1.0}, 0),
@@ -547,7 +547,7 @@ def offload_001(runs: Runs) -> list[dict]:
         for line, mine in lines(members).items() if any(run.arm == "zero3_nvme" for run in members) else ():
             times, run, outcomes = seconds(mine), mine[0], ", ".join(sorted({run.status for run in mine}))
             place = {"group": group, "arm": line, "ranks": run.ranks, "outcome": outcomes, "n": len(mine)}
-            place |= {"peak GB": run.peak_bytes and run.peak_bytes / 1e9}
+            place |= {"peak bytes": run.peak_bytes}
             rows.append(place | {"samples/s": run.rows_per_step / stats.median(times) if times else None})
     return rows if len(rows) > len(published.OFFLOAD_001) else []
 
@@ -556,6 +556,10 @@ def machines(runs: Runs) -> tuple[list[dict], list[dict]]:
     """Equal cells in each environment, and the environments by their letters; what differs comes first."""
     compared = compare(runs)
     places = [{"environment": letter} | place for letter, place in compared.environments.items()]
+    places = [
+        {("instruments" if name == "measure_version" else name): value for name, value in place.items()}
+        for place in places
+    ]
     names = dict.fromkeys(name for place in places for name in place)
     differ = [name for name in names if len({str(place.get(name)) for place in places}) > 1]
     return [_first(row, FIRST_COLUMNS) for row in compared.rows], [_first(place, differ) for place in places]

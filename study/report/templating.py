@@ -44,4 +44,5 @@ def prose(text: str) -> str:
             return text
 
     page = MarkdownWithMath(renderer=Renderer(escape=True, anchor_link_text="")).render(text)
-    return re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
+    page = re.sub(r'<a class="anchor-link"[^>]*/>', "", page)  # not closed in HTML: it would hold the rest
+    return re.sub(r"(?<![\w.-])(\d[\d.]*e-\d+)(?![\w.-])", r'<span class="whole">\1</span>', page)

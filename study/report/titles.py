@@ -35,8 +35,9 @@ def traffic(rows: list[dict]) -> str:
         return "Nothing was counted"
     least, most = min(times, key=times.get), max(times, key=times.get)
     if times[most] < 1.005 * times[least]:
-        return f"Every arm sends {times[most]:.2g} times an all-reduce"
-    return f"{most} sends {times[most]:.2g} times an all-reduce, {least} {times[least]:.2g} times"
+        return f"Every arm sends {times[most]:.2g} times what an all-reduce does"
+    other = "as much" if abs(times[least] - 1) < 0.005 else f"{times[least]:.2g} times"
+    return f"{most} sends {times[most]:.2g} times what an all-reduce does, {least} {other}"
 
 
 def peaks(rows: list[dict]) -> str:

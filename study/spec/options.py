@@ -1,14 +1,66 @@
 """How options are read from the command line: tyro, with help and errors for people who do not know Python's types."""
 
+import re
 import typing
 from collections.abc import Callable
 from types import NoneType
 
 import docstring_parser
+import tyro
+from tyro import _errors as parsing
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from study.errors import Stop
+from study.spec.validation import nearest
 
 OPTIONS = ConstructorRegistry()
 NUMBERS = {int: ("INT", "a whole number"), float: ("FLOAT", "a number")}
+
+
+def parsed(command: Callable, **options):
+    """What tyro makes of the command line. A mistake in it is a Stop, of the same form as every other."""
+
+    def refuse(event: parsing.ParseErrorEvent) -> None:
+        """Kinds that are not here, tyro tells in its own way."""
+        more = f"{event.prog} --help explains the options"
+        match event:
+            case parsing.MissingArgs(unrecognized_tokens=[], missing_arguments=missing):
+                raise _missing(event.prog, missing[0].arg)
+            case parsing.MissingArgs(unrecognized_tokens=[word, *_]) | parsing.UnrecognizedArgs(tokens=[word, *_]):
+                raise _not_known(event.prog, word.partition("=")[0], command)
+            case parsing.BadValue(argument=argument, reason="too_few_values"):
+                raise Stop(f"{_flag(argument)} is given without a value", more)
+            case parsing.InvalidChoice(argument=argument, value=value, choices=choices):
+                raise Stop(f"{_flag(argument) or event.prog} cannot be {value!r}", nearest(value, choices))
+            case parsing.InstantiationFailure(argument=argument, message=message) if argument is not None:
+                raise Stop(f"{_flag(argument) or event.prog}: {message}", more)
+
+    with parsing.on_parse_error(refuse):
+        return tyro.cli(command, registry=OPTIONS, **options)
+
+
+def _missing(prog: str, argument) -> Stop:
+    if argument.lowered.choices:
+        words = f"one of {', '.join(argument.lowered.choices)}"
+    else:
+        words = " ".join(str(argument.field.helptext or f"{prog} --help explains it").split()).removesuffix(".")
+    return Stop(f"{prog} needs {_flag(argument) or 'one more word'}", f"give {words[0].lower()}{words[1:]}")
+
+
+def _not_known(prog: str, word: str, command: Callable) -> Stop:
+    """The options that there are, are those that the help shows."""
+    if not word.startswith("--"):
+        return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
+    usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
+    remedy = nearest(word, re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage))
+    return Stop(
+        f"{prog} has no option {word}", remedy if remedy.endswith("?") else f"{prog} --help explains the options"
+    )
+
+
+def _flag(argument) -> str:
+    """Nothing for a word that has none."""
+    return "" if argument.is_positional() else argument.lowered.name_or_flags[0]
 
 
 def with_plain_help(options: type) -> type:

@@ -139,7 +139,7 @@ function drawTable(answers) {
   const cells = (each) => [
     each.fits, sizeWords(each.peakBytes), "…", each.nodeBytes ? sizeWords(each.nodeBytes) : "-", each.nvmeBytes ? sizeWords(each.nvmeBytes) : "-",
     each.time ? timeWords(each.time) : "depends on the disk", each.tokensPerS ? Number(each.tokensPerS.toPrecision(2)).toLocaleString("en") : "-",
-    Object.entries(each.traffic).map(([kind, bytes]) => `${kind.replace("_", "-")} ${sizeWords(bytes)}`).join("\n") || "none",
+    Object.entries(each.traffic).map(([kind, bytes]) => `${kind.replace("_", "-")} ${sizeWords(bytes)}`).join(",\n") || "none",
   ];
   const rows = answers.map((each) => element("tr", { "data-arm": each.name }, element("th", { scope: "row" }, each.name), ...cells(each).map((text, place) => element("td", { class: place === 0 ? `fits ${text}` : place === 7 ? "moved" : "number" }, text))));
   document.querySelector("#arms tbody").replaceChildren(...rows);

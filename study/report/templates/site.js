@@ -23,17 +23,24 @@ function sortBy(table, head) {
   const way = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
   for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
-  const rows = [...table.tBodies[0].rows].map((row) => [value(row.cells[head.cellIndex]), row]);
-  rows.sort((a, b) => compare(a[0], b[0], way));
-  table.tBodies[0].append(...rows.map((pair) => pair[1]));
+  for (const body of table.tBodies) {
+    const rows = rowsOf(body).map((row) => [value(row.cells[head.cellIndex]), row]);
+    rows.sort((a, b) => compare(a[0], b[0], way));
+    body.append(...rows.map((pair) => pair[1]));
+  }
+}
+
+// Without the row that names a group: it stays above its rows.
+function rowsOf(body) {
+  return [...body.rows].filter((row) => !row.classList.contains("group"));
 }
 
 for (const table of document.querySelectorAll("table")) {
   if (!table.tHead || !table.tHead.rows.length) continue;
   for (const head of table.tHead.rows[0].cells) {
-    const cells = [...table.tBodies[0].rows].map((row) => row.cells[head.cellIndex]);
+    const cells = [...table.tBodies].flatMap(rowsOf).map((row) => row.cells[head.cellIndex]);
     const known = cells.map(value).filter((each) => each !== null);
-    const numeric = known.length > 0 && known.every((each) => typeof each === "number");
+    const numeric = cells.length > 0 && known.every((each) => typeof each === "number");
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) cell.classList.toggle("text", cell.textContent.length > LONG);
     const button = document.createElement("button");
