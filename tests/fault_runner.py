@@ -166,8 +166,11 @@ def _end_with(function, *arguments) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if isinstance(error, KeyboardInterrupt):  # Python ends so as well
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
