@@ -81,8 +81,8 @@ def test_times_of_a_resumed_run_are_not_pooled():
 def runs(tmp_path):
     """A run that was never killed, one that was, two moves of which one is refused, and their source."""
 
-    def of(part: str, name: str, **changes) -> dict:
-        record = finished(name, "zero2") | {"cell": {"protocol": "resume", "part": part}} | changes
+    def of(part: str, name: str, ranks: int = 2, **changes) -> dict:
+        record = finished(name, "zero2", ranks) | {"cell": {"protocol": "resume", "part": part}} | changes
         record["observed"]["learning_rates"] = [1e-3] * record["observed"]["steps"]
         return record
 
@@ -95,12 +95,14 @@ def runs(tmp_path):
     loaded["loss"]["final_train"] = off["train"][-1]
     loaded["checkpoints"] = {"resumes": [resume | {"run_id": "source-zero2-2", "route": "universal"}]}
     refused = failed("moved-zero2-2-to-zero2-4", arm="zero2") | {"cell": {"protocol": "resume", "part": "moved"}}
-    put(tmp_path, whole, killed, source, loaded, refused)
+    on_four = of("source", "source-zero2-4", 4, checkpoints={"saved": [SAVED]})
+    put(tmp_path, whole, killed, source, on_four, loaded, refused)
     return load([tmp_path])
 
 
 def test_costs(runs):
-    (row,) = resumed.costs(runs)  # of one arm and its ranks, from the part `whole`
+    on_four, row = sorted(resumed.costs(runs), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
+    assert (on_four["ranks"], on_four["load s"]) == (4, None), "only the checkpoint of two ranks was loaded"
     assert row["bytes a parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
     assert (row["share of one rank"], row["save s"], row["load s"]) == (10 / 16, 0.3, 0.5)
     assert row["predicted bytes a parameter"] == 14, "the made-up runs have bf16 weights"
@@ -110,6 +112,18 @@ def test_equality(runs):
     (row,) = resumed.equality(runs)
     assert (row["interruptions"], row["killed at step"], row["went on after step"]) == (1, 8, 6)
     assert row["losses differ by"] == row["rates differ by"] == 0
+
+
+def test_what_went_on(runs):
+    killed, moved = resumed.went_on(runs)
+    assert (killed["line"], killed["route"], killed["losses differ by"]) == (
+        "zero2, ranks: 2",
+        "killed, and resumed",
+        0,
+    )
+    assert (moved["line"], moved["arm"], moved["route"]) == ("zero2-2 to zero2-4", "zero2", "universal checkpoint")
+    assert moved["losses differ by"] == pytest.approx(0.5)
+    assert killed["group"] == moved["group"], "what is refused has no losses"
 
 
 def test_moves(runs):
