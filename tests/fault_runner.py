@@ -199,6 +199,7 @@ def _plant(folder: Path) -> None:
         STRIKES[about["how"]](place)
 
     if MOMENTS[about["when"]] is None:
+        time.sleep(0.5)  # imports take seconds: the launcher is not still about to fork the other ranks
         return strike(place)
     module, name, *skipped = MOMENTS[about["when"]]
     owner = importlib.import_module(module)

@@ -578,13 +578,9 @@ FAULTS = [
     Fault(S, "imports", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGSEGV to the launcher", "interrupted"),
-    *at_each(
-        "set-up, timed window, evaluation, record",
-        kind=S,
-        how="SIGKILL to the sweep",
-        status="interrupted",
-        code=-9,
-    ),
+    # At set-up from rank 0: it has made the record by then, which rank 1 may be too early for.
+    Fault(S, "set-up", "SIGKILL to the sweep", "interrupted", code=-9, rank=0),
+    *at_each("timed window, evaluation, record", kind=S, how="SIGKILL to the sweep", status="interrupted", code=-9),
     Fault(S, "imports", "SIGKILL to the sweep", None, code=-9),
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
