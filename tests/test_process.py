@@ -289,6 +289,7 @@ def test_a_victim_does_not_speak_over_the_rank_that_failed(handlers, folder, mon
 def test_the_record_of_another_launch_is_left_alone(handlers, folder, monkeypatch, capsys):
     """Another run is at work in this folder: rank 0 has refused it, and this rank was ended."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
     fail(folder, 1, KeyboardInterrupt("SIGTERM"), Launch(1, time.time() + 60, "x", None))
     assert store.load(folder).status == "running"
     assert capsys.readouterr().out == ""
