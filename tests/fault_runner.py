@@ -167,8 +167,11 @@ def _end_with(function, *arguments) -> None:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if isinstance(error, KeyboardInterrupt):  # Python ends so as well
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -197,6 +200,7 @@ def _plant(folder: Path) -> None:
         STRIKES[about["how"]](place)
 
     if MOMENTS[about["when"]] is None:
+        time.sleep(0.5)  # imports take seconds: the launcher is not still about to fork the other ranks
         return strike(place)
     module, name, *skipped = MOMENTS[about["when"]]
     owner = importlib.import_module(module)

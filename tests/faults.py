@@ -517,6 +517,7 @@ def at_each(moments: str, **same) -> list[Fault]:
 
 WHILE_TRAINING = "warm-up, timed window, backward pass, between windows"
 KILLED = {"status": "failed", "words": "was killed (SIGKILL; not for lack of memory)"}
+INTERRUPTED = {"status": "interrupted", "words": "interrupted"}
 FAULTS = [
     Fault("control", "warm-up", "nothing", "done"),
     Fault("control", "warm-up", "nothing", "done", arm="single", rank=0),
@@ -553,23 +554,33 @@ FAULTS = [
     Fault(S, "warm-up", "SIGQUIT to itself", "failed", "was killed (SIGQUIT", where="rank 1"),
     Fault(S, "timed window", "SIGUSR2 to itself", "done"),
     *at_each(
-        "set-up, timed window, record", kind=S, how="SIGTERM to itself", status="interrupted", words="interrupted"
+        "set-up, model, warm-up, timed window, record",
+        kind=S,
+        how="SIGTERM to itself",
+        status="interrupted",
+        words="interrupted",
+        where="rank 1",
     ),
+    *at_each("set-up, model", kind=S, how="SIGTERM to itself", rank=0, where="rank 0", **INTERRUPTED),
+    *at_each("imports", kind=S, how="SIGTERM to itself", where="rank 1", **INTERRUPTED),
+    *at_each("imports", kind=S, how="SIGTERM to itself", rank=0, where="rank 0", **INTERRUPTED),
+    *at_each("imports", kind=S, how="SIGINT to itself", where="rank 1", **INTERRUPTED),
+    *at_each("imports", kind=S, how="SIGHUP to itself", where="rank 1", **INTERRUPTED),
+    *at_each("imports", kind=S, how="SIGTERM to itself", arm="single", rank=0, **INTERRUPTED),
+    *at_each("set-up", kind=S, how="SIGINT to itself", where="rank 1", **INTERRUPTED),
+    *at_each("set-up", kind=S, how="SIGHUP to itself", where="rank 1", **INTERRUPTED),
     Fault(S, "timed window", "SIGINT to itself", "interrupted", "interrupted"),
     Fault(S, "evaluation", "SIGHUP to itself", "interrupted", "interrupted", rank=0),
     # signals to the launcher and to the sweep
     *at_each("model, timed window, evaluation", kind=S, how="SIGKILL to the launcher", status="interrupted"),
     Fault(S, "timed window", "SIGKILL to the launcher", "interrupted", arm="single", rank=0),
-    *at_each("model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
+    *at_each("imports, set-up, model, timed window", kind=S, how="SIGTERM to the launcher", status="interrupted"),
+    Fault(S, "imports", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGINT to the launcher", "interrupted"),
     Fault(S, "timed window", "SIGSEGV to the launcher", "interrupted"),
-    *at_each(
-        "set-up, timed window, evaluation, record",
-        kind=S,
-        how="SIGKILL to the sweep",
-        status="interrupted",
-        code=-9,
-    ),
+    # At set-up from rank 0: it has made the record by then, which rank 1 may be too early for.
+    Fault(S, "set-up", "SIGKILL to the sweep", "interrupted", code=-9, rank=0),
+    *at_each("timed window, evaluation, record", kind=S, how="SIGKILL to the sweep", status="interrupted", code=-9),
     Fault(S, "imports", "SIGKILL to the sweep", None, code=-9),
     Fault(S, "instruments", "SIGKILL to the sweep", "done", code=-9, settings=INSTRUMENTS),
     Fault(S, "timed window", "SIGKILL to the sweep", "interrupted", code=-9, cells=2),
@@ -704,7 +715,12 @@ FAULTS = [
         status="failed",
         words="no such row",
     ),
-    Fault(X, "imports", "ValueError", "failed", "rank 1 ended with exit code 1 and no word", where="rank 1"),
+    *at_each("imports", kind=X, how="ValueError", status="failed", words="no such row", where="rank 1"),
+    *at_each("imports", kind=X, how="ValueError", status="failed", words="no such row", rank=0, where="rank 0"),
+    *at_each("imports", kind=X, how="ImportError", status="failed", words="libfoo", where="rank 1", arm="zero3"),
+    *at_each("imports", kind=X, how="ValueError", status="failed", words="no such row", rank=0, arm="single"),
+    Fault(X, "imports", "MemoryError", "failed", "MemoryError", where="rank 1"),
+    Fault(X, "imports", "it leaves with code 7", "failed", "rank 1 ended with exit code 7", where="rank 1"),
     Fault(X, "set-up", "ValueError", "failed", "no such row", rank=0, where="rank 0"),
     Fault(X, "instruments", "ValueError", "done", settings=INSTRUMENTS),
     Fault(X, "instruments", "ValueError", "done", rank=0, settings=INSTRUMENTS),

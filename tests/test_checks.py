@@ -8,7 +8,7 @@ from shaped import changed, failed, finished, put, script
 
 from study.claims import evidence, pairing
 from study.claims.evidence import Evidence, choose
-from study.claims.record_checks import counted, measured_trend, observed, order, ran, ratio, same_loss
+from study.claims.record_checks import counted, equal, measured_trend, observed, order, ran, ratio, same_loss
 from study.errors import Stop
 from study.records import metrics
 from study.records.schema import Record
@@ -353,6 +353,31 @@ def test_a_trend_is_each_value_against_the_one_before(steps, word):
             along(*steps, along=wrong)
 
 
+# --- equal ---------------------------------------------------------------------------------------------------------
+
+
+def test_equal_compares_a_field_cell_by_cell():
+    """Each run with those of its own cell: two sides that differ from cell to cell are no contradiction."""
+    runs = [finished(f"{arm}-{rows}", arm, micro_batch=rows, loss=rows) for arm in ("ddp", "zero2") for rows in (1, 4)]
+    same = equal(gathered(*runs), claim("convergence"), field="loss.train", **SIDES)
+    assert same.value is True
+    assert "in 2 cells of 2, 4 runs" in same.working
+    off = changed(runs[-1], loss__train__0=runs[-1]["loss"]["train"][0] * (1 + 1e-5))
+    for within, expected in ((0, False), (1e-6, False), (1e-4, True)):
+        found = equal(gathered(*runs[:-1], off), claim("convergence"), field="loss.train", within=within, **SIDES)
+        assert found.value is expected
+    short = changed(runs[-1], loss__train=runs[-1]["loss"]["train"][:1])
+    assert equal(gathered(*runs[:-1], short), claim("convergence"), field="loss.train", **SIDES).value is False
+
+
+def test_equal_needs_both_sides_to_have_it():
+    runs = gathered(finished("a", "ddp"), changed(finished("b", "zero2"), observed__weights_checksum=None))
+    found = equal(runs, claim("configuration"), field="observed.weights_checksum", **SIDES)
+    assert (found.value, found.missing) == (None, "records with observed.weights_checksum")
+    other_seeds = gathered(finished("a", "ddp", seed=1), finished("b", "zero2", seed=2))
+    assert equal(other_seeds, claim("convergence"), field="loss.train", **SIDES).value is None
+
+
 # --- same_loss -----------------------------------------------------------------------------------------------------
 
 LOSS_OF_ARMS = {"arms": ["ddp", "zero2"], "margin": 0.01}
@@ -427,9 +452,9 @@ def test_the_trainings_inside_a_run_of_the_published_script():
     """The second continues the first's weights as published; with a fresh model it repeats the first."""
     sides = {"of": {"training": 1}, "to": {"training": 0}}
     runs = gathered(*(script(f"{repair}{n}", repair, seed=n) for repair in ("none", "engaged") for n in range(3)))
-    for repair, equal in (("none", False), ("engaged", True)):
+    for repair, alike in (("none", False), ("engaged", True)):
         finding = same_loss(runs, claim("convergence"), **sides, where={"repair": repair}, margin=0.01)
-        assert finding.value is equal
+        assert finding.value is alike
     finding = ratio(runs, claim("convergence"), quantity="eval_loss", **sides, where={"repair": "none"})
     assert finding.value == pytest.approx(0.301 / 0.601, rel=0.01)
     with pytest.raises(Stop, match="A training of the script has no 'step_s'"):

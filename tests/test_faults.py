@@ -137,6 +137,42 @@ def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
     assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no word", "rank 3")
 
 
+NO_WORDS = store.new("run", [])
+IN_IMPORTS = """Traceback (most recent call last):
+  File "study/train.py", line 1, in <module>
+    import study
+ValueError: no such row
+W1122 api.py:1028] Sending process 70 closing signal SIGTERM
+Traceback (most recent call last):
+  File "accelerate/commands/launch.py", line 1, in main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+
+
+def test_a_rank_that_failed_in_its_imports_is_named_with_its_words_whoever_is_named_first():
+    """It had no record to write them to. Whom torchrun told to end did not begin it, root cause or not."""
+    told = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
+    failed = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
+    for report in (told + failed, failed + told):  # the root cause stands last
+        stop = ends.killed(NO_WORDS, IN_IMPORTS + report, 1, ends.Kills(0), {})
+        assert (stop.status, stop.where) == ("failed", "rank 3")
+        assert stop.what == "rank 3 ended with exit code 1 and no record of why: ValueError: no such row"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "who", "where"),
+    [
+        (TORCHRUN.replace("-11", "-15"), 1, "SIGTERM ended rank 3", "rank 3"),
+        ("torch.distributed.elastic.SignalException: Process 9 got signal: 2", 1, "SIGINT ended the launcher", None),
+        ("", -15, "SIGTERM ended the launcher", None),
+        ("subprocess.CalledProcessError: it died with <Signals.SIGHUP: 1>.", 1, "SIGHUP ended a rank", None),
+    ],
+)
+def test_who_was_told_to_end_before_there_was_a_record_is_interrupted(output, code, who, where):
+    stop = ends.killed(NO_WORDS, output, code, ends.Kills(0), {})
+    assert (stop.status, stop.what, stop.where) == ("interrupted", f"interrupted: {who}", where)
+
+
 def test_the_kernels_log_is_read_from_now_on(tmp_path):
     before = b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n"
     (tmp_path / "kmsg").write_bytes(before)

@@ -14,7 +14,7 @@ from study.claims.model import MEASURED, OWN
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS
 from study.records import runs
 from study.records.groups import by
-from study.report import figures, style, tables
+from study.report import figures, resumed_figures, style, tables
 from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
@@ -84,6 +84,20 @@ def rows_of(name: str, loaded) -> list[dict]:
                 | {"predicted s": mbit and 0.1 + 91 / mbit}
                 for ranks, arm, mbit in cells
             ]
+        case "checkpoints":
+            sizes = ((arm, ranks, 16.0 if arm == "zero2" else 12.0) for arm in FOUR for ranks in (2, 4))
+            return [
+                {"group": "imdb, bert-tiny, fp32", "arm": arm, "ranks": ranks, "bytes a parameter": size * 1.01}
+                | {"predicted bytes a parameter": None if arm == "zero1" else size}
+                | {"save s": size / 50, "seal s": 0.1 * ranks, "load s": 0.3 if ranks == 2 else None}
+                for arm, ranks, size in sizes
+            ]
+        case "went_on":
+            return [
+                {"group": "imdb, bert-tiny, fp32", "arm": arm, "line": f"{arm}-2 to {arm}-4", "route": route}
+                | {"losses differ by": 1e-7 if route == "universal checkpoint" else 0.0}
+                for arm, route in itertools.product(FOUR, resumed_figures.ROUTES)
+            ]
         case "timelines":
             return tables.timelines()
         case "machines":
@@ -96,11 +110,19 @@ def rows_of(name: str, loaded) -> list[dict]:
 
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
 CASES = (*GROUPED, "script", "verdicts", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
-CASES += ("outside", "outside_by_source", "timelines", "network")
+CASES += ("outside", "outside_by_source", "timelines", "network", "checkpoints", "went_on")
+
+
+FUNCTIONS = {
+    name: value
+    for module in (figures, resumed_figures)
+    for name, value in vars(module).items()
+    if hasattr(value, "__wrapped__")
+}
 
 
 def draw(name: str, rows: list[dict]):
-    return getattr(figures, name.removesuffix("_000"))(rows)
+    return FUNCTIONS[name.removesuffix("_000")](rows)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +136,7 @@ def drawn(all_runs):
 
 
 def test_there_is_a_case_for_every_figure(drawn):
-    functions = {name for name, value in vars(figures).items() if hasattr(value, "__wrapped__")}
-    assert {name.removesuffix("_000") for name in CASES} == functions
+    assert {name.removesuffix("_000") for name in CASES} == set(FUNCTIONS)
     assert all(rows for _, rows in drawn.values())
 
 
@@ -257,6 +278,26 @@ def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
         assert_drawn([(row["measured"] / scale, row["predicted"] / scale) for row in mine], axes)
     figure, rows = drawn["outside_by_source"]
     assert {x for axes in figure.axes for x, _ in points(axes)} >= {row["error"] for row in rows}
+
+
+def test_checkpoints_and_what_went_on_from_them(drawn):
+    figure, rows = drawn["checkpoints"]
+    above, below = figure.axes
+    assert bars(above) == pytest.approx([row["bytes a parameter"] for row in rows])
+    assert bars(below) == pytest.approx([row[part] for row in rows for part in ("save s", "seal s")])
+    for place, row in enumerate(rows):
+        known = row["predicted bytes a parameter"]
+        assert_drawn([(known, place)] if known else [], above)
+        assert_drawn([(row["load s"], place)] if row["load s"] else [], below)
+    assert len(above.lines) == sum(row["predicted bytes a parameter"] is not None for row in rows)
+    assert len(below.lines) == sum(row["load s"] is not None for row in rows)
+    assert "12.1 to 16.2 bytes a parameter, at most 1.0%" in above.get_title("left").replace("\n", " ")
+    figure, rows = drawn["went_on"]
+    places = [(max(row["losses differ by"], figures.EXACT), place) for place, row in enumerate(rows)]
+    assert_drawn(places, figure.axes[0])
+    assert figure.axes[0].get_title("left").startswith("8 of 12 that went on have the same losses")
+    same = resumed_figures.went_on([row | {"losses differ by": 0.0} for row in rows]).axes[0].get_title("left")
+    assert same.startswith("All 12 that went on have the same losses")
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------

@@ -384,6 +384,12 @@ CLAIMS = {
     ),
     "counted": (f"{{ where = {ZERO2}, over = {TO_DDP} }}", 1.5, "bytes", of_traffic),
     "same_loss": ('{ arms = ["ddp", "zero2"], margin = 0.01 }', True, "convergence", of_loss),
+    "equal": (
+        f'{{ field = "loss.final_eval.eval_loss", of = {ZERO2}, to = {TO_DDP} }}',
+        True,
+        "convergence",
+        of_loss,
+    ),
     "observed": (f'{{ field = "{PEAK}", where = {ZERO2} }}', 6e8, "memory", of_memory),
     "ran": (f"{{ where = {ZERO2} }}", "done", "capacity", lambda record: changed(record, status="oom", error=OOM)),
 }

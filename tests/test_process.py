@@ -267,6 +267,16 @@ def test_a_rank_waits_for_the_record_that_rank_0_makes(handlers, tmp_path, capsy
     assert store.load(tmp_path).error.where == "rank 1"
 
 
+def test_a_rank_that_was_told_to_end_waits_for_the_record_while_all_live(handlers, tmp_path, monkeypatch):
+    """Else rank 0, whom torchrun ends next, takes it for one that died without a word."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 2)
+    threading.Timer(0.5, store.write, (tmp_path, store.new("run", []))).start()
+    fail(tmp_path, 1, KeyboardInterrupt("SIGTERM"))
+    record = store.load(tmp_path)
+    assert (record.status, record.error.where) == ("interrupted", "rank 1")
+
+
 def test_a_victim_does_not_speak_over_the_rank_that_failed(handlers, folder, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     fail(folder, 1, MemoryError())
@@ -276,8 +286,10 @@ def test_a_victim_does_not_speak_over_the_rank_that_failed(handlers, folder, mon
     assert store.load(folder).status == "host_oom"
 
 
-def test_the_record_of_another_launch_is_left_alone(handlers, folder, capsys):
+def test_the_record_of_another_launch_is_left_alone(handlers, folder, monkeypatch, capsys):
     """Another run is at work in this folder: rank 0 has refused it, and this rank was ended."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
     fail(folder, 1, KeyboardInterrupt("SIGTERM"), Launch(1, time.time() + 60, "x", None))
     assert store.load(folder).status == "running"
     assert capsys.readouterr().out == ""

@@ -1,16 +1,20 @@
 """What is made of interrupted runs: the sweep's choice of a try to go on from, their times, and the report's tables."""
 
+import shlex
+
 import pytest
 from shaped import failed, finished, put
 
+from study.cli import queue
 from study.machine import software
 from study.records import checkpoints, metrics
 from study.records.runs import load
 from study.records.schema import Record
 from study.report import resumed
-from study.sweeps import launches, sweep
+from study.sweeps import jobs, launches, slurm, sweep
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
+from study.sweeps.slurm import Cluster
 
 RESUME = {"run_id": "killed", "step": 6, "reached": 8, "arm": "zero2", "ranks": 2, "route": "load_state"}
 SAVED = {
@@ -69,6 +73,19 @@ def test_the_launch_names_the_try(tmp_path):
     assert "--resume" not in launches.command(mine, tmp_path, None)
 
 
+def test_the_job_of_a_turn_goes_on_from_its_checkpoint_too(tmp_path, monkeypatch, capsys):
+    """What is printed is what would be submitted."""
+    before, site = attempt(tmp_path, mine := turn(checkpoint_every=3), 1, "timeout", 3), Cluster(gpus_per_node=2)
+    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "submit", lambda path: 7)
+    queue.show_plan([mine], tmp_path, site, 60, None, print_scripts=True)
+    folder = jobs.Queue([mine], tmp_path, site, 60, None).submit(mine).folder
+    words = shlex.split((folder / jobs.SCRIPT).read_text().replace("\\\n", ""))
+    assert words[-2:] == ["--resume", str(before)]
+    assert shlex.join(words[-2:]) in capsys.readouterr().out
+    assert "--resume" not in slurm.script(turn(), folder, site, 60)
+
+
 def test_times_of_a_resumed_run_are_not_pooled():
     record = Record.model_validate(finished())
     assert metrics.value(record, "step_s") > 0
@@ -81,8 +98,8 @@ def test_times_of_a_resumed_run_are_not_pooled():
 def runs(tmp_path):
     """A run that was never killed, one that was, two moves of which one is refused, and their source."""
 
-    def of(part: str, name: str, **changes) -> dict:
-        record = finished(name, "zero2") | {"cell": {"protocol": "resume", "part": part}} | changes
+    def of(part: str, name: str, ranks: int = 2, **changes) -> dict:
+        record = finished(name, "zero2", ranks) | {"cell": {"protocol": "resume", "part": part}} | changes
         record["observed"]["learning_rates"] = [1e-3] * record["observed"]["steps"]
         return record
 
@@ -95,12 +112,14 @@ def runs(tmp_path):
     loaded["loss"]["final_train"] = off["train"][-1]
     loaded["checkpoints"] = {"resumes": [resume | {"run_id": "source-zero2-2", "route": "universal"}]}
     refused = failed("moved-zero2-2-to-zero2-4", arm="zero2") | {"cell": {"protocol": "resume", "part": "moved"}}
-    put(tmp_path, whole, killed, source, loaded, refused)
+    on_four = of("source", "source-zero2-4", 4, checkpoints={"saved": [SAVED]})
+    put(tmp_path, whole, killed, source, on_four, loaded, refused)
     return load([tmp_path])
 
 
 def test_costs(runs):
-    (row,) = resumed.costs(runs)  # of one arm and its ranks, from the part `whole`
+    on_four, row = sorted(resumed.costs(runs), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
+    assert (on_four["ranks"], on_four["load s"]) == (4, None), "only the checkpoint of two ranks was loaded"
     assert row["bytes a parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
     assert (row["share of one rank"], row["save s"], row["load s"]) == (10 / 16, 0.3, 0.5)
     assert row["predicted bytes a parameter"] == 14, "the made-up runs have bf16 weights"
@@ -110,6 +129,18 @@ def test_equality(runs):
     (row,) = resumed.equality(runs)
     assert (row["interruptions"], row["killed at step"], row["went on after step"]) == (1, 8, 6)
     assert row["losses differ by"] == row["rates differ by"] == 0
+
+
+def test_what_went_on(runs):
+    killed, moved = resumed.went_on(runs)
+    assert (killed["line"], killed["route"], killed["losses differ by"]) == (
+        "zero2, ranks: 2",
+        "killed, and resumed",
+        0,
+    )
+    assert (moved["line"], moved["arm"], moved["route"]) == ("zero2-2 to zero2-4", "zero2", "universal checkpoint")
+    assert moved["losses differ by"] == pytest.approx(0.5)
+    assert killed["group"] == moved["group"], "what is refused has no losses"
 
 
 def test_moves(runs):

@@ -191,7 +191,7 @@ def running(monkeypatch, in_slurm):
     """A function that replaces what a job runs by other shell commands."""
 
     def by(command: str) -> None:
-        def script(turn, folder, cluster, timeout_s, nvme_dir=None):
+        def script(turn, folder, cluster, timeout_s, nvme_dir=None, resumed=None):
             head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --no-requeue\n"
             return f"{head}#SBATCH --output={folder.resolve()}/output.txt\n{command}\n"
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 from study.claims import files, ledger, model
 from study.claims.evidence import Evidence, choose, gather
 from study.claims.model import Case, Check, Reference
-from study.claims.record_checks import ANSWERS, TRAINING
+from study.claims.record_checks import ANSWERS, REFUSED, TRAINING
 from study.claims.verdict import FAILS, HOLDS, Finding
 from study.records import metrics
 from study.records.runs import Run, load
@@ -78,6 +78,8 @@ def places(check: str, call: dict) -> list[str]:
         kinds = call.get("collective", "all")
         field = "calls" if call.get("unit") == "calls" else "bytes"
         return [f"traffic.per_rank.*.{'*' if kind == 'all' else kind}.{field}" for kind in model.as_list(kinds)]
+    if check == "equal":
+        return [call["field"] + ".*"] if call["field"] == "loss.train" else [call["field"]]
     name = call["field"] if check == "observed" else call["quantity"]
     if training is not None:
         return [f"observed.runs.{training}.{metrics.OF_A_TRAINING[name]}"]
@@ -115,11 +117,13 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
     function = model.kinds()[check].functions[""]
     found = function(evidence, claim, **call).value
     wanted = other(value, found, holds, claim.relation)
-    runs = choose(evidence, claim, side(check, call), relative=True, statuses=ANSWERS).runs
+    runs = choose(evidence, claim, side(check, call), relative=True, statuses=(*ANSWERS, REFUSED)).runs
 
     def new(old, found):
         if check == "same_loss":  # of whether losses are equal, or lower
             return old * (0.5 if call.get("direction") and not holds else 2)
+        if check == "equal":
+            return 2 * old if model.is_number(old) else f"not {old}"
         if not model.is_number(old):
             return wanted
         if check == "order":  # the others become better than the first arm, or worse

@@ -33,7 +33,7 @@ OF_CHECKS |= dict.fromkeys(
     ((name, "quantity") for name in ("ratio", "order", "measured_trend")), "quantities of records"
 )
 OF_CHECKS |= dict.fromkeys((("trend", "quantity"), ("quotient", "quantity")), "quantities of theory")
-OF_CHECKS |= {("observed", "field"): "fields of records", ("observed", "over"): "fields of records"}
+OF_CHECKS |= dict.fromkeys((("observed", "field"), ("observed", "over"), ("equal", "field")), "fields of records")
 METRICS = (*metrics.QUANTITIES, f"{metrics.COMPONENT}weights")
 # Examples of checks that no claim of this study uses.
 UNUSED = {

@@ -18,6 +18,7 @@ from study.records.runs import Run
 Table, Side = dict, dict | None
 TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 ANSWERS = ("done", "oom", "host_oom", "diverged")  # any other failure says nothing about the claim
+REFUSED = "unavailable"  # by a library
 LEVEL = 0.05  # of each of the two one-sided tests of losses
 QUARTERS = 4  # of a training curve, each of which must hold
 
@@ -71,10 +72,13 @@ def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over
     return chosen.finding(f"{about}{known[0]}", value=known[0])
 
 
-def ran(evidence: Evidence, claim: Claim, *, where: Table) -> Finding:
-    """How runs ended. Those whose weights have no values are left out: they need no memory, so they always succeed."""
+def ran(evidence: Evidence, claim: Claim, *, where: Table, refused: bool = False) -> Finding:
+    """How runs ended. Those whose weights have no values are left out: they need no memory, so they always succeed.
+
+    With `refused`, that a library refuses is an answer as well.
+    """
     with_values = {"init": [None, "pretrained", "random", "in_place"]}
-    chosen = choose(evidence, claim, with_values | where, statuses=ANSWERS)
+    chosen = choose(evidence, claim, with_values | where, statuses=(*ANSWERS, REFUSED) if refused else ANSWERS)
     if not chosen.runs:
         return not_tested(chosen, where)
     ends = sorted({run.status for run in chosen.runs})
@@ -253,6 +257,48 @@ def counted(
     return chosen.finding(f"{what} is not in the records", missing="runs with instruments")
 
 
+def equal(
+    evidence: Evidence, claim: Claim, *, field: str, of: Table, to: Table, where: Side = None, within: float = 0
+) -> Finding:
+    """Whether runs of two sides have the same in a field: numbers within a share of the second side's.
+
+    Cell by equal cell, and seed by seed.
+    """
+    metrics.refuse_unknown(field)
+    fit_for(claim, field)
+    sides = two_sides(evidence, claim, of, to, where, relative=True)
+    if isinstance(sides, Finding):
+        return sides
+    answers, runs = [], []
+    for pair in sides.pairs:
+        ours, theirs = (_fields_by_seed(side, field) for side in pair)
+        # All runs of a seed against one of them: each with each would take minutes where there are hundreds.
+        known = [(a, theirs[seed][0]) for seed in ours.keys() & theirs.keys() for a in (*ours[seed], *theirs[seed])]
+        answers.append(all(_alike(a, b, within) for a, b in known) if known else None)
+        runs += pair.of + pair.to
+    value = all_of(answers)
+    closely = f", within {within:g} of it" if within else ""
+    working = f"{field} with {in_words(of)} is that with {in_words(to)}{closely} in {answers.count(True)} cells"
+    working += f" of {len(answers)}"
+    return resting_on(claim, runs, working, value=value, missing=f"records with {field}" if value is None else "")
+
+
+def _fields_by_seed(runs: tuple[Run, ...], field: str) -> dict[int | None, list]:
+    values: dict[int | None, list] = {}
+    for run in runs:
+        if (value := metrics.dig(run.record, field)) is not None:
+            values.setdefault(run.seed, []).append(value)
+    return values
+
+
+def _alike(ours, theirs, within: float) -> bool:
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(_alike(a, b, within) for a, b in zip(ours, theirs, strict=True))
+    if is_number(ours) and is_number(theirs):
+        return abs(ours - theirs) <= within * abs(theirs)
+    return ours == theirs
+
+
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
@@ -354,8 +400,8 @@ def _unit(name: str, arguments: dict) -> str | None:
     return "number"
 
 
-CHECKS = (ran, counted, ratio, order, measured_trend, observed, same_loss)
-FINDS = {"ran": ANSWERS, "measured_trend": TRENDS}
+CHECKS = (ran, counted, ratio, order, measured_trend, observed, equal, same_loss)
+FINDS = {"ran": (*ANSWERS, REFUSED), "measured_trend": TRENDS}
 KINDS = {
     check.__name__: Kind(MEASURED, {"": check}, unit=_unit, finds=FINDS.get(check.__name__, ())) for check in CHECKS
 }

@@ -13,7 +13,7 @@ from study.sweeps import jobs, slurm
 from study.sweeps.jobs import Submission
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.slurm import Cluster
-from study.sweeps.sweep import Outcome, attempts, done_before
+from study.sweeps.sweep import Outcome, attempts, done_before, to_resume
 from study.text.tables import console, say, show
 
 HOW_TO_STOP = "stopped; the jobs stay in the queue. Start it again to go on, or with --cancel to cancel them"
@@ -96,7 +96,8 @@ def show_plan(
         if stop is None and not (done or submission) and print_scripts:
             last = max(attempts(runs, turn), default=0) if runs_before else 0
             folder = below(runs, f"{turn.name}.{last + 1}")
-            say(f"# {folder / jobs.SCRIPT}", slurm.script(turn, folder, cluster, timeout_s, nvme_dir))
+            before = to_resume(runs, turn) if runs_before else None
+            say(f"# {folder / jobs.SCRIPT}", slurm.script(turn, folder, cluster, timeout_s, nvme_dir, before))
         nodes, ranks = slurm.layout(turn.cell, cluster) if stop is None else (None, None)
         state = (
             done.status if done else f"job {submission.job.id}: {in_words(submission)}" if submission else "to submit"

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from study.claims.ledger import counted
 from study.claims.model import OWN
@@ -16,12 +16,11 @@ from study.records import stats
 from study.records.groups import by
 from study.report import style, timeline, titles
 from study.report.published import SMALLEST_SPEEDUP_002, WORTHWHILE_FROM_BYTES_002
-from study.report.style import CARD, FAINT, INK, colour, marker
+from study.report.style import CARD, EXACT, FAINT, INK, colour, marker
 from study.text.numbers import nats
 
 DASH = 4  # points: of lines that coincide each is seen in turn
 NEAR = 0.02  # of the range that is drawn: lines that are not further apart coincide
-EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
 SHADE = "#f3d3ad"  # a light orange, behind the points
 OPEN_POINT = {"linestyle": "", "markerfacecolor": CARD}
@@ -89,9 +88,7 @@ def _distances(ax: Axes, rows_of: dict[str, list[dict]]) -> None:
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"distance from {against} at each step (nats)", xlim=(EXACT / 1.6, None))
     ax.margins(y=0.08)
-    ax.xaxis.set_major_locator(LogLocator(10, numticks=9))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"{value:.0e}".replace("e-0", "e-"))
+    style.from_zero(ax.xaxis)
 
 
 def _band(ax: Axes, rows: list[dict], name: str, tone: str, least: float = -np.inf, **look) -> None:

@@ -24,14 +24,15 @@ def of_protocol(runs: Runs, *parts: str) -> list[Run]:
 def costs(runs: Runs) -> list[dict]:
     """Bytes, seconds and memory of the last checkpoint of an uninterrupted run, and of going on from one, by arm."""
     rows = []
-    resumed = {run.arm: run.record.checkpoints.resumes[-1] for run in finished(runs, "killed")}
-    whole = {(run.arm, run.ranks): run for run in (*finished(runs, "source"), *finished(runs, "whole"))}
+    resumed = {_place(run): run.record.checkpoints.resumes[-1] for run in finished(runs, "killed")}
+    whole = {_place(run): run for run in (*finished(runs, "source"), *finished(runs, "whole"))}
     for run in in_order(whole.values()):
         saved, theory = run.record.checkpoints.saved[-1], predicted_bytes(run)
-        parameters, loaded = run.parameters, resumed.get(run.arm)
+        parameters, loaded = run.parameters, resumed.get(_place(run))
         written = [size for size in saved.written_bytes_per_rank if size is not None]
         rows.append(
             {
+                "group": _place(run)[0],
                 "arm": run.arm,
                 "ranks": run.ranks,
                 "predicted bytes a parameter": theory and theory.total / parameters,
@@ -52,6 +53,11 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     """Arms in the order of every table, the fewest ranks first."""
     place = {arm: number for number, arm in enumerate(all_paths())}
     return sorted(runs, key=lambda run: (place.get(run.arm, len(place)), run.ranks))
+
+
+def _place(run: Run) -> tuple[str, str, int]:
+    """What is saved, and how it is divided."""
+    return ", ".join([run.task, run.model, run.precision]), run.arm, run.ranks
 
 
 def predicted_bytes(run: Run):
@@ -110,6 +116,21 @@ def moves(runs: Runs) -> list[dict]:
             }
         )
     return rows
+
+
+def went_on(runs: Runs) -> list[dict]:
+    """How far the losses of all that went on from a checkpoint are from those that they should be."""
+    chosen = (*finished(runs, "killed"), *finished(runs, "moved"), *finished(runs, "moved_universal"))
+    group = " and ".join(dict.fromkeys(_place(run)[0] for run in chosen))
+    killed = [
+        row | {"line": f"{row['arm']}, ranks: {row['ranks']}", "route": "killed, and resumed"} for row in equality(runs)
+    ]
+    moved = [
+        row | {"line": f"{row['from']} to {row['to']}", "arm": row["to"].rpartition("-")[0]} for row in moves(runs)
+    ]
+    names = ("arm", "line", "route", "losses differ by")
+    rows = [{"group": group} | {name: row[name] for name in names} for row in (*killed, *moved)]
+    return [row for row in rows if row["losses differ by"] is not None]
 
 
 def furthest(losses: list[float], others: list[float]) -> float | None:

@@ -29,6 +29,7 @@ from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TEST
 from study.spec.arms import NAMES, all_paths
 from study.text.numbers import short
 
+EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
 NEAR = 8  # points from a mark to its name
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # right and up, the best first
@@ -150,6 +151,13 @@ def plain(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(5) if high / low < 2 else LogLocator(10, steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def from_zero(axis: Axis) -> None:
+    """Ticks of a logarithmic axis on which EXACT stands for zero."""
+    axis.set_major_locator(LogLocator(10, numticks=9))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"{value:.0e}".replace("e-0", "e-"))
 
 
 def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None:

@@ -111,3 +111,27 @@ def scores(rows: list[dict]) -> str:
 def outside(rows: list[dict]) -> str:
     errors = [abs(row["error"]) for row in rows]
     return f"Predictions are {stats.median(errors):.1%} off in the median, {max(errors):.0%} at worst"
+
+
+def checkpoints(rows: list[dict]) -> str:
+    low, high = (extreme(row["bytes a parameter"] for row in rows) for extreme in (min, max))
+    text = f"A checkpoint has {low:.3g} to {high:.3g} bytes a parameter"
+    pairs = [(row["bytes a parameter"], row["predicted bytes a parameter"]) for row in rows]
+    errors = [abs(size / predicted - 1) for size, predicted in pairs if predicted]
+    return f"{text}, at most {max(errors):.1%} off the prediction" if errors else text
+
+
+def saving(rows: list[dict]) -> str:
+    saved, loaded = ([row[name] for row in rows if row[name] is not None] for name in ("save s", "load s"))
+    text = f"The libraries save it in {min(saved):.2g} to {max(saved):.2g} s"
+    return f"{text} and load it in {min(loaded):.2g} to {max(loaded):.2g} s" if loaded else text
+
+
+def went_on(rows: list[dict]) -> str:
+    worst = max(row["losses differ by"] for row in rows)
+    exact = sum(row["losses differ by"] == 0 for row in rows)
+    if worst == 0:
+        return f"All {exact} that went on have the same losses to the last bit"
+    return (
+        f"{exact} of {len(rows)} that went on have the same losses to the last bit, the others {worst:.0e} off at most"
+    )

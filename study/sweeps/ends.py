@@ -32,10 +32,15 @@ REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitco
 LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
 # A rank that did not heed SIGTERM after another one had died: torchrun kills it 30 s later, and reports that as well.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
+# Whom torchrun told to end after another rank had failed, or because it was told so itself: nobody of these began it.
+TOLD_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
+TORCHRUN_TOLD = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
 FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # of a traceback: its last line says what happened
+TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+OF_A_LAUNCHER = ("ChildFailedError", "CalledProcessError", "SignalException")  # these only say that a rank failed
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # how a launch is ended by its user, or by torchrun after another rank
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
 MEANINGS = {
@@ -125,30 +130,42 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
     if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
         who = f"rank {victims[0]}" if victims else by_kill[0].who if by_kill else "a rank"
-        where = None if who == "a rank" else who
         what = f"the kernel killed {who} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "host_oom", where)
+        return Stop(what, MORE_MEMORY, "host_oom", _place(who))
     if record.status == "failed" and not lost_peer:
         return None
     if not deaths:
-        return silent(record, output)
+        return silent(record, output, code)
     first = deaths[0]
     meaning = MEANINGS.get(first.signal, "somebody or something sent it")
     if first.signal == "SIGKILL":
         unknown = kills.count is None
         meaning = "the kernel does not say whether for lack of memory" if unknown else "not for lack of memory"
     remedy = "see its output.txt, and start it again"
-    where = None if first.rank is None else first.who
-    return Stop(f"{first.who} was killed ({first.signal}; {meaning})", remedy, where=where)
+    return Stop(f"{first.who} was killed ({first.signal}; {meaning})", remedy, where=_place(first.who))
 
 
-def silent(record: Record, output: str) -> Stop | None:
-    """Which rank ended before it could say why, if the record does not have it: torchrun's root cause."""
-    whole = REPORTED.findall(output)
-    if not whole or record.error is None or record.error.where != "another rank":
+def silent(record: Record, output: str, code: int | None) -> Stop | None:
+    """Why a launch ended of which no rank gave the reason: who was told to end, or else who failed first and its words.
+
+    A rank's imports fail before it knows of a record, and a signal then ends it at once.
+    """
+    if record.status != "running" and not (record.error and record.error.where == "another rank"):
         return None
-    rank, code, _ = whole[-1]  # it comes last
-    return Stop(f"rank {rank} ended with exit code {code} and no word", "see its output.txt", where=f"rank {rank}")
+    told = set(map(int, TOLD_BY_TORCHRUN.findall(output)))
+    ended = [(death.signal, death.who) for death in reported(output) if death.pid not in told]
+    ended += [(_name(int(number)), "the launcher") for number in TORCHRUN_TOLD.findall(output)]
+    ended += [(_name(-code), "the launcher")] if code is not None and code < 0 else []
+    if ended and ended[0][0] in ON_PURPOSE:
+        name, who = ended[0]
+        return Stop(f"interrupted: {name} ended {who}", "start it again", "interrupted", _place(who))
+    failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in told]
+    if not failed:
+        return None
+    rank, number = failed[0]
+    words = [line for line in TRACEBACK.findall(output) if not any(name in line for name in OF_A_LAUNCHER)]
+    what = f"rank {rank} ended with exit code {number} and no {'record of why' if words else 'word'}"
+    return Stop(": ".join([what, *words[-1:]]), "see its output.txt", where=f"rank {rank}")
 
 
 def is_unnamed(record: Record) -> bool:
@@ -203,6 +220,11 @@ def last_words(folder: Path) -> str:
     with (folder / "output.txt").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**20))
         return file.read().decode(errors="replace")
+
+
+def _place(who: str) -> str | None:
+    """Where it happened, None if nobody says which rank it was."""
+    return who if who.startswith("rank ") else None
 
 
 def _name(number: int) -> str:

@@ -18,7 +18,7 @@ from study.records.schema import Record
 from study.sweeps import ends, slurm
 from study.sweeps.launches import Turn
 from study.sweeps.slurm import Cluster, Job
-from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, search
+from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, search, to_resume
 
 SCRIPT, STATE = "job.sh", "job.json"
 POLL_S = 10.0
@@ -156,8 +156,10 @@ class Queue:
     def submit(self, turn: Turn) -> Submission:
         folder = below(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
         submission = Submission(turn, folder)
+        before = to_resume(self.runs, turn)
+        text = slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir, before)
         folder.mkdir()
-        (folder / SCRIPT).write_text(slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir))
+        (folder / SCRIPT).write_text(text)
         try:
             number = slurm.submit(Path(submission.script))
         except Stop:

@@ -63,14 +63,14 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | Non
         words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
     else:
         words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
-    return words + flags(cell, folder, nvme_dir) + (["--resume", str(resumed)] if resumed else [])
+    return words + flags(cell, folder, nvme_dir, resumed)
 
 
-def flags(cell: Cell, folder: Path, nvme_dir: Path | None) -> list[str]:
+def flags(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None) -> list[str]:
     """The script of a cell with its flags."""
     words = [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
-    return words + options(cell.settings)
+    return words + options(cell.settings) + (["--resume", str(resumed)] if resumed else [])
 
 
 def run(

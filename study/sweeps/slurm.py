@@ -122,8 +122,15 @@ def layout(cell: Cell, cluster: Cluster) -> tuple[int, int]:
     return nodes, cluster.per_node
 
 
-def script(turn: Turn, folder: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None = None) -> str:
-    """The batch script of a cell."""
+def script(
+    turn: Turn,
+    folder: Path,
+    cluster: Cluster,
+    timeout_s: float,
+    nvme_dir: Path | None = None,
+    resumed: Path | None = None,
+) -> str:
+    """The batch script of a cell. `resumed` is an earlier try that left a checkpoint to go on from."""
     nodes, ranks = layout(turn.cell, cluster)
     head = {
         "job-name": f"study-{folder.name}",
@@ -142,7 +149,10 @@ def script(turn: Turn, folder: Path, cluster: Cluster, timeout_s: float, nvme_di
     python = shlex.quote(cluster.python or sys.executable)
     launch = ["--processes", str(ranks)]
     launch += ["--node-dir", cluster.node_dir] if cluster.node_dir else []
-    launch += [str(arms.all_paths()[turn.cell.arm]), *flags(turn.cell, folder.resolve(), nvme_dir)]
+    launch += [
+        str(arms.all_paths()[turn.cell.arm]),
+        *flags(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
+    ]
     # One task has one core otherwise, and all ranks of its node would share that.
     srun = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", *(["--label"] if nodes > 1 else []), *cluster.srun]
     command = " ".join([shlex.join(srun), *filter(None, [cluster.container]), python, "-m study.machine.multinode"])

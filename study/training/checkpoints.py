@@ -193,7 +193,7 @@ def _is_elsewhere(run: Run, source: Source) -> bool:
 
 def _refuse_another_training(run: Run, progress: Progress) -> None:
     """A checkpoint of another training would go on without an error, as something that is neither."""
-    asked, rows = run.settings, run.settings.micro_batch * run.settings.accumulation * run.accelerator.num_processes
+    asked, rows = run.settings, run.rows_taken_per_step
     pairs = [
         (f"--{name.replace('_', '-')}", getattr(progress.requested, name), getattr(asked, name)) for name in DECIDES
     ]

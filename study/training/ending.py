@@ -108,7 +108,7 @@ def lost_another_rank(error: BaseException) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
     if isinstance(error, KeyboardInterrupt) and error.args == (signal.SIGTERM.name,):
-        return ranks_alive() < int(os.environ["LOCAL_WORLD_SIZE"])
+        return ranks_alive() < _local_ranks()
     return lost_connection(error)
 
 
@@ -122,6 +122,10 @@ def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
     return None
 
 
+def _local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+
+
 def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     """That another rank died, and which one if its heartbeat is still there: one that ends by itself takes it away."""
     dead = [] if folder is None or machines.several() else ranks_that_died(folder, within_s=0.5)
@@ -129,8 +133,7 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what, remedy = f"the kernel killed {who} because the host ran out of memory", MORE_MEMORY
         return Stop(what, remedy, "host_oom", who)
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
-    if not dead and local == int(os.environ["WORLD_SIZE"]) and ranks_alive() == local:
+    if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "look at the network between them", where="another rank")
     return Stop(f"{who} died without a word", "see in the launcher's message by what signal", where=who)
@@ -201,9 +204,10 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None
 
-    is_ours, waited_since = recorded(), time.monotonic()
+    is_ours, waited_since, was_told = recorded(), time.monotonic(), isinstance(error, KeyboardInterrupt)
     while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
-        if isinstance(error, KeyboardInterrupt) or ended_by_others.wait(0.1):  # rank 0 ends too and gives the reason
+        # Rank 0 ends too, and gives the reason. One that was told alone waits for the record that rank 0 makes.
+        if ended_by_others.wait(0.1) or (was_told and (folder is None or ranks_alive() < _local_ranks())):
             return
         is_ours = recorded()
     if is_ours or (is_ours is None and was_first is not False):
