@@ -8,7 +8,7 @@ from study.records.runs import Run, Runs
 from study.records.schema import Record
 
 SCRIPT = "study/bench/as_printed.py"
-FLAGS = ("--sequence", "64", "--train-rows", "400", "--eval-rows", "32")
+FLAGS = ("--sequence", "64", "--train-rows", "400", "--eval-rows", "8")
 INITIAL = "the initial weights"
 
 

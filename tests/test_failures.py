@@ -206,6 +206,7 @@ def test_a_silent_trap_is_refused(trap, tmp_path, cache):
     assert not (ROOT / "none").exists(), "where Accelerate lets the swap files fall"
 
 
+@pytest.mark.slow
 def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache, libaio):
     """Under 1 MiB a partition stays in memory: four ranks of the smallest model, and no byte reaches the disk."""
     flags, four = (*SHORT, "--task", "wikitext", "--micro-batch", "2"), ("--num_processes", "4")

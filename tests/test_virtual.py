@@ -256,8 +256,13 @@ def test_every_arm_at_two_and_four(task, precision, tmp_path, cache, capsys):
     [
         pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
-        ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
-        pytest.param("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama", marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
+                ("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama"),
+            )
+        ),
     ],
 )
 def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):

@@ -37,8 +37,8 @@ def checkpoints(rows: list[dict]) -> Figure:
     for ax in (above, below):
         style.name_bars(ax, names)
         ax.margins(x=0.1, y=0.02)
-    style.headed(above, titles.checkpoints(rows), rows[0]["group"], 48)  # beside the names of the bars
-    style.headed(below, titles.saving(rows), "", 48)
+    style.headed(above, titles.checkpoints(rows), rows[0]["group"])
+    style.headed(below, titles.saving(rows), "")
     above.set_xlabel("bytes of a checkpoint, for each parameter")
     below.set_xlabel("seconds, of the slowest rank")
     entries = style.keys([], {"predicted": exact, "load": load})
@@ -61,7 +61,7 @@ def went_on(rows: list[dict]) -> Figure:
     ax.set_xlim(EXACT / 1.8, 3 * max(1e-6, *(row["losses differ by"] for row in rows)))
     ax.margins(y=0.02)
     style.from_zero(ax.xaxis)
-    style.headed(ax, titles.went_on(rows), rows[0]["group"], 44)
+    style.headed(ax, titles.went_on(rows), rows[0]["group"])
     shown = {row["route"] for row in rows}
     marks = {route: {"color": INK, "marker": mark, "linestyle": ""} for route, mark in ROUTES.items() if route in shown}
     text = "n = 1 run for each point. Killed runs have dropout, and are held against the same run never killed. Moves"
