@@ -127,7 +127,8 @@ def test_killed_at_any_step(step, train, trained):
     assert resume_of(again)["step"] == (step - 1) // 3 * 3
 
 
-@pytest.mark.parametrize("arm", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["zero2", "zero3"])
 def test_the_loss_scale_goes_on(arm, train):
     """DeepSpeed's checkpoints do not have it. Here it grows every four steps, and is no more what it was at first."""
     flags = (*FLAGS, "--precision", "fp16")

@@ -246,7 +246,6 @@ def test_a_cluster_of_somebody_else_stays(own, tmp_path, monkeypatch):
     assert len(cluster.read().hosts) == 2
 
 
-@pytest.mark.slow  # test_slurm.py trains on two nodes each time
 @emulates
 def test_a_training_over_two_hosts_is_one_record_with_its_bytes_counted_on_the_links(tmp_path, monkeypatch):
     (tmp_path / "mini.toml").write_text(textwrap.dedent(TRAINING))

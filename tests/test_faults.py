@@ -24,8 +24,6 @@ SHORT = (
     "hang: it sleeps, timed window, rank 1",
     "memory: the kernel kills it for memory (cgroup), timed window, rank 1",
     "disk: the disk is full (tmpfs), between windows, rank 0",
-    "files: its run folder is removed, timed window, rank 0",
-    "caches: a bit of cached files is flipped, before",
     "exception: it leaves with code 0, timed window, rank 1",
 )
 CAP_SYS_ADMIN = 1 << 21

@@ -396,3 +396,19 @@ def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
 @pytest.mark.skipif(CUDA, reason="there is a GPU, and it may have a counter")
 def test_energy_without_a_counter_is_not_known():
     assert Energy().joules() is None
+
+
+def test_a_storage_may_be_let_go_while_roles_are_marked():
+    """By the loop over the storages itself, which holds each for a moment, or by a thread of gloo's."""
+    held = []
+
+    class LettingGo(dict):
+        def get(self, key, default=None):
+            held.clear()
+            return default
+
+    with MemoryWatch("cpu", LettingGo) as watch:
+        held.extend(torch.ones(1000) for _ in range(3))
+        before = watch.total
+        watch.mark()
+        assert watch.total < before

@@ -207,6 +207,7 @@ def study(tmp_path, *words: str) -> list[str]:
     return [sys.executable, "-m", "study.cli", "sweep", str(tmp_path / "mini.toml"), "--on", "slurm", *files, *words]
 
 
+@pytest.mark.slow  # test_cluster.py trains over two hosts each time
 def test_one_cell_trains_on_two_nodes_and_leaves_one_record(tmp_path, in_slurm, cache):
     """What CI runs: a real `accelerate launch` on each of two nodes, started by srun."""
     cluster_file(tmp_path)

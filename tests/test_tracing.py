@@ -71,9 +71,13 @@ REAL = [
     ("modernbert", 3, "bf16", "sdpa", False),
     ("vit", 1, "fp32", "eager", False),
 ]
+LONG = ("gemma2", "mixtral", "t5")
 
 
-@pytest.mark.parametrize(("name", "rows", "precision", "attention", "checkpointing"), REAL)
+@pytest.mark.parametrize(
+    ("name", "rows", "precision", "attention", "checkpointing"),
+    [pytest.param(*case, marks=pytest.mark.slow if case[0] in LONG else ()) for case in REAL],
+)
 def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
     """At the end of the forward pass but for single numbers, and within a thousandth at the peak of both passes."""
     setup = setup_of(name, rows, precision=precision, attention=attention, checkpointing=checkpointing)

@@ -277,6 +277,7 @@ def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, pr
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.005)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_trains_alike_on_real_ranks(tmp_path, cache):
     flags = (
         "--task",

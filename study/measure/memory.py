@@ -145,7 +145,7 @@ class MemoryWatch(TorchDispatchMode):
     def mark(self) -> None:
         """Remember the current roles, for storages that outlive the tensors by which their role is known."""
         roles = self.roles()
-        for live in self._live.values():
+        for live in list(self._live.values()):  # what this lets go leaves the dictionary
             storage = live.ref()
             if storage is not None and storage.nbytes():
                 live.role = roles.get(storage._cdata, live.role)
