@@ -33,6 +33,8 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
 
+FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
+
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 12, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), "--eval-rows", "48")
@@ -48,6 +50,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
+    items.sort(key=lambda item: item.path.stem not in FIRST)
     for item in items:
         if (name := item.path.stem) not in APART:
             item.add_marker(pytest.mark.xdist_group("pages" if name in PAGES else name))

@@ -60,7 +60,7 @@ def test_groups_are_written_as_large_as_nodes(tmp_path):
 
 @functools.cache
 def of_eight_gpus() -> Advice:
-    return advised(model=named("llama-micro"), gpus=8, batch=64, checkpointing=True)
+    return advised(model=named("llama-micro"), gpus=8, batch=16, checkpointing=True)
 
 
 @pytest.mark.parametrize("name", DECODERS_ALONE)
@@ -71,7 +71,7 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
     assert row.fits
     assert row.row_ranks > 1
     assert f"{name} on groups of {row.row_ranks} GPUs" in use(row, advice.question)
-    assert row.micro_batch * row.accumulation == 64 * row.row_ranks // 8
+    assert row.micro_batch * row.accumulation == 16 * row.row_ranks // 8
     write(tmp_path / "mine.yaml", advice, name)
     arm = arms.read(tmp_path / "mine.yaml")
     assert arm.row_ranks == row.row_ranks

@@ -68,7 +68,7 @@ def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
     assert all(line["loss"] is None for line in virtual.steps)
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [("fsdp2_grad_op", 2), ("hsdp", 4)])
+@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("fsdp2_grad_op", 2, marks=pytest.mark.slow), ("hsdp", 4)])
 def test_a_virtual_rank_is_one_of_those_that_other_tests_train(arm, ranks, trained, tmp_path, cache):
     virtual = launch(arm, tmp_path / "virtual", *TRAINED, "--virtual-ranks", str(ranks), cache=cache)
     assert virtual.code == 0, virtual.output
@@ -202,6 +202,7 @@ def test_on_a_gpu_the_host_holds_what_is_offloaded():
     assert needed["zero3_cpu"] > needed["zero3"] + 16 * 335e6 / 8
 
 
+@pytest.mark.slow
 def test_of_more_ranks_each_holds_less(tmp_path, cache):
     """Stage 3 on 8 and on 64 virtual ranks: model states fall with N, collectives do not."""
     states, parameters = {}, {}
