@@ -32,7 +32,6 @@ SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine h
 # only trained runs, which the workers share too (`trained`), and take longest.
 PAGES = ("test_browser", "test_report", "test_notebooks")
 APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_data", "test_train", "test_parity")
-
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.

@@ -139,7 +139,8 @@ def test_the_loss_scale_goes_on(arm, train):
     assert_equal(again, whole)
 
 
-@pytest.mark.parametrize("how", ["seal:2", pytest.param("save:2", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_sealed.py cuts off at each of 20 points
+@pytest.mark.parametrize("how", ["seal:2", "save:2"])
 def test_a_checkpoint_that_was_cut_off_is_passed_over_and_named(how, train, trained):
     killed = train("zero2", "killed", *FLAGS, DIES_IN=how)
     assert checkpoints_of(killed) == ["step-00000003", "step-00000006.part"]

@@ -13,7 +13,7 @@ from study.claims.files import FOLDER
 from study.claims.probes import REPRODUCTIONS
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
-QUICK = ("zero2_estimator_and_its_page", "warmup_decay_is_not_linear")  # no process group, nothing compiled
+QUICK = ("zero2_estimator_and_its_page",)  # no process group, nothing compiled
 FREE_TO_IMPORT = {"accelerate", "deepspeed", "torch", "transformers"}
 LONGEST = 50  # lines
 

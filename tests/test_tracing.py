@@ -71,7 +71,7 @@ REAL = [
     ("modernbert", 3, "bf16", "sdpa", False),
     ("vit", 1, "fp32", "eager", False),
 ]
-LONG = ("gemma2", "mixtral", "t5")
+LONG = ("gemma2", "mixtral", "t5", "qwen3_moe")
 
 
 @pytest.mark.parametrize(

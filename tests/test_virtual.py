@@ -77,11 +77,12 @@ def test_a_virtual_rank_is_one_of_those_that_other_tests_train(arm, ranks, train
     assert_equal(virtual.record, real)
 
 
-def test_without_values_it_holds_the_same(tmp_path, cache):
+@pytest.mark.parametrize("arm", ["zero2", pytest.param("zero3_cpu", marks=pytest.mark.slow)])
+def test_without_values_it_holds_the_same(arm, tmp_path, cache):
     """Tensors that have shapes and no memory: the same bytes at the same moment, and no time."""
     flags = (*FLAGS, "--virtual-ranks", "8", "--task", "wikitext")
-    with_memory = launch("zero3_cpu", tmp_path / "memory", *flags, cache=cache)
-    without = launch("zero3_cpu", tmp_path / "none", *flags, "--init", "none", cache=cache)
+    with_memory = launch(arm, tmp_path / "memory", *flags, cache=cache)
+    without = launch(arm, tmp_path / "none", *flags, "--init", "none", cache=cache)
     assert (with_memory.code, without.code) == (0, 0), with_memory.output + without.output
     assert_same_without_values(without.record, with_memory.record)
     assert with_memory.record["time"]["median_step_s"] > 0
