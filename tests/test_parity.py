@@ -57,6 +57,7 @@ def test_losses_of_fsdp2_equal_ddp_in_fp32(arm, trained):
     assert largest_difference(trained, arm, TRAINED) <= TOLERANCE["fp32"]
 
 
+@pytest.mark.slow  # `make study` trains it as well
 def test_losses_in_groups_equal_ddp_on_four_ranks(trained):
     assert_groups_are_groups(trained, *TRAINED)
     assert largest_difference(trained, "hsdp", TRAINED, ranks=4) <= TOLERANCE["fp32"]

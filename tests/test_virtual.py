@@ -68,7 +68,8 @@ def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
     assert all(line["loss"] is None for line in virtual.steps)
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("fsdp2_grad_op", 2, marks=pytest.mark.slow), ("hsdp", 4)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("arm", "ranks"), [("fsdp2_grad_op", 2), ("hsdp", 4)])
 def test_a_virtual_rank_is_one_of_those_that_other_tests_train(arm, ranks, trained, tmp_path, cache):
     virtual = launch(arm, tmp_path / "virtual", *TRAINED, "--virtual-ranks", str(ranks), cache=cache)
     assert virtual.code == 0, virtual.output
