@@ -148,10 +148,10 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 def test_a_rank_that_failed_in_its_imports_is_named_with_its_words_whoever_is_named_first():
-    """It had no record to write them to. Whom torchrun told to end did not begin it, root cause or not."""
-    told = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
+    """It had no record to write them to. A rank that torchrun ended is not the cause, wherever it stands."""
+    ended = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
     failed = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-    for report in (told + failed, failed + told):  # the root cause stands last
+    for report in (ended + failed, failed + ended):  # the root cause stands last
         stop = ends.killed(NO_WORDS, IN_IMPORTS + report, 1, ends.Kills(0), {})
         assert (stop.status, stop.where) == ("failed", "rank 3")
         assert stop.what == "rank 3 ended with exit code 1 and no record of why: ValueError: no such row"

@@ -146,9 +146,8 @@ def _check(filters: dict[str, str], claims: list[Claim]) -> None:
     known = {"verdict": VERDICTS, "basis": BASES, "kind": SORTS, "document": documents}
     for name, wanted in filters.items():
         if wanted not in known[name]:
-            remedy, possible = nearest(wanted, known[name]), ", ".join(known[name])
-            remedy = remedy if remedy.endswith("?") else f"correct --{name}"
-            raise Stop(f"--{name} must be one of {possible} (got {wanted!r})", remedy)
+            what = f"--{name} must be one of {', '.join(known[name])} (got {wanted!r})"
+            raise Stop(what, nearest(wanted, known[name], otherwise=f"correct --{name}"))
 
 
 def _passes(thing: Claim | Verdict, filters: dict[str, str], *names: str) -> bool:

@@ -48,14 +48,12 @@ def _missing(prog: str, argument) -> Stop:
 
 
 def _not_known(prog: str, word: str, command: Callable) -> Stop:
-    """The options that there are, are those that the help shows."""
+    """The known options are those that the help shows."""
     if not word.startswith("--"):
         return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
     usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
-    remedy = nearest(word, re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage))
-    return Stop(
-        f"{prog} has no option {word}", remedy if remedy.endswith("?") else f"{prog} --help explains the options"
-    )
+    options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", usage)
+    return Stop(f"{prog} has no option {word}", nearest(word, options, otherwise=f"{prog} --help explains the options"))
 
 
 def _flag(argument) -> str:

@@ -51,10 +51,10 @@ def _problem(first: dict, known: Iterable[str]) -> str:
     return f"must be {expected} (got {SHOWN.repr(came)})" if expected else message.removeprefix("Value error, ")
 
 
-def nearest(name: str, known: Iterable[str], most: int = 1) -> str:
-    """What a misspelt name may have meant, at most so many; all possible names where none is close."""
+def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
+    """What a misspelt name may have meant, at most so many. Where none is close: `otherwise`, or all possible names."""
     by_lower = {each.lower(): each for each in known}
     if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
         *others, last = map(repr, close)
         return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
-    return f"choose one of {', '.join(by_lower.values())}"
+    return otherwise or f"choose one of {', '.join(by_lower.values())}"

@@ -32,9 +32,9 @@ REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitco
 LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
 # A rank that did not heed SIGTERM after another one had died: torchrun kills it 30 s later, and reports that as well.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
-# Whom torchrun told to end after another rank had failed, or because it was told so itself: nobody of these began it.
-TOLD_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
-TORCHRUN_TOLD = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
+# Ranks that torchrun ended, after another rank had failed or after a signal to itself. None of them is the cause.
+ENDED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
+SIGNAL_TO_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 # Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
@@ -146,20 +146,20 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
 
 
 def silent(record: Record, output: str, code: int | None) -> Stop | None:
-    """Why a launch ended of which no rank gave the reason: who was told to end, or else who failed first and its words.
+    """Why a launch ended where no rank wrote the reason: a signal, or the rank that failed first, with its last words.
 
     A rank's imports fail before it knows of a record, and a signal then ends it at once.
     """
     if record.status != "running" and not (record.error and record.error.where == "another rank"):
         return None
-    told = set(map(int, TOLD_BY_TORCHRUN.findall(output)))
-    ended = [(death.signal, death.who) for death in reported(output) if death.pid not in told]
-    ended += [(_name(int(number)), "the launcher") for number in TORCHRUN_TOLD.findall(output)]
+    by_torchrun = set(map(int, ENDED_BY_TORCHRUN.findall(output)))
+    ended = [(death.signal, death.who) for death in reported(output) if death.pid not in by_torchrun]
+    ended += [(_name(int(number)), "the launcher") for number in SIGNAL_TO_TORCHRUN.findall(output)]
     ended += [(_name(-code), "the launcher")] if code is not None and code < 0 else []
     if ended and ended[0][0] in ON_PURPOSE:
         name, who = ended[0]
         return Stop(f"interrupted: {name} ended {who}", "start it again", "interrupted", _place(who))
-    failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in told]
+    failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in by_torchrun]
     if not failed:
         return None
     rank, number = failed[0]

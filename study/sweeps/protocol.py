@@ -148,8 +148,8 @@ def read(name: str) -> dict:
     except OSError as error:
         what = f"there is no protocol {name:.300}"
         what = what if isinstance(error, FileNotFoundError) else f"{what} that can be read ({files.why(error)})"
-        remedy = nearest(Path(name).stem, names())
-        raise Stop(what, remedy if remedy.endswith("?") else f"{remedy}, or give a .toml file") from None
+        otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
+        raise Stop(what, nearest(Path(name).stem, names(), otherwise=otherwise)) from None
     except ValidationError as error:
         known = Protocol.model_fields if len(error.errors()[0]["loc"]) == 1 else Part.model_fields
         problem = sentence(error, known, name=lambda location: _place(path.name, content, location))

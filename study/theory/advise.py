@@ -233,14 +233,14 @@ def timed(question: Question, arm: Arm, row: Row) -> Row:
     """A row that fits, with its predicted time."""
     if not row.fits:
         return row
-    step = _replayed(setup_of(question, arm, row.micro_batch), Machine.of(question))
+    step = _step_time(setup_of(question, arm, row.micro_batch), Machine.of(question))
     speed = question.batch * question.sequence / step.seconds
     interval_s = (step.low_s, step.high_s)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
 
 
 @functools.lru_cache(maxsize=64)  # the most rows are often the same with a reserve and without
-def _replayed(setup: Setup, machine: Machine) -> StepTime:
+def _step_time(setup: Setup, machine: Machine) -> StepTime:
     return step_time(setup, machine)
 
 
