@@ -131,7 +131,7 @@ def test_a_planted_fault_is_named_also_after_reading(tmp_path, changes, words):
     [
         ({"ranks": 4}, {"observed__ranks_counted": 1}, "4 ranks, but 1 took part"),
         (GPU, {"time__mfu": 0.9}, "mfu is 0.9"),
-        (GPU, {"time__flops_per_rank_and_step": None}, "mfu follows from nothing"),
+        (GPU, {"time__flops_per_rank_and_step": None}, "mfu is recorded without the operations"),
         ({}, {"time__median_step_s": 0.03}, "the median step is 0.1 s"),
         ({"accumulation": 4}, {"observed__accumulation": 1}, "accumulation: requested 4, observed 1"),
         ({"accumulation": 4}, {ENGINE_PASSES: 1}, "gradient_accumulation_steps is 1, but 4 was requested"),
@@ -196,7 +196,7 @@ def test_3_the_wrong_peak(peak):
 
 
 def test_3_more_than_the_peak():
-    caught(finished(**GPU | {"step": 0.001}), "of the peak is not possible")
+    caught(finished(**GPU | {"step": 0.001}), "which is not between 0 and 1")
     right = finished(**GPU)
     assert faults(right, reached=700e12) == []
     assert any("a matrix product on this device reaches 1" in fault for fault in faults(right, reached=1e12))

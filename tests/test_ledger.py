@@ -15,6 +15,7 @@ from shaped import changed, finished, put
 
 from study.claims import evidence, files, ledger, model, theory_checks
 from study.claims import verdict as findings
+from study.claims.arguments import is_number
 from study.claims.ledger import Verdict
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
 from study.claims.words import lines
@@ -347,7 +348,7 @@ OOM = {"kind": "MemoryError", "message": "no more memory", "where": "rank 0", "w
 
 def measured(check: str, given: str, value, kind: str, conditions: str = "{}") -> str:
     fields = {"check": f'"{check}"', "value": json.dumps(value), "kind": f'"{kind}"', "conditions": conditions}
-    tolerance = "0.05" if model.is_number(value) else "0"
+    tolerance = "0.05" if is_number(value) else "0"
     unit = '"bytes"' if check == "observed" else '""'
     return text(**fields | {"unit": unit, "tolerance": tolerance, "settle": SETTLE, "with": given})
 

@@ -5,10 +5,12 @@ import math
 
 import pytest
 
-from study.claims import citations, theory_checks
+from study.claims import citations
+from study.claims.arguments import calls_of
 from study.claims.citations import cited, searched
-from study.claims.model import calls_of
-from study.claims.theory_checks import KINDS, arithmetic, bound, fits, quotient, stated, trend
+from study.claims.memory_checks import fits
+from study.claims.step_checks import bound
+from study.claims.theory_checks import KINDS, arithmetic, quotient, stated, trend
 from study.errors import Stop
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
@@ -210,17 +212,13 @@ def test_a_quotient_of_intervals_is_an_interval():
     where = {"arm": "zero3", "over": "ddp", "model": "gpt2", "sequence": 512, "micro_batch": 8, "batch": 64}
     where |= {"gpus": 8, "gpu": "A100-80GB", "link": "nvlink3"}
     of, to = {"batch": 512}, {"batch": 64}
-    found = theory_checks.quotient(quantity="step_ratio", of=of, to=to, where=where)
+    finding = quotient(quantity="step_ratio", of=of, to=to, where=where)
     above, below = (theory("step_ratio", **where | side) for side in (of, to))
-    assert found.value == pytest.approx(above.value / below.value)
+    assert finding.value == pytest.approx(above.value / below.value)
     expected = above.interval[0] / below.interval[1], above.interval[1] / below.interval[0]
-    assert found.interval == pytest.approx(expected)
-    assert (
-        theory_checks.quotient(
-            quantity="states_bytes", of={"stage": 0}, to={"stage": 3}, where={"parameters": 1e9, "ranks": 8}
-        ).interval
-        is None
-    )
+    assert finding.interval == pytest.approx(expected)
+    states = {"quantity": "states_bytes", "where": {"parameters": 1e9, "ranks": 8}}
+    assert quotient(of={"stage": 0}, to={"stage": 3}, **states).interval is None
 
 
 def test_other_precisions_are_compared():
@@ -240,7 +238,7 @@ def test_a_gpu_is_used_for_a_share_of_its_peak_or_of_the_time():
     assert peak.value < 0.8, "recomputed operations are not counted, and the host updates"
 
 
-@pytest.mark.parametrize("name", theory_checks.QUANTITIES)
+@pytest.mark.parametrize("name", THEORY)
 def test_every_quantity_says_what_it_is(name):
     """And takes its arguments by name only, so that a claims file can be checked against them."""
     function = THEORY[name]

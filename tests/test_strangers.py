@@ -117,9 +117,6 @@ OTHERWISE = {
         offline/parcel: Path(name)
         offline/parcel: reports / name
     """,
-    "no path: numbers": """
-        claims/theory_checks: above / below
-    """,
 }
 FOLDERS = {"folder", "path", "file", "root", "out", "site", "here", "pack", "runs", "cache", "into", "top", "above"}
 FOLDERS |= {"base", "usr", "data", "reports", "results", "work", "templates", "looks", "home", "place", "target", "dir"}

@@ -8,9 +8,11 @@ import pytest
 from conftest import ROOT
 
 from study.claims import files, ledger, model
+from study.claims.arguments import as_list, is_number
 from study.claims.evidence import Evidence, choose, gather
 from study.claims.model import Case, Check, Reference
-from study.claims.record_checks import ANSWERS, REFUSED, TRAINING
+from study.claims.record_checks import ANSWERS, REFUSED
+from study.claims.two_sides import TRAINING
 from study.claims.verdict import FAILS, HOLDS, Finding
 from study.records import metrics
 from study.records.runs import Run, load
@@ -37,7 +39,7 @@ def test_every_claim_could_fail(monkeypatch):
     claims = files.read_all()
     monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
     for claim in claims:
-        values = [1.0] if isinstance(claim.value, Reference) else model.as_list(claim.value)
+        values = [1.0] if isinstance(claim.value, Reference) else as_list(claim.value)
         words = set()
         for which in (0, 1, -1):
             answers = [others(value, claim.factor)[which] for value in values]
@@ -77,7 +79,7 @@ def places(check: str, call: dict) -> list[str]:
     if check == "counted":
         kinds = call.get("collective", "all")
         field = "calls" if call.get("unit") == "calls" else "bytes"
-        return [f"traffic.per_rank.*.{'*' if kind == 'all' else kind}.{field}" for kind in model.as_list(kinds)]
+        return [f"traffic.per_rank.*.{'*' if kind == 'all' else kind}.{field}" for kind in as_list(kinds)]
     if check == "equal":
         return [call["field"] + ".*"] if call["field"] == "loss.train" else [call["field"]]
     name = call["field"] if check == "observed" else call["quantity"]
@@ -105,7 +107,7 @@ def put(fields, path: list[str], new) -> None:
 
 def other(value, found, holds: bool, relation: str):
     """Another finding: one with which a claim of this value fails if it holds, or holds if it fails."""
-    if not model.is_number(value):
+    if not is_number(value):
         return value if not holds else not value if isinstance(value, bool) else f"not {value}"
     within = {"at_least": 1000, "above": 1000, "at_most": 0.001, "below": 0.001}.get(relation, 1)
     beyond = {"at_least": 0, "above": 0, "up_to": 0}.get(relation, 10)
@@ -123,8 +125,8 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
         if check == "same_loss":  # of whether losses are equal, or lower
             return old * (0.5 if call.get("direction") and not holds else 2)
         if check == "equal":
-            return 2 * old if model.is_number(old) else f"not {old}"
-        if not model.is_number(old):
+            return 2 * old if is_number(old) else f"not {old}"
+        if not is_number(old):
             return wanted
         if check == "order":  # the others become better than the first arm, or worse
             return old * (1000 if wanted != (call["quantity"] in metrics.HIGHER_IS_BETTER) else 0.001)

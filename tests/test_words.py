@@ -7,6 +7,7 @@ from conftest import ROOT
 
 from study.claims import catalogue, files, ledger, model, words
 from study.claims import verdict as v
+from study.claims.arguments import argument_model
 from study.claims.ledger import Verdict
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
 from study.cli import results
@@ -202,7 +203,7 @@ def test_every_check_is_listed_with_its_arguments_and_an_example():
         assert len(lines[1].strip()) > 20, f"{entry.name} has no docstring"
         assert not [line for line in lines if line.endswith("anything")], entry.name
         shown = {line.split()[0] for line in lines if line.startswith("    ")}
-        assert shown >= set(model.argument_model(entry.function).model_fields) - set(catalogue.GIVEN), entry.name
+        assert shown >= set(argument_model(entry.function).model_fields) - set(catalogue.GIVEN), entry.name
 
 
 def test_arguments_are_told_in_plain_words(capsys):

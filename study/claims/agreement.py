@@ -11,14 +11,16 @@ from study.claims.audit import DRAWN
 from study.records.runs import Run
 
 WEIGHTS = ("task", "model", "data", "tokenizer", "precision", "init", "seed", "lora_rank", "train_only")
-FIRST_LOSS = ("task", "model", "data", "tokenizer", "precision", "init", "seed", "sequence", "micro_batch")
-FIRST_LOSS = (*FIRST_LOSS, "accumulation", "ranks", "dropout", "attention", "checkpointing", "compile")
-# The largest difference in the records kept: 0.5 % (stage 3 draws the weights in parts), 0, 0, and 85 %.
+FIRST_LOSS = (
+    *("task", "model", "data", "tokenizer", "precision", "init", "seed", "sequence", "micro_batch"),
+    *("accumulation", "ranks", "dropout", "attention", "checkpointing", "compile"),
+)
+# The largest differences in the kept records are 0.5 % (stage 3 draws the weights in parts), 0, 0, and 85 %.
 WITHIN = {"the first loss": 0.05, "what a step moves": 1e-6, "the tracked peak": 0.01, "the median step": 4.0}
 
 
 def faults(runs: Iterable[Run]) -> dict[Run, list[str]]:
-    """Why finished runs are not evidence beside the others, in words."""
+    """For each finished run that disagrees with the others: why it is not evidence, in words."""
     wrong = defaultdict(list)
     runs = [run for run in runs if run.done and not run.record.is_script]
     for check in (_copies, _seeds, _weights, _outliers):
@@ -28,7 +30,7 @@ def faults(runs: Iterable[Run]) -> dict[Run, list[str]]:
 
 
 def _groups(runs: list[Run], key: Callable[[Run], Hashable | None]) -> list[list[Run]]:
-    """The runs with an equal key; None is no key."""
+    """Groups of two or more runs with an equal key. Runs whose key is None are in no group."""
     groups = defaultdict(list)
     for run in runs:
         if (value := key(run)) is not None:
@@ -37,20 +39,20 @@ def _groups(runs: list[Run], key: Callable[[Run], Hashable | None]) -> list[list
 
 
 def _doubtful(group: list[Run]) -> list[Run]:
-    """Those of which one must be wrong: what is not sealed, if something is."""
+    """The runs of which at least one must be wrong: those that are not sealed, or all if none or all are sealed."""
     unsealed = [run for run in group if not run.sealed]
     return unsealed if len(unsealed) < len(group) else group
 
 
 def _copies(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """No two runs take the same times, to the last digit."""
+    """No two runs take exactly the same times."""
     for group in _groups(runs, lambda run: tuple(run.record.time.step_s) if len(run.record.time.step_s) > 1 else None):
         for run in _doubtful(group):
             yield run, f"its step times are those of {_other(run, group)}"
 
 
 def _seeds(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """Another seed gives another curve, and other weights where they are drawn."""
+    """Another seed gives another curve, and other weights if they are drawn."""
 
     def weights(run: Run) -> str | None:
         return run.record.observed.weights_checksum if run.record.requested.init in DRAWN else None
@@ -69,22 +71,24 @@ def _seeds(runs: list[Run]) -> Iterator[tuple[Run, str]]:
 
 
 def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """Before any losses are compared: what has to start from the same weights does, in whatever arm."""
+    """Runs that have to start from the same weights do so, in every arm. This is checked before losses are compared."""
 
     def key(run: Run) -> tuple | None:
-        software = tuple(run.record.software.get(name) for name in ("torch", "transformers"))  # they draw them
-        return (run.key(only=WEIGHTS), software) if run.record.observed.weights_checksum else None
+        software = tuple(run.record.software.get(name) for name in ("torch", "transformers"))  # they draw the weights
+        return (run.key(only=WEIGHTS), software) if checksum(run) else None
+
+    def checksum(run: Run) -> str | None:
+        return run.record.observed.weights_checksum
 
     for group in _groups(runs, key):
-        believed = Counter(run.record.observed.weights_checksum for run in group if run.sealed)
-        counts = (believed or Counter(run.record.observed.weights_checksum for run in group)).most_common(2)
-        alone = len(counts) == 1 or counts[0][1] > counts[1][1]
+        counts = Counter(checksum(run) for run in group if run.sealed) or Counter(map(checksum, group))
+        (most, times), *others = counts.most_common(2)
+        believed = most if not others or times > others[0][1] else None  # None: a tie
         for run in group:
-            checksum = run.record.observed.weights_checksum
-            if not alone or checksum != counts[0][0]:
-                others = [each for each in group if each.record.observed.weights_checksum != checksum]
-                if others:
-                    yield run, f"it starts from other weights than {others[0].name}, which has the same seed"
+            if checksum(run) == believed:
+                continue
+            if other := next((each for each in group if checksum(each) != checksum(run)), None):
+                yield run, f"it starts from other weights than {other.name}, which has the same seed"
 
 
 def _other(run: Run, group: list[Run]) -> str:
@@ -92,7 +96,7 @@ def _other(run: Run, group: list[Run]) -> str:
 
 
 def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """What has to be alike is: between arms that begin with the same weights and rows, and between repeats."""
+    """Numbers that have to agree do so: between arms that begin with the same weights and rows, and between repeats."""
     repeats = _groups(runs, lambda run: (run.key(without=["seed"]), str(run.machine)))
     values = {
         "the first loss": (
@@ -107,7 +111,9 @@ def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
         for group in groups:
             known = [(run, number) for run in group if (number := value(run)) is not None]
             believed = [number for run, number in known if run.sealed] or [number for _, number in known]
-            middle = statistics.median(believed) if len(known) > 1 else None
-            for run, number in known if middle is not None else ():
+            if len(known) < 2:
+                continue
+            middle = statistics.median(believed)
+            for run, number in known:
                 if max(number, middle) > (1 + WITHIN[what]) * min(number, middle):
                     yield run, f"{what} is {number:.4g}, but {middle:.4g} in runs that have to agree"

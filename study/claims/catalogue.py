@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Union, get_args, get_origin
 
 from study.claims import evidence, model, probes
+from study.claims.arguments import argument_model
 from study.claims.citations import sources
 from study.claims.model import CONDITIONS, OWN, SORTS, Check, Claim, Reference
 from study.claims.words import WIDTH
@@ -115,7 +116,7 @@ def lines(entry: Entry) -> list[str]:
 
 
 def _arguments(entry: Entry) -> list[str]:
-    fields = model.argument_model(entry.function).model_fields
+    fields = argument_model(entry.function).model_fields
     described = {name: argument(entry.name, name, field) for name, field in fields.items() if name not in GIVEN}
     width = max(map(len, described), default=0)
     return [f"    {name:<{width}}  {words}" for name, words in described.items()]

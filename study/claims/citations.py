@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
 
+from study.claims.arguments import STRICT, as_list
 from study.claims.files import FOLDER, SOURCES, read_form
-from study.claims.model import LONGEST_QUOTE, READ, STRICT, Kind, Source, as_list
+from study.claims.model import LONGEST_QUOTE, READ, Kind, Source
 from study.claims.verdict import Finding
 from study.errors import Stop
 from study.spec import validation

@@ -15,7 +15,8 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from study.claims import agreement, audit
-from study.claims.model import CONDITIONS, MEASURED, PLACE, SCALE, VIRTUAL, Claim, as_list
+from study.claims.arguments import as_list
+from study.claims.model import CONDITIONS, MEASURED, PLACE, SCALE, VIRTUAL, Claim
 from study.claims.verdict import Finding
 from study.errors import Stop
 from study.machine.gpus import measured_flops

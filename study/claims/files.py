@@ -7,7 +7,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from study.claims.model import STRICT, Check, Claim, FindingOf, Reference, Settle, Source
+from study.claims.arguments import STRICT
+from study.claims.model import Check, Claim, FindingOf, Reference, Settle, Source
 from study.errors import Stop
 from study.inputs import files, texts
 from study.spec.validation import nearest, sentence

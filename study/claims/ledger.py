@@ -10,21 +10,9 @@ from dataclasses import dataclass, replace
 
 from study.claims import evidence as evidence_of_runs
 from study.claims import probes
+from study.claims.arguments import as_list, is_number
 from study.claims.evidence import Evidence
-from study.claims.model import (
-    BASES,
-    MEASURED,
-    OWN,
-    PREDICTED,
-    READ,
-    VIRTUAL,
-    Case,
-    Check,
-    Claim,
-    Reference,
-    as_list,
-    is_number,
-)
+from study.claims.model import BASES, MEASURED, OWN, PREDICTED, READ, VIRTUAL, Case, Check, Claim, Reference
 from study.claims.probe_worker import ABSENT
 from study.claims.verdict import (
     FAILS,

@@ -7,7 +7,6 @@ its `agrees` or `value` is what somebody read in the source.
 """
 
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from study.claims import units
-from study.errors import Stop
-from study.spec.validation import nearest, sentence
+from study.claims.arguments import STRICT, argument_model, as_list, calls_of, is_number
+from study.spec.validation import nearest
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
 SORTS = get_args(Sort)
@@ -28,7 +27,6 @@ SCALE = {"model", "parameters", "sequence", "micro_batch", "batch"}
 PLACE = {"ranks", "nodes", "device", "device_memory", "link"}
 RECIPE = {"precision", "accumulation", "checkpointing", "attention", "optimizer", "offload"}
 CONDITIONS = sorted(SCALE | PLACE | RECIPE | {"task", "data", "virtual", "software"})
-STRICT = {"extra": "forbid", "strict": True, "frozen": True, "allow_inf_nan": False}
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
 PREDICTED, OWN, READ = "predicted", "own numbers", "read"
 BASES = (MEASURED, VIRTUAL, TRIED, PREDICTED, OWN, READ)  # what a verdict may rest on
@@ -91,14 +89,6 @@ class FindingOf(BaseModel):
 
     finding_of: str
     also: Annotated[int, Field(ge=1)] | None = None
-
-
-def is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def as_list(value) -> list:
-    return value if isinstance(value, list) else [value]
 
 
 def _known(name: str, known: Iterable[str]) -> str:
@@ -329,29 +319,9 @@ def kinds() -> dict[str, Kind]:
     return theory_checks.KINDS | citations.KINDS | record_checks.KINDS | probes.KINDS
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def argument_model(function: Callable) -> type[BaseModel]:
-    """The keyword arguments of a check as a pydantic model."""
-    arguments = [each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]
-    fields = {each.name: (each.annotation, ... if each.default is each.empty else each.default) for each in arguments}
-    return create_model(function.__name__, __config__=STRICT, **fields)
-
-
 def _argument(arguments: dict, name: str):
     """What an argument is, or what it asks of the records."""
     return arguments[name] if name in arguments else (arguments.get("where") or {}).get(name)
-
-
-def one_argument(along: dict[str, list]) -> tuple[str, list]:
-    """The argument along which there is a trend, and its values."""
-    if len(along) != 1 or len(next(iter(along.values()))) < 2:
-        raise Stop(
-            f"a trend is along two or more values of one argument (got {along})", "give along = { name = [...] }"
-        )
-    return next(iter(along.items()))
 
 
 def _replaced(check: str, arguments: dict, values: dict) -> dict:
@@ -372,26 +342,3 @@ def function_and_calls(name: str, arguments: dict) -> tuple[Callable, list[dict]
         arguments = {key: value for key, value in arguments.items() if key != kind.chosen_by}
     function = kind.functions[choice]
     return function, calls_of(function, arguments, choice or name)
-
-
-def calls_of(function: Callable, given: dict, name: str) -> list[dict]:
-    """The calls that the arguments of one check stand for."""
-    model = argument_model(function)
-    try:
-        model.model_validate(given)
-        return [given]  # as written: 13 stays a whole number where a number is wanted
-    except ValidationError as error:
-        wrong = {each["loc"][0] for each in error.errors()}
-        message = f"does not fit {name}: {sentence(error, model.model_fields, name=lambda parts: parts[0])}"
-    lists = {name: value for name, value in given.items() if name in wrong and isinstance(value, list) and value}
-    if set(lists) != wrong:
-        raise ValueError(message)
-    if len({len(values) for values in lists.values()}) > 1:
-        raise ValueError(f"has lists of different lengths: {', '.join(lists)}")
-    calls = [given | dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    try:
-        for call in calls:
-            model.model_validate(call)
-    except ValidationError:
-        raise ValueError(message) from None
-    return calls

@@ -1,4 +1,4 @@
-"""Like with like: runs of two sides, paired by equal cell and machine, and a ratio for each pair."""
+"""Compares like with like: pairs runs of two sides by equal cell and machine, and gives a ratio for each pair."""
 
 import json
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from study.claims.model import is_number
+from study.claims.arguments import is_number
 from study.records import metrics, stats
 from study.records.runs import Run
 
-# If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.
 MACHINE = "machine"
+# If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.
 DECIDED_BY = {"batch": ("micro_batch", "accumulation"), "parameters": ("model",), "virtual": ("virtual_ranks",)}
 DECIDED_BY |= dict.fromkeys(("stage", "offload", "wrapper", "offload_optimizer", "offload_param"), ("arm",))
 DECIDED_BY |= dict.fromkeys(("device", "device_memory"), (MACHINE,))
@@ -19,14 +19,14 @@ SAME_DTYPE = ("weights", "moments")  # if these dtypes differ, so does the preci
 
 
 class Pair(NamedTuple):
-    """The runs of a cell on either side."""
+    """The runs of one cell: those of the first side, and those that they are compared to."""
 
     of: tuple[Run, ...]
     to: tuple[Run, ...]
 
 
 class Ratio(NamedTuple):
-    """A quantity on a side over that on the other, with its interval."""
+    """A quantity on the first side over the same on the other, with its interval."""
 
     value: float
     low: float
@@ -35,7 +35,7 @@ class Ratio(NamedTuple):
 
 
 def paired(of: Iterable[Run], to: Iterable[Run], named: set[str]) -> tuple[list[Pair], list[str]]:
-    """The cells that were run on both sides, and why others are not comparable.
+    """The cells that were run on both sides, and why other cells are not comparable.
 
     `named` are the conditions in which the sides differ on purpose.
     """
@@ -57,7 +57,7 @@ def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
 
 
 def _difference(ours: dict[tuple, list[Run]], theirs: dict[tuple, list[Run]], free: set[str]) -> list[str]:
-    """The fields in which the two cells differ that are the most alike."""
+    """In which fields the two most similar cells differ, as a sentence. Empty if a side has no cells."""
 
     def cells(side: dict[tuple, list[Run]]) -> list[dict]:
         return [runs[0].cell | ({} if MACHINE in free else runs[0].machine) for runs in side.values()]
@@ -68,7 +68,7 @@ def _difference(ours: dict[tuple, list[Run]], theirs: dict[tuple, list[Run]], fr
 
 
 def _unlike_states(pair: Pair) -> str | None:
-    """Arms may name the same precision and hold their states in other dtypes: that is not the same training."""
+    """Why two sides of the same precision are not the same training: they hold their states in different dtypes."""
     for role in SAME_DTYPE:
         ours, theirs = ({run.record.observed.dtypes.get(role) for run in runs} - {None} for runs in pair)
         if ours and theirs and ours != theirs:
@@ -77,7 +77,7 @@ def _unlike_states(pair: Pair) -> str | None:
 
 
 def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) -> Ratio | str:
-    """The ratio of medians in a cell, or the reason why there is none.
+    """The ratio of medians in a cell, or why there is none.
 
     Times and losses have a bootstrap interval over runs. Sizes repeat, so theirs is the range of what was measured.
     """
@@ -99,8 +99,8 @@ def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) ->
     fewest = min(len({run.seed for run in runs} if seeds else runs) for runs in pair)
     if fewest < stats.FEWEST_RUNS:
         return f"{quantity} needs {stats.FEWEST_RUNS} {'seeds' if seeds else 'runs'} of each (got {fewest})"
-    paired = pair.of == pair.to and len(ours) == len(theirs)  # two trainings of the same runs
-    method, runs = (stats.paired_ratio, pair.of) if paired else (stats.ratio_of_medians, pair.of + pair.to)
+    same_runs = pair.of == pair.to and len(ours) == len(theirs)  # two trainings of each run are compared
+    method, runs = (stats.paired_ratio, pair.of) if same_runs else (stats.ratio_of_medians, pair.of + pair.to)
     return Ratio(*method(ours, theirs, np.random.default_rng(0)), runs)
 
 
@@ -110,7 +110,7 @@ def of_sizes(ours: list[float], theirs: list[float], pair: Pair) -> Ratio:
 
 
 def united(ratios: list[Ratio]) -> Ratio:
-    """Several cells in a single ratio: their median, and an interval that holds them all."""
+    """One ratio for several cells: their median, and an interval that covers all of theirs."""
     runs = tuple(dict.fromkeys(run for ratio in ratios for run in ratio.runs))
     value = stats.median([ratio.value for ratio in ratios])
     return Ratio(value, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios), runs)

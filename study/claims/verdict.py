@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from study.claims.model import OWN, is_number
+from study.claims.arguments import is_number
+from study.claims.model import OWN
 
 SUPPORTED, REFUTED, UNDERSTATED = "supported", "refuted", "understated"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested here"

@@ -4,9 +4,10 @@ import math
 import re
 import textwrap
 
+from study.claims.arguments import as_list, is_number
 from study.claims.citations import sources
 from study.claims.ledger import Verdict, in_units, otherwise
-from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim, as_list, is_number
+from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
 from study.text.numbers import count, quantity, short, size
 
