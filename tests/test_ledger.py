@@ -431,7 +431,7 @@ def test_runs_decide_before_a_prediction(claims, tmp_path):
 @pytest.mark.parametrize(
     ("claim", "what"),
     [
-        (text() + WEAKER.format(1), "until_tested is a check that predicts or cites, of a claim whose own check"),
+        (text() + WEAKER.format(1), "until_tested is a check that predicts or cites, for a claim whose own check"),
         (
             measured("ratio", RATIO, 1.2, "time")
             + '\n[claim.until_tested]\ncheck = "arithmetic"\nwith = { times = [2] }\n',

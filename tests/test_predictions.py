@@ -293,7 +293,7 @@ def test_what_was_searched_is_a_source(known, wrong):
     [
         ('[[source]]\nid = "P1"\ntitle = "A"\nread = "original"\n', "address is missing"),
         ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "hearsay"\n', "got 'hearsay'"),
-        ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "original"\n' * 2, "source P1 is there twice"),
+        ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "original"\n' * 2, "source P1 appears twice"),
         ("[[source", "sources.toml is not valid TOML"),
     ],
 )

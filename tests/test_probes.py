@@ -205,7 +205,7 @@ FORBIDDEN = [
     ({"what": "default", "of": "torch.utils.bottleneck.__main__", "field": "x"}, "is in none of the modules"),
     ({"what": "default", "of": "accelerate.utils", "field": "__builtins__"}, "__builtins__ is private"),
     (of(look="gradient_clipping.__class__.__init__.__globals__"), "__class__ is private"),
-    (built(look="fsdp_version") | {"of": "accelerate.utils.DeepSpeedPlugin"}, "DeepSpeedPlugin is not constructed"),
+    (built(look="fsdp_version") | {"of": "accelerate.utils.DeepSpeedPlugin"}, "DeepSpeedPlugin may not be constructed"),
     (yaml("zero_optimization", deepspeed_config={"deepspeed_config_file": "/home/me/x.json"}), "names a file"),
     ({"what": "accelerate_yaml", "base": "zero9", "change": {}, "look": "accepted"}, "there is no arm zero9"),
 ]

@@ -378,7 +378,7 @@ def test_an_error_in_the_audit_itself_ends_nothing(records, monkeypatch):
     monkeypatch.setattr(evidence.audit, "faults", broken)
     seen = gathered(records)
     assert kept(seen) == ALL - {TARGET}
-    assert "the audit cannot compute with it (ZeroDivisionError" in seen.set_aside[0]
+    assert "the audit cannot compute with this record (ZeroDivisionError" in seen.set_aside[0]
 
 
 # --- seals ---------------------------------------------------------------------------------------------------------

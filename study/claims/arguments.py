@@ -31,18 +31,17 @@ def argument_model(function: Callable) -> type[BaseModel]:
 def one_argument(along: dict[str, list]) -> tuple[str, list]:
     """The argument along which there is a trend, and its values."""
     if len(along) != 1 or len(next(iter(along.values()))) < 2:
-        raise Stop(
-            f"a trend is along two or more values of one argument (got {along})", "give along = { name = [...] }"
-        )
+        what = f"a trend is along two or more values of one argument (got {along})"
+        raise Stop(what, "give along = { name = [...] }")
     return next(iter(along.items()))
 
 
 def calls_of(function: Callable, given: dict, name: str) -> list[dict]:
-    """The calls that the arguments of one check stand for."""
+    """The calls of a check: one, or one for each element of the lists given to arguments that take one value."""
     model = argument_model(function)
     try:
         model.model_validate(given)
-        return [given]  # as written: 13 stays a whole number where a number is wanted
+        return [given]  # unconverted: 13 stays a whole number where a float is expected
     except ValidationError as error:
         wrong = {each["loc"][0] for each in error.errors()}
         message = f"does not fit {name}: {sentence(error, model.model_fields, name=lambda parts: parts[0])}"

@@ -1,6 +1,6 @@
-"""Every check that a claims file can name, as `study claims --checks` lists it: all of it read from the code itself.
+"""The list of all checks that a claims file can name (`study claims --checks`), read from the code itself.
 
-Arguments and their types are the signature's, the purpose is the docstring's, and the example is the shortest claim of
+Arguments and types come from the signature, the purpose from the docstring, and the example is the shortest claim of
 this study that uses the check.
 """
 
@@ -26,7 +26,7 @@ from study.theory.papers import LINKS, RECIPES
 
 TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
 UNITS = {"bytes_per_s": "bytes/s", "flops_per_s": "operations/s", "bytes": "bytes", "parameters": "parameters"}
-# Arguments whose texts are names, and where all the names are listed; some only in the checks that are named.
+# Arguments whose texts are names, and the list that has these names; OF_CHECKS: only in the checks that it names.
 LISTED = {"arm": "arms", "arms": "arms", "base": "arms", "over": "arms", "gpu": "GPUs", "link": "links"}
 LISTED |= {"model": "models", "recipe": "recipes", "source": "sources", "looked_in": "sources"}
 OF_CHECKS = {("reproduction", "name"): "reproductions"}
@@ -55,23 +55,23 @@ UNUSED = {
         },
     },
 }
-GIVEN = ("own",)  # an argument that a claims file does not give by itself: its own sources
+GIVEN = ("own",)  # arguments that the program adds: the claims file's own sources
 HEAD = (
     "A claim names a check, gives it arguments in `with`, and compares what it finds with `value`.",
-    "A list where an argument takes one value means one call for each element: then `value` is a list as well.",
-    "What a document leaves open stands in [claim.unsaid], by the argument's name, with its plausible values.",
-    "CONTRIBUTING.md has a whole claims file.",
+    "If an argument takes one value and gets a list, each element is a call of its own, and `value` is a list as well.",
+    "[claim.unsaid] holds what the document leaves open: the argument's name, with its plausible values.",
+    "CONTRIBUTING.md shows a complete claims file.",
 )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A check, or what a check computes or tries where an argument chooses."""
+    """A check; or, if an argument chooses what the check computes or tries, one of these choices."""
 
     check: str
     choice: str
     function: Callable
-    example: tuple[str, Check] | None  # what it says, and how
+    example: tuple[str, Check] | None  # what the claim says, and its check
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Entry:
 
 
 def entries(claims: Iterable[Claim]) -> list[Entry]:
-    """Every check, and all that it can be asked for, with the shortest use in these claims as its example."""
+    """Every check with all its choices. The example is the shortest use in these claims."""
     shortest: dict[tuple[str, str], tuple[str, Check]] = {}
     uses = [(claim, check) for claim in claims for check in (claim, claim.until_tested, *claim.also) if check]
     for claim, check in sorted(uses, key=lambda use: (use[0] is not use[1], len(str(use[1].arguments)), use[0].id)):
@@ -100,7 +100,7 @@ def _choice(check: Check) -> str:
 
 
 def lines(entry: Entry) -> list[str]:
-    """A check in words: what it finds, each argument, and a claim that uses it."""
+    """A check in words: what it finds, its arguments, and a claim that uses it."""
     kind = model.kinds()[entry.check]
     named = f'check = "{entry.check}"' + (f', with {kind.chosen_by} = "{entry.choice}"' if kind.chosen_by else "")
     basis, unit = OWN if entry.choice in kind.own else kind.basis, kind.unit(entry.name, {})
@@ -123,7 +123,7 @@ def _arguments(entry: Entry) -> list[str]:
 
 
 def argument(check: str, name: str, field) -> str:
-    """What an argument may be: its type or choices, its unit, and whether it is needed."""
+    """An argument in words: its type or choices, its unit, and whether it is required."""
     words, listed = type_words(field.annotation), OF_CHECKS.get((check, name), LISTED.get(name))
     words += f" ({listed} below)" if listed and "text" in words else ""
     unit = next((unit for ending, unit in UNITS.items() if name.endswith(ending)), None)
@@ -150,7 +150,7 @@ def type_words(annotation) -> str:
 
 
 def toml(value) -> str:
-    """A value as a claims file has it."""
+    """A value as a claims file writes it."""
     if isinstance(value, dict):
         return "{}" if not value else f"{{ {', '.join(f'{name} = {toml(each)}' for name, each in value.items())} }}"
     if isinstance(value, list):
@@ -180,7 +180,7 @@ def _in(unit: str | None) -> str:
 
 
 def names() -> list[str]:
-    """What the names in arguments may be, and what every claim may say."""
+    """The names that arguments may have, and the words that every claim may use."""
     known = {
         "arms": all_paths(),
         "GPUs": GPUS,

@@ -1,4 +1,4 @@
-"""Checks that rest on a source: what it says, with its own sentence, or that no source says it."""
+"""Checks that rest on a source: what a source says, with its own sentence, or that no source says it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def cited(
 ) -> Finding:
     """What a source says, as somebody read it: a value, or whether it agrees.
 
-    `sentence` is the source's own: of a figure or table its caption or row, of code its line.
+    `sentence` is quoted from the source: the caption of a figure, the row of a table, or the line of code.
     """
     ids = tuple(as_list(source))
     if (value is None) == (agrees is None):
@@ -49,7 +49,7 @@ def cited(
 
 
 def searched(*, looked_in: list[str], where: str, source: str, nearest: Sentence, own: list[dict] = ()) -> Finding:
-    """That no source looked in says it: undecided. `nearest` is the nearest sentence that there is, of `source`."""
+    """Undecided, because none of the sources read says it. `nearest` is the nearest sentence, quoted from `source`."""
     working = f"no source says this; read: {_read(looked_in, own)} ({where}); the nearest sentence is of {source}"
     missing = "a source that says this, or a measurement"
     _read((source,), own)
@@ -57,7 +57,7 @@ def searched(*, looked_in: list[str], where: str, source: str, nearest: Sentence
 
 
 def _read(ids: Iterable[str], own: list[dict]) -> str:
-    """Sources with how they were read."""
+    """The sources, each with how it was read."""
     known = sources() | {each["id"]: Source(**each) for each in own}
     if unknown := [name for name in ids if name not in known]:
         remedy = f"add it there, or to the claims file; {validation.nearest(unknown[0], known)}"
@@ -77,7 +77,7 @@ def sources() -> dict[str, Source]:
         return {}
     entries = read_form(FOLDER / SOURCES, Sources)[0].source
     if twice := [name for name, times in Counter(entry.id for entry in entries).items() if times > 1]:
-        raise Stop(f"{SOURCES}, source {twice[0]} is there twice", "give each source its own id")
+        raise Stop(f"{SOURCES}, source {twice[0]} appears twice", "give each source its own id")
     return {entry.id: entry for entry in entries}
 
 

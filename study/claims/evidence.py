@@ -1,7 +1,7 @@
-"""The runs that may decide a claim: audited, chosen by what they are, and judged comparable.
+"""The runs that may decide a claim: audited, chosen by their settings, and comparable to the claim's conditions.
 
-A claim has conditions. Its kind says in which of them evidence may differ and still count: bytes do not depend on the
-device, seconds do. Every difference is reported.
+A claim's kind says in which conditions evidence may differ and still count: bytes do not depend on the device, seconds
+do. Every difference is reported.
 """
 
 import difflib
@@ -37,13 +37,13 @@ TRANSFERS = {
     "convergence": ALWAYS,
     "configuration": set(CONDITIONS),
 }
-# These as well, where the finding is relative: a share, or whether two numbers are equal.
+# Further conditions that may differ if the finding is relative: a share, or whether two numbers are equal.
 RELATIVE = {"memory": SCALE, "convergence": SCALE | PLACE | {"task", "accumulation"}}
 SAME_PRECISION = {"bf16": ("bf16", "bf16_cast")}  # a document that says bf16 may mean either
-ABOUT = 0.1  # of parameters and of a device's memory, which documents round
-MISSPELT = 0.75  # how alike a name is to that of an arm
+ABOUT = 0.1  # tolerance for parameters and a device's memory, which documents round
+MISSPELT = 0.75  # similarity to the name of an arm from which on a name counts as misspelt
 HOMES = ("nvme", "cpu", "none")
-# What nearly every document takes for granted. Runs with anything else count only for claims that name the setting.
+# Settings that nearly every document takes for granted. Other runs count only for claims that name the setting.
 USUAL = {
     "optimizer": (None, "adamw"),
     "lora_rank": (None,),
@@ -52,7 +52,7 @@ USUAL = {
 }
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
 UNSEALED = "they are not sealed. study keep RUNS --into reports/YOUR-MACHINE seals them"
-UNKNOWN = Record(run_id="unknown", started_utc="")  # a name that it refuses is not one of any record
+UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
 @dataclass(frozen=True)
@@ -61,24 +61,24 @@ class Evidence:
 
     runs: tuple[Run, ...] = ()
     set_aside: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what could not be checked, and what does not decide anything
+    notes: tuple[str, ...] = ()  # what could not be checked, and which runs decide nothing
 
     @functools.cached_property
     def arms(self) -> list[str]:
-        """Those of the study, and those of the runs."""
+        """The arms of the study, and those of the runs."""
         return list(dict.fromkeys([*all_paths(), *(run.arm for run in self.runs)]))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs that count for a claim; those that match but are in other conditions; and how either differ."""
+    """The runs that count for a claim, those that match but in other conditions, and the differences."""
 
     runs: tuple[Run, ...]
     others: tuple[Run, ...]
-    differs: tuple[str, ...]  # of the runs that count, or else of the others
+    differs: tuple[str, ...]  # of the runs that count, or of the others if none count
 
     def finding(self, working: str, **more) -> Finding:
-        """A finding that rests on these runs, without a value unless one is given."""
+        """A finding that rests on these runs. It has no value unless one is given."""
         unreal = any(run.virtual or run.record.requested.init == "none" for run in self.runs)
         about = {"evidence": tuple(run.name for run in self.runs or self.others), "differs": self.differs}
         about |= {"basis": VIRTUAL if unreal else MEASURED}
@@ -86,12 +86,12 @@ class Chosen:
 
 
 def default_folders() -> list[Path]:
-    """Where runs are unless folders are named: runs/, and what is kept with the reports."""
+    """Where runs are if no folders are named: runs/, and the runs kept in reports/."""
     return [path for path in (Path("runs"), *sorted((ROOT / "reports").glob("*/runs"))) if path.is_dir()]
 
 
 def gather(runs: Iterable[Run]) -> Evidence:
-    """The runs that have ended, pass the audit and agree. `runs` is a `Runs`, or any of its runs. Nothing ends it."""
+    """The runs that have ended, pass the audit and agree with each other. `runs` is a `Runs`, or some of its runs."""
     all_ended = sorted((run for run in runs if run.status != "running"), key=lambda run: run.folder)
     ended = [run for run in all_ended if not run.record.is_watched]
     unknown = store.unknown_commits(frozenset(run.record.commit for run in ended if run.record.commit))
@@ -112,16 +112,16 @@ def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
     try:
         faults = audit.faults(run.record, measured_flops(run.record.model_dump(), run.folder))
         faults += audit.beside(run.record, run.folder)
-    except Exception as error:  # whatever a forged record may lead to
-        faults = [f"the audit cannot compute with it ({type(error).__name__}: {error})"]
+    except Exception as error:  # a forged record may cause any error
+        faults = [f"the audit cannot compute with this record ({type(error).__name__}: {error})"]
     if run.record.commit in unknown_commits:
         faults.append(f"its commit {run.record.commit[:40]} is not in the history of this study")
     return faults
 
 
-@functools.cache  # asked for every run and claim
+@functools.cache  # called for every run and claim
 def facts(run: Run) -> dict:
-    """What runs are chosen by: all that was requested, and what was observed."""
+    """The facts that runs are chosen by: all that was requested, and some of what was observed."""
     record = run.record
     observed, devices = record.observed, record.hardware.devices
     homes = (observed.offload_optimizer, observed.offload_param)
@@ -144,10 +144,10 @@ FACTS = tuple(facts(Run(Path(), UNKNOWN)))
 def choose(
     evidence: Evidence, claim: Claim, where: dict, relative: bool = False, statuses: tuple[str, ...] = ("done",)
 ) -> Chosen:
-    """The runs that match `where`, divided by whether they count under the claim's conditions.
+    """The runs that match `where`, divided into those that count under the claim's conditions and the others.
 
-    A list in `where` means any of its values. Virtual runs never count for time or loss, and runs over an emulated
-    network count for time only where `where` asks for its hosts or its bandwidth.
+    A list in `where` means any of its values. Virtual runs never count for time or loss. Runs over an emulated network
+    count for time only if `where` names its hosts or its bandwidth.
     """
     wanted = [(name, as_list(value)) for name, value in where.items()]
     for name, values in wanted:
@@ -173,13 +173,13 @@ def choose(
 
 
 def _is_usual(run: Run, named: set[str]) -> bool:
-    """Whether a run has only usual settings but for those that a claim names."""
+    """Whether a run has usual settings, apart from those that the claim names."""
     requested = run.record.requested
     return all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
 
 
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
-    """Refuse what no run can have. It would look as if that run had not been made yet."""
+    """Refuse a value that no run can have. Otherwise it would seem that the run was not made yet."""
     if name not in FACTS:
         raise Stop(f"records have no {name!r}", nearest(name, FACTS))
     if name == "arm" or name.startswith("offload"):
@@ -195,7 +195,7 @@ def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
 
 
 def _may_yet_come(arm, known: list[str]) -> bool:
-    """Whether it can be the name of another arm. What is nearly the name of an arm is misspelt."""
+    """Whether it may be the name of a future arm. A name close to that of a known arm is misspelt."""
     return isinstance(arm, str) and not difflib.get_close_matches(arm, known, 1, MISSPELT)
 
 
@@ -205,13 +205,13 @@ def _list_of(name: str) -> TypeAdapter:
 
 
 def differences(run: Run, claim: Claim) -> dict[str, str]:
-    """The conditions in which a run is not as the claim says, in words."""
+    """The conditions in which a run differs from the claim, in words."""
     differs, known = {}, facts(run)
     if run.record.hardware.devices and not run.sealed:
         differs["sealed"] = f"records of a GPU that decide nothing: {UNSEALED}"
     expected = {"virtual": False} | ({"link": None} if known["link"] else {}) | claim.conditions
     for name, value in expected.items():
-        values, has = as_list(value), known.get(name)  # of real networks no record has a link, or nodes
+        values, has = as_list(value), known.get(name)  # no record has the link or the nodes of a real network
         if name == "model":
             same = _model(has) in map(_model, values)
         elif name == "precision":
@@ -236,12 +236,12 @@ def _in_words(name: str, has, wanted: list) -> str:
 
 @functools.lru_cache
 def _model(name: str | None) -> str | None:
-    """The same name for a built-in shape and for the last part of its hub name or folder."""
+    """One name for a built-in shape and for the last part of its hub name or folder."""
     return Path(shape_of(name.lower())).name if name else None
 
 
 def _notes(runs: list[Run]) -> list[str]:
-    """What is worth knowing of the runs that count, whatever the claim."""
+    """What to know about the runs that count, whatever the claim."""
     old = sum(run.record.measure_version != MEASURE_VERSION for run in runs)
     changed = sum(bool(run.record.dirty) for run in runs)
     unsealed = sum(not run.sealed for run in runs)

@@ -1,4 +1,4 @@
-"""Claims files as they are read: TOML in, claims out; a mistake is named with its file and line."""
+"""Reads claims files: TOML in, claims out. An error names the file and the line."""
 
 import re
 from datetime import date
@@ -15,7 +15,7 @@ from study.spec.validation import nearest, sentence
 
 FOLDER = Path(__file__).resolve().parent
 SOURCES = "sources.toml"
-MAX_BYTES = 4 * 2**20  # of a claims file: the longest of ours has 90 kB
+MAX_BYTES = 4 * 2**20  # the longest claims file of this study has 90 kB
 Form = TypeVar("Form", bound=BaseModel)
 
 
@@ -30,7 +30,7 @@ class Head(BaseModel):
     text: str | None = None
     read: str | None = None
     tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
-    source: list[Source] = []  # of its own, besides those that all files share
+    source: list[Source] = []  # its own sources, besides those that all files share
     claim: list[dict]
 
 
@@ -40,17 +40,17 @@ def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
         content = files.read(path, MAX_BYTES)
         return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
     except OSError as error:
-        what = f"there is no readable claims file {path} ({files.why(error)})"
-        raise Stop(what, "name a file, or a folder of them") from None
+        what = f"the claims file {path} cannot be read ({files.why(error)})"
+        raise Stop(what, "name a claims file, or a folder of claims files") from None
     except ValidationError as error:
         what = f"{path.name}: {sentence(error, form.model_fields)}"
     except ValueError as error:
-        what = f"{path.name} is not valid TOML (a table in braces stands on a single line): {files.why(error)}"
+        what = f"{path.name} is not valid TOML (a table in braces must be on a single line): {files.why(error)}"
     raise Stop(what, "correct the file")
 
 
 def read_all(folder: Path = FOLDER) -> list[Claim]:
-    """The claims of every file of a folder, or of one file: documents, papers, the rest. Their ids are unique."""
+    """The claims of one file, or of all files of a folder: documents, then papers, then others. Ids are unique."""
     paths = [path for path in sorted(folder.glob("*.toml")) if path.name != SOURCES] if folder.is_dir() else [folder]
     claims = [claim for path in paths for claim in read(path)]
     first: dict[str, Claim] = {}
@@ -61,13 +61,13 @@ def read_all(folder: Path = FOLDER) -> list[Claim]:
 
 
 def _place(claim: Claim) -> tuple:
-    """Documents by their numbers (000), then papers (P1), then all else."""
+    """Sorts documents (000) before papers (P1), and those before all others."""
     name = claim.document
     return not name.isdigit(), not name[1:].isdigit(), name
 
 
 def _with_references(claim: Claim, known: dict[str, Claim]) -> Claim:
-    """The claim, with the checks to which its values refer."""
+    """The claim, with the checks that its values refer to."""
     also = tuple(_with_reference(check, claim, known) for check in claim.also)
     weaker = claim.until_tested
     if weaker:
@@ -88,12 +88,14 @@ def _with_reference(check: Form, claim: Claim, known: dict[str, Claim]) -> Form:
 
 
 def read(path: Path) -> list[Claim]:
-    """The claims of one file, whose values may refer to claims that stand elsewhere."""
+    """The claims of one file. Their values may refer to claims of other files."""
     head, text = read_form(path, Head)
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if line.strip().startswith("[[claim]]")]
     if len(starts) != len(head.claim):
-        raise Stop(f"{path.name} has claims that are not written as [[claim]] tables", "write each as one")
+        raise Stop(
+            f"{path.name} has claims that are not written as [[claim]] tables", "write each claim as a [[claim]] table"
+        )
     claims, about = [], head.model_dump(exclude={"claim", "tolerances", "source"})
     context = {"tolerances": head.tolerances} if head.text or head.read else None
     for start, end, table in zip(starts, [*starts[1:], len(lines)], head.claim, strict=True):
@@ -113,14 +115,14 @@ def read(path: Path) -> list[Claim]:
 
 
 def _give(table: dict, sources: list[Source]) -> None:
-    """Give a file's own sources to its checks that cite."""
+    """Give a file's own sources to its checks that cite sources."""
     for check in (table, table.get("until_tested", {}), *table.get("also", [])):
         if check.get("check") in ("cited", "searched") and isinstance(check.get("with"), dict):
             check["with"]["own"] = [source.model_dump() for source in sources]
 
 
 def _line_of(location: tuple, lines: list[str], start: int, end: int) -> int:
-    """The line of a key, or that of its table's head where the key is missing."""
+    """The line of a key; of the head of its table if the key is missing."""
     also = [number for number in range(start, end) if lines[number].strip().startswith("[[claim.also]]")]
     tables, table = [start, *also, end], 0
     if location[:1] == ("also",) and len(location) > 2 and location[1] < len(also):

@@ -1,7 +1,6 @@
 """The ledger: claims and runs in, verdicts out.
 
-A check computes every verdict. What is read in a source, and what follows from a document's own numbers, is counted
-apart.
+A check computes every verdict. Verdicts that rest on a source, or on a document's own numbers, are counted separately.
 """
 
 import math
@@ -37,7 +36,7 @@ SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the check of a claim came to, and all that a reader needs to disagree with it."""
+    """The verdict on a claim, with all that a reader needs to question it."""
 
     claim: Claim
     verdict: str
@@ -46,22 +45,22 @@ class Verdict:
     interval: object
     working: str
     evidence: tuple[str, ...]  # ids of runs, or of sources
-    differs: tuple[str, ...]  # in which conditions the evidence is not the claim's
-    missing: str  # what would settle it, or change it
-    holds_under: tuple[str, ...] = ()  # values of what the document leaves open, if they decide
+    differs: tuple[str, ...]  # in which conditions the evidence differs from the claim
+    missing: str  # what would settle the claim, or change the verdict
+    holds_under: tuple[str, ...] = ()  # values left open by the document, if they make a difference
     fails_under: tuple[str, ...] = ()
     sentence: str = ""  # of the source, verbatim
-    claimed: object = None  # the value, with the finding to which it refers, in the claim's unit
+    claimed: object = None  # the value, or the finding that it refers to, in the claim's unit
     also: tuple["Verdict", ...] = ()
 
     @property
     def rests_on(self) -> str | None:
-        """The basis. What was not tested rests on nothing."""
+        """The basis; None if the claim was not tested."""
         return None if self.verdict == NOT_TESTED else self.basis
 
 
 def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None) -> list[Verdict]:
-    """A verdict for each claim. What the claims want tried is tried first, all together."""
+    """A verdict for each claim. All trials that the claims need run first, together."""
     if evidence is None:
         evidence = evidence_of_runs.gather(runs)
     probes.prepare(claims)
@@ -69,34 +68,34 @@ def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None)
 
 
 def judge(claim: Claim, evidence: Evidence) -> Verdict:
-    """The verdict on a claim, with those of its further checks, which do not decide.
+    """The verdict on a claim, with the verdicts of its further checks, which do not decide.
 
-    What no run has tested, a weaker check may decide. What it takes to test it stays with the verdict.
+    If no run has tested the claim, its weaker check may decide. The verdict still says what it takes to test the claim.
     """
     verdict, weaker = _judge(claim, claim, evidence), claim.until_tested
     if verdict.verdict == NOT_TESTED and weaker:
-        untested, verdict = verdict, _judge(weaker, weaker, evidence)
-        verdict = replace(verdict, missing="; ".join(filter(None, (verdict.missing, untested.missing))))
+        to_test, verdict = verdict.missing, _judge(weaker, weaker, evidence)
+        verdict = replace(verdict, missing="; ".join(filter(None, (verdict.missing, to_test))))
     return replace(verdict, also=tuple(_judge(claim, check, evidence) for check in claim.also))
 
 
 def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
-    """The verdict over all cases. What is shown is the first of them, and where the others differ."""
+    """The verdict over all cases, with the details of the first case that has this verdict."""
     try:
         claimed = _claimed(check, evidence)
         verdicts = [_in_case(claim, check, case, claimed, evidence) for case in check.cases]
     except Stop as stop:
         raise Stop(f"{claim.at}, claim {claim.id}, {check.check}: {stop.what}", stop.remedy) from None
     except (ArithmeticError, MemoryError) as error:
-        what = f"{claim.at}, claim {claim.id}, {check.check}: its numbers cannot be computed with ({error!r:.200})"
-        raise Stop(what, "give numbers of a training that there could be") from None
+        what = f"{claim.at}, claim {claim.id}, {check.check}: it cannot compute with these numbers ({error!r:.200})"
+        raise Stop(what, "give the numbers of a possible training") from None
     if len(verdicts) == 1:
         return verdicts[0]
     words = [each.verdict for each in verdicts]
     verdict = over_cases(words, check.relation)
     shown = words.index(verdict) if verdict in words else 0
     values = [case.values for case in check.cases]
-    holds, fails = (_under(values, [word in those for word in words]) for those in (HOLDS, FAILS))
+    holds, fails = (_under(values, [word in outcome for word in words]) for outcome in (HOLDS, FAILS))
     working = [f"holds with {'; or '.join(holds)}"] if holds else []
     working += [f"does not hold with {'; or '.join(fails)}"] if fails else []
     working.append(f"with {_values(values[shown])}: {verdicts[shown].working}")
@@ -116,11 +115,11 @@ def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
 
 
 def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
-    """The chosen cases in few words: values that make no difference stand together, or not at all."""
+    """The chosen cases in few words: cases that differ in one name are merged, names that do not matter left out."""
     if all(chosen):
         return ()
     texts = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
-    groups = [case for case, each in zip(texts, chosen, strict=True) if each]
+    groups = [case for case, is_chosen in zip(texts, chosen, strict=True) if is_chosen]
     for name in cases[0]:
         merged: dict[str, dict] = {}
         for group in groups:
@@ -128,8 +127,8 @@ def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
             merged.setdefault(others, group | {name: ()})[name] += group[name]
         groups = list(merged.values())
     every = {name: {text for case in texts for text in case[name]} for name in cases[0]}
-    decisive = [{name: each for name, each in group.items() if set(each) != every[name]} for group in groups]
-    return tuple(", ".join(f"{name} {' or '.join(each)}" for name, each in group.items()) for group in decisive)
+    decisive = [{name: values for name, values in group.items() if set(values) != every[name]} for group in groups]
+    return tuple(", ".join(f"{name} {' or '.join(values)}" for name, values in group.items()) for group in decisive)
 
 
 def _values(case: dict) -> str:
@@ -137,7 +136,7 @@ def _values(case: dict) -> str:
 
 
 def _plain(value, name: str = "") -> str:
-    """A value of an argument as people read it: arm zero3, rest_bytes 4 GB."""
+    """The value of an argument as people read it: arm zero3, rest_bytes 4 GB."""
     if isinstance(value, dict):
         return " ".join(f"{key} {_plain(each, key)}" for key, each in value.items())
     if isinstance(value, list):
@@ -148,35 +147,36 @@ def _plain(value, name: str = "") -> str:
 
 
 def _claimed(check: Check, evidence: Evidence):
-    """The claim's value, or the finding to which it refers in the claim's unit; None if that is not known."""
+    """The claim's value, or the finding that it refers to, in the claim's unit. None if that finding is not known."""
     if not isinstance(check.value, Reference):
         return check.value
     other = check.value.check
     result = _in_case(check.value.claim, other, other.written, None, evidence).found
-    return result if result is None else _scaled(result, check.factor / other.factor)
+    return _scaled(result, check.factor / other.factor)
 
 
 def _in_case(claim: Claim, check: Check, case: Case, claimed, evidence: Evidence) -> Verdict:
+    """The verdict in one case. Without a claimed value there are only the findings."""
     context = (evidence, claim) if check.basis == MEASURED else ()
     findings = [case.function(*context, **arguments) for arguments in case.calls]
     values = claimed if len(findings) > 1 else [claimed]
     if len(findings) == 1 and isinstance(claimed, list):
         values, findings = claimed, _elements(findings[0], len(claimed))
     findings = [_in_unit(finding, check.factor) for finding in findings]
-    if isinstance(check.value, Reference) and claimed is None:
+    unknown = str(check.value) if isinstance(check.value, Reference) and claimed is None else ""
+    if unknown:
         verdicts = [NOT_TESTED]
-    elif claimed is None:  # only the finding is wanted
+    elif claimed is None:
         verdicts = [INCONCLUSIVE]
     else:
         verdicts = [_compared(check, finding, value) for finding, value in zip(findings, values, strict=True)]
     results, intervals = [finding.value for finding in findings], [finding.interval for finding in findings]
     missing = [finding.missing for finding in findings if finding.missing]
-    if isinstance(check.value, Reference) and claimed is None:
-        missing.append(f"{check.value}, which is not known")
+    if unknown:
+        missing.append(f"{unknown}, which is not known")
     if NOT_TESTED in verdicts and claim.settle:
         missing.append(f"on {claim.settle.machine}: {claim.settle.command}")
-    bases = {finding.basis for finding in findings}
-    basis = VIRTUAL if VIRTUAL in bases else check.basis
+    basis = VIRTUAL if VIRTUAL in {finding.basis for finding in findings} else check.basis
     return Verdict(
         claim=claim,
         verdict=in_words_of(basis, together(verdicts)),
@@ -188,7 +188,7 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed, evidence: Evidence
         differs=_unique(words for finding in findings for words in finding.differs),
         missing="; ".join(_unique(missing)),
         sentence=" ".join(_unique(finding.sentence for finding in findings if finding.sentence)),
-        claimed=str(check.value) if isinstance(check.value, Reference) and claimed is None else claimed,
+        claimed=unknown or claimed,
     )
 
 
@@ -215,7 +215,7 @@ def _elements(finding: Finding, count: int) -> list[Finding]:
 
 
 def _compared(check: Check, finding: Finding, value) -> str:
-    """The verdict on one value. A value of a kind that the check never finds is a mistake in the claims file."""
+    """The verdict on one value. A Stop if the check never finds a value of this kind: the claims file is wrong."""
     result, against = finding.value, value if finding.instead_of is None else finding.instead_of
     unlike = isinstance(result, bool) != isinstance(against, bool)
     known = result not in (None, ABSENT)
@@ -228,7 +228,7 @@ def _unique(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-# --- as data and as words ------------------------------------------------------------------------------------------
+# --- verdicts as data ----------------------------------------------------------------------------------------------
 
 
 def in_units(value, unit: str) -> str:
@@ -239,7 +239,7 @@ def in_units(value, unit: str) -> str:
 
 
 def without_unit(value, unit: str) -> str:
-    """The same where the unit stands elsewhere."""
+    """A value, or several, for a place that names the unit elsewhere."""
     return in_units(value, unit if unit in SCALED else "")
 
 
@@ -258,41 +258,41 @@ def _fields(thing, *names: str) -> dict:
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """The rows that count: no premises, and of claims that are the same contradiction the worst."""
+    """The rows that count: no premises, and only the worst one of the claims that share a contradiction."""
     worst_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]))
     of_group = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in worst_first[::-1]}
     return [row for row in rows if not row["premise"] and row["claim"] in of_group.values()]
 
 
 def totals(rows: list[dict]) -> dict:
-    """How many claims came to each verdict, and how many premises are not among them."""
+    """How many claims have each verdict, and how many premises there are besides."""
     verdicts = [row["verdict"] for row in counted(rows)]
     counts = {name: verdicts.count(name) for name in VERDICTS}
     return {"claims": len(verdicts)} | counts | {"premises": sum(row["premise"] for row in rows)}
 
 
 def by_document(rows: list[dict]) -> list[dict]:
-    """How many claims of each document came to each verdict."""
+    """How many claims of each document have each verdict."""
     titles = {row["document"]: row["title"] for row in rows}
     of = {document: [row for row in rows if row["document"] == document] for document in titles}
     return [{"document": document, "title": titles[document]} | totals(of[document]) for document in titles]
 
 
 def by_basis(rows: list[dict]) -> list[dict]:
-    """How many of the verdicts rest on what."""
+    """How many claims of each basis have each verdict."""
     counting = counted(rows)
     of = {basis: [row for row in counting if row["basis"] == basis] for basis in BASES}
     return [{"basis": basis} | totals(those) for basis, those in of.items() if those]
 
 
 def bases(rows: list[dict]) -> dict:
-    """How many verdicts rest on each basis but own numbers. What was not tested rests on nothing."""
+    """How many verdicts rest on each basis, without own numbers and without claims that were not tested."""
     resting = [row["basis"] for row in counted(rows) if row["verdict"] != NOT_TESTED]
     return {basis: resting.count(basis) for basis in BASES if basis != OWN}
 
 
 def as_json(verdict: Verdict) -> dict:
-    """All of a verdict, as JSON can hold it."""
+    """A verdict as JSON."""
     claim = verdict.claim
     about = _fields(claim, "id", "document", "quote", "where", "says", "kind") | {"value": _json_value(verdict.claimed)}
     about |= _fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid")
@@ -308,7 +308,7 @@ def _result(verdict: Verdict) -> dict:
 
 
 def _json_value(value):
-    """JSON has no infinity: no number is enough."""
+    """A value for JSON, which has no infinity: there it is "never"."""
     if isinstance(value, (list, tuple)):
         return [_json_value(each) for each in value]
     return "never" if isinstance(value, float) and not math.isfinite(value) else value
@@ -320,7 +320,7 @@ def otherwise(verdict: Verdict) -> str:
     if verdict.holds_under or verdict.fails_under:
         return f"knowing what the document leaves open: {', '.join(claim.unsaid)}"
     if verdict.found is None or verdict.verdict in (NOT_TESTED, INCONCLUSIVE):
-        return verdict.missing or "a finding that lies wholly inside or outside of what the claim allows"
+        return verdict.missing or "a finding that lies entirely inside or outside of what the claim allows"
     values = as_list(verdict.claimed)
     if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
         words = "a source that says otherwise"

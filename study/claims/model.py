@@ -1,9 +1,9 @@
-"""Claims files. A claim is data: it names its check and holds no verdict.
+"""The form of claims files. A claim is data: it names its check and holds no verdict.
 
-`with` is validated against the signature of the check's function. A list for an argument that takes one value means one
-call for each element, paired with the elements of `value`. `unsaid` are arguments that the document leaves open, each
-with its plausible values: the check runs over all combinations. A `cited` check is the one exception to "no verdict":
-its `agrees` or `value` is what somebody read in the source.
+`with` is validated against the signature of the check's function. If an argument takes one value and gets a list, the
+check is called once for each element, paired with the elements of `value`. `unsaid` holds the arguments that the
+document leaves open, with their plausible values: the check runs over all combinations. `cited` checks are the one
+exception to "no verdict": their `agrees` or `value` is what somebody read in the source.
 """
 
 import functools
@@ -22,7 +22,7 @@ from study.spec.validation import nearest
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
 SORTS = get_args(Sort)
-# The conditions that a claim may state. No record knows some of them (link, nodes): then records cannot decide it.
+# The conditions that a claim may state. If no record has one of them (link, nodes), records cannot decide the claim.
 SCALE = {"model", "parameters", "sequence", "micro_batch", "batch"}
 PLACE = {"ranks", "nodes", "device", "device_memory", "link"}
 RECIPE = {"precision", "accumulation", "checkpointing", "attention", "optimizer", "offload"}
@@ -37,20 +37,20 @@ MOST_CASES = 200
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of check: what it rests on, and its function, or several of which one argument chooses."""
+    """A kind of check: what it rests on, and its function; or several functions, of which an argument chooses one."""
 
     basis: str
     functions: dict[str, Callable]
     chosen_by: str | None = None
-    own: tuple[str, ...] = ()  # those of the functions that only need the document's own numbers
-    # The unit of what is found, by the function's name and the arguments. None: the claim says it, whatever it is.
+    own: tuple[str, ...] = ()  # the functions that only need the document's own numbers
+    # The unit of the finding, by the function's name and the arguments. None: any unit that the claim gives.
     unit: Callable[[str, dict], str | None] = lambda name, arguments: None
-    finds: tuple[str, ...] = ()  # the only texts that it can find
+    finds: tuple[str, ...] = ()  # if not empty: the only texts that it can find
 
 
 @dataclass(frozen=True)
 class Case:
-    """A check's function and its calls, if what the document leaves open has these values."""
+    """A check's function and its calls, for one combination of values that the document leaves open."""
 
     values: dict
     function: Callable
@@ -59,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Reference:
-    """What another check finds, as the value of a claim: of the claim itself, or of one of its further checks."""
+    """The finding of another check as the value of a claim: of another claim's own check, or of a further one of it."""
 
     id: str
     number: int | None
@@ -74,7 +74,7 @@ class Reference:
 
 
 class Range(BaseModel):
-    """A value that is said to be between two numbers: { low = 10, high = 100 }."""
+    """A value between two numbers: { low = 10, high = 100 }."""
 
     model_config = STRICT
 
@@ -83,7 +83,7 @@ class Range(BaseModel):
 
 
 class FindingOf(BaseModel):
-    """A reference as it is written."""
+    """A reference as the file writes it."""
 
     model_config = STRICT
 
@@ -105,7 +105,9 @@ class Check(BaseModel):
     unit: str = ""
     relation: Literal["equal", "at_least", "at_most", "above", "below", "up_to"] = "equal"
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0  # a share of the value
-    better: Literal["lower", "higher"] | None = None  # a truth beyond the value on this side is understated
+    better: Literal["lower", "higher"] | None = (
+        None  # if the truth is beyond the value on this side, the claim is understated
+    )
     value: object
     check: Annotated[str, AfterValidator(lambda name: _known(name, kinds()))]
     arguments: dict = Field(alias="with")
@@ -117,7 +119,7 @@ class Check(BaseModel):
 
     @functools.cached_property
     def written(self) -> Case:
-        """The calls as they are written: one, or one for each value of the claim."""
+        """The calls that the file writes: one, or one for each value of the claim."""
         return Case({}, *function_and_calls(self.check, self.arguments))
 
     @property
@@ -176,12 +178,14 @@ class Check(BaseModel):
             if unit == "bytes" and self.arguments.get("parameters") != 1:
                 units.refuse_tiny(numbers, self.unit)
         if self.better and (self.relation != "equal" or not numbers):
-            raise ValueError("better goes with a number and the relation equal: the others have their direction")
+            raise ValueError(
+                "better needs a number and the relation equal: the other relations have their own direction"
+            )
         return self
 
 
 def _can_be_found(value, kind: Kind) -> None:
-    """A misspelt word would be refuted for ever."""
+    """Refuse a text that the check never finds: a misspelt word would be refuted forever."""
     for text in as_list(value):
         if kind.finds and isinstance(text, str) and text not in kind.finds:
             raise ValueError(f"never finds {text!r}: value is one of {', '.join(kind.finds)}")
@@ -208,16 +212,16 @@ class Settle(BaseModel):
 
 
 class Claim(Check):
-    """A published statement, where it stands, what it says, and the check that decides it."""
+    """A published statement: where it is, what it says, and the check that decides it."""
 
     id: str
     document: str
     title: str
     fixed: date  # when its tolerance was fixed
-    text: str | None  # which files of the sources have its quotes
-    read: str | None  # or how they were read
+    text: str | None  # the source file that has its quotes
+    read: str | None  # or how the quotes were read
     quote: str | None = None  # verbatim; " ... " joins two pieces
-    premise: bool = False  # the authors imply it at most: it is ours, and not counted among their claims
+    premise: bool = False  # the authors imply it at most, so it is not counted among their claims
     contradiction: str | None = None  # claims that share this name are the same contradiction
     unsaid: dict[str, list] = {}
     where: str
@@ -228,8 +232,8 @@ class Claim(Check):
     conditions: dict[Annotated[str, AfterValidator(lambda name: _known(name, CONDITIONS))], object]
     reading: str | None = None
     settle: Settle | None = None
-    also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence, which is shown and never decides
-    until_tested: "Claim | None" = None  # the same claim with a check that rests on less: it decides while no run does
+    also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence: shown, never decides
+    until_tested: "Claim | None" = None  # the same claim with a weaker check, which decides while no run does
     at: str = ""  # file and line
 
     @model_validator(mode="before")
@@ -252,7 +256,7 @@ class Claim(Check):
 
     @functools.cached_property
     def _cases(self) -> list[Case]:
-        """A case for each combination of what the document leaves open. The claim as it is written is the first."""
+        """A case for each combination of the values left open. The combination that the file writes comes first."""
         combinations = [dict(zip(self.unsaid, each, strict=True)) for each in itertools.product(*self.unsaid.values())]
         written = [{name: _argument(self.arguments, name) for name in self.unsaid}]
         cases = []
@@ -296,7 +300,9 @@ class Claim(Check):
         if self.basis == MEASURED and not self.settle:
             raise ValueError(f"settle is missing: {self.check} reads records. Say which machine and command decide it")
         if self.until_tested and (self.basis != MEASURED or self.until_tested.basis not in (PREDICTED, READ)):
-            raise ValueError("until_tested is a check that predicts or cites, of a claim whose own check reads records")
+            raise ValueError(
+                "until_tested is a check that predicts or cites, for a claim whose own check reads records"
+            )
         return self
 
 
@@ -313,19 +319,19 @@ class Source(BaseModel):
 
 @functools.cache
 def kinds() -> dict[str, Kind]:
-    """Every check by name. Imported here, because the checks import this module."""
+    """Every check by name. The modules are imported here because they import this one."""
     from study.claims import citations, probes, record_checks, theory_checks
 
     return theory_checks.KINDS | citations.KINDS | record_checks.KINDS | probes.KINDS
 
 
 def _argument(arguments: dict, name: str):
-    """What an argument is, or what it asks of the records."""
+    """The value of an argument, or of the fact of runs that `where` names."""
     return arguments[name] if name in arguments else (arguments.get("where") or {}).get(name)
 
 
 def _replaced(check: str, arguments: dict, values: dict) -> dict:
-    """Other values for some arguments. What is none of the check is for the runs that it chooses."""
+    """The arguments with other values. A name that the check does not take goes into `where`, which chooses runs."""
     known = argument_model(function_and_calls(check, arguments)[0]).model_fields
     arguments = arguments | {name: value for name, value in values.items() if name in known}
     further = {name: value for name, value in values.items() if name not in known}
@@ -335,7 +341,7 @@ def _replaced(check: str, arguments: dict, values: dict) -> dict:
 
 
 def function_and_calls(name: str, arguments: dict) -> tuple[Callable, list[dict]]:
-    """A check's function and its calls. Arguments that do not fit it are a ValueError."""
+    """A check's function and its calls. A ValueError if the arguments do not fit the function."""
     kind, choice = kinds()[name], ""
     if kind.chosen_by:
         choice = _known(str(arguments.get(kind.chosen_by)), kind.functions)

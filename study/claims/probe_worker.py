@@ -1,8 +1,8 @@
-"""Gives configurations to DeepSpeed and Accelerate. A process of its own, which `study.claims.probes` starts.
+"""Gives configurations to DeepSpeed and Accelerate. `study.claims.probes` starts it as a process of its own.
 
 python -m study.claims.probe_worker < trials.json
 
-It reads a list of trials and writes a list of answers: {"found", "told"}, or {"error"} where the trial itself failed.
+It reads a list of trials and writes a list of answers: {"found", "told"}, or {"error"} if the trial itself failed.
 Nothing is trained: the configs are parsed for one rank without a process group.
 """
 
@@ -51,7 +51,7 @@ def answer(trial: dict) -> dict:
 
 def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # pydantic's first line only counts its errors: the next two name the field and the fault.
+    # pydantic's first line only counts errors; the next two lines name the field and the error.
     return "; ".join(lines[:3] if lines and "validation error" in lines[0] else lines[:1]) or type(error).__name__
 
 
@@ -66,12 +66,12 @@ def plain(value):
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, int) and not isinstance(value, bool):
-        return int(value)  # DeepSpeed has an integer of its own, which prints with commas
+        return int(value)  # DeepSpeed has its own integer type, which prints with commas
     return value if isinstance(value, (bool, float, str)) else str(value)
 
 
 def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1):
-    """What DeepSpeed's own parser makes of a config, as if for so many ranks."""
+    """What DeepSpeed's own parser makes of a config for `ranks` ranks."""
     from unittest.mock import patch
 
     from deepspeed import comm
@@ -100,7 +100,7 @@ def accelerate_yaml(*, base: str, change: dict, look: str = "accepted"):
     """What `accelerate launch` passes on from a yaml, and what its plugin makes of that.
 
     `look` is one of accepted; plugin.<attribute>; environment.<NAME>; launcher.<argument>; resolved.<path> of
-    DeepSpeed's own config, with "auto" filled in as Accelerate does when it prepares; else a path in DeepSpeed's dict.
+    DeepSpeed's own config, with "auto" filled in as `Accelerator.prepare` does; else a path in DeepSpeed's dict.
     """
     from unittest.mock import patch
 
@@ -111,7 +111,7 @@ def accelerate_yaml(*, base: str, change: dict, look: str = "accepted"):
         arguments, environment = launched(merged(base_of(base), change))
         first, _, rest = look.partition(".")
         if first in ("launcher", "environment"):
-            # Of the environment only what the launcher sets: the rest is the user's.
+            # Only what the launcher sets: the rest of the environment is the user's.
             of_launcher = {name: value for name, value in environment.items() if os.environ.get(name) != value}
             value, words = seen(vars(arguments) if first == "launcher" else of_launcher, rest)
             return (int(value) if isinstance(value, str) and value.isdigit() else value), words
@@ -163,14 +163,14 @@ def launched(config: dict):
 
 
 def prepared(config: dict) -> dict:
-    """DeepSpeed's dict as Accelerate leaves it when it prepares: without "auto"."""
+    """DeepSpeed's dict after `Accelerator.prepare`: without "auto"."""
     config = {name: PREPARED[name] if value == "auto" and name in PREPARED else value for name, value in config.items()}
     config.setdefault("train_micro_batch_size_per_gpu", 1)
     return {name: value for name, value in config.items() if value != "auto" and name != "steps_per_print"}
 
 
 def resolved(of: str):
-    """A module, or a class or function in one: not what else is in its name space, as the modules that it imports."""
+    """The module, class or function of this name. Other names in a module, such as its imports, are a TypeError."""
     thing = pkgutil.resolve_name(of)
     if not (inspect.isclass(thing) or inspect.isfunction(thing) or of in sys.modules):
         raise TypeError(f"{of} is neither a module nor a class or function")
@@ -194,14 +194,14 @@ def default(*, of: str, field: str):
 
 
 def member(*, of: str, name: str):
-    """Whether an enumeration has a member, or a class or module an attribute, of that name."""
+    """Whether an enumeration has a member of that name, or a class or module an attribute."""
     thing = resolved(of)
     has = name in thing.__members__ if isinstance(thing, enum.EnumType) else hasattr(thing, name)
     return has, f"{of} has {'' if has else 'no '}{name}"
 
 
 def constructed(*, of: str, arguments: dict, look: str):
-    """An attribute of an object that is built with these arguments: of a dataclass or a pydantic model only."""
+    """An attribute of an object built with these arguments, from a dataclass or a pydantic model."""
     thing = resolved(of)
     if not (inspect.isclass(thing) and (dataclasses.is_dataclass(thing) or hasattr(thing, "model_fields"))):
         raise TypeError(f"{of} is neither a dataclass nor a pydantic model")

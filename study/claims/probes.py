@@ -1,8 +1,8 @@
-"""Claims about the libraries, tried for real. `probe_worker` tries configurations in a process of its own.
+"""Claims about the libraries are tried with the libraries. `probe_worker` tries configurations in its own process.
 
-An answer is kept under its trial, the code that tries it and the versions of the libraries. A failure of the trial
-itself (a time limit, a crash) is not kept. Trying everything takes minutes, so the answers for the pinned versions
-come with the reports, in one file for each machine.
+The key of a kept answer is the trial, the code that tries it and the versions of the libraries. If the trial itself
+fails (a time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the
+pinned versions, in one file for each machine.
 """
 
 import ast
@@ -34,23 +34,23 @@ from study.spec.validation import nearest
 REPRODUCTIONS = arms.PACKAGE / "reproductions"
 REPORTS = arms.ROOT / "reports"
 KEPT = "trials.json"  # beside the records of a machine
-WORKER_VERSION = 1  # raise it when `probe_worker` tries something in another way
+WORKER_VERSION = 1  # raise it when `probe_worker` changes how it tries something
 WORKER = [sys.executable, "-m", "study.claims.probe_worker"]
 LIMIT_S = 300
-AT_A_TIME = 2  # processes of at most 1.5 GB, and each rendezvous has a port that is free
-TIMED = ("cpu_adam_speed",)  # scripts that measure time: nothing runs beside them
+AT_A_TIME = 2  # processes, of at most 1.5 GB each; each rendezvous uses a free port
+TIMED = ("cpu_adam_speed",)  # scripts that measure time: they run alone
 NEEDED = ("deepspeed", "accelerate", "torch")
-# What claims may ask about: these modules, and the classes and functions in them. Nothing else is imported.
+# The modules that claims may ask about, with their classes and functions. Nothing else is imported.
 MODULES = (
     *("accelerate", "accelerate.utils", "torch.distributed.fsdp", "torch.nn.utils", "transformers"),
     *("deepspeed.autotuning.constants", "deepspeed.runtime.constants"),
     *("deepspeed.runtime.zero.config", "deepspeed.runtime.zero.offload_config"),
 )
-CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # others read files that their arguments name
+CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # other classes read files that their arguments name
 
 
 class Answer(BaseModel):
-    """What a trial found, and the same in words. In the file of a machine it also has its key, trial and versions."""
+    """What a trial found, as a value and in words. The file of a machine also has its key, trial and versions."""
 
     key: str = ""
     trial: dict = {}
@@ -63,7 +63,7 @@ class Answer(BaseModel):
 
 
 def _asks(function: Callable) -> Callable:
-    """A check with the arguments of a trial. It gives what that trial found."""
+    """A check that takes the arguments of a trial and finds what the trial finds."""
 
     @functools.wraps(function)
     def check(**arguments) -> Finding:
@@ -72,7 +72,7 @@ def _asks(function: Callable) -> Callable:
             raise stop
         if missing := not_installed():
             words = f"{', '.join(missing)} is not installed here"
-            return Finding(None, words, without=NOT_TESTED, missing="make setup, and study claims again")
+            return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
         versions = tuple(f"{name} {_versions()[name]}" for name in ("deepspeed", "accelerate", "transformers"))
         answer = answers([trial])[0]
         if isinstance(answer, str):
@@ -85,7 +85,7 @@ def _asks(function: Callable) -> Callable:
 
 
 def trial_of(function: Callable, arguments: dict) -> dict:
-    """With the defaults of the function, so that equal trials have equal keys."""
+    """The trial with all defaults of the function, so that equal trials have equal keys."""
     return {"what": function.__name__} | (function.__kwdefaults__ or {}) | arguments
 
 
@@ -99,27 +99,29 @@ KINDS = {"tried": Kind(TRIED, CONFIGURATIONS | {"reproduction": reproduction}, "
 
 
 def refusal(trial: dict) -> Stop | None:
-    """Anybody may write a claims file: no other script is run, nothing but these modules is imported, no file is read
-    that it names, and no value is shown that the libraries keep to themselves."""
+    """Why a trial is not run. Anybody may write a claims file, so it cannot run other scripts, import other modules,
+    read the files that it names, or show private values of the libraries."""
     name, base, path = trial.get("name"), trial.get("base", "plain"), trial.get("of")
     if trial["what"] == "reproduction" and name not in scripts():
         return Stop(f"there is no reproduction {name}", nearest(name, scripts()))
     if base not in (bases := ("plain", *arms.all_paths())):
         return Stop(f"there is no arm {base}", nearest(base, bases))
     if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
-        return Stop(f"{path:.200} is in none of the modules that are asked", f"choose from {', '.join(MODULES)}")
+        return Stop(
+            f"{path:.200} is in none of the modules that claims may ask about", f"choose from {', '.join(MODULES)}"
+        )
     if trial["what"] == "constructed" and path not in CONSTRUCTED:
-        return Stop(f"{path:.200} is not constructed", f"choose from {', '.join(CONSTRUCTED)}")
+        return Stop(f"{path:.200} may not be constructed", f"choose from {', '.join(CONSTRUCTED)}")
     words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
     if private := next((word for word in words if word.startswith("_")), None):
-        return Stop(f"{private:.80} is private to a library", "name what it shows")
+        return Stop(f"{private:.80} is private to a library", "name a public attribute")
     if file := _file_named(trial.get("change")):
-        return Stop(f"{file:.80} names a file", "give its content as deepspeed_config")
+        return Stop(f"{file:.80} names a file", "give the content of the file as deepspeed_config")
     return None
 
 
 def _file_named(change) -> str | None:
-    """A key of a changed config that names a file, None without one."""
+    """A key of the changes to a config that names a file; None if there is no such key."""
     if not isinstance(change, dict):
         return None
     named = (key for key, value in change.items() if key.endswith(("file", "path")) and "nvme" not in key)
@@ -140,7 +142,7 @@ def not_installed() -> tuple[str, ...]:
 
 
 def prepare(claims: Iterable[Claim]) -> None:
-    """Answer all trials of these claims that have no answer yet, the configurations in one process."""
+    """Run all trials of these claims that have no answer yet; the configurations share one process."""
     if not not_installed():
         answers(_trials_of_all(claims))
 
@@ -155,10 +157,10 @@ def _trials_of_all(claims: Iterable[Claim]) -> list[dict]:
 
 
 def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
-    """Put this machine's answers to the trials of these claims beside its records. Returns how many there are."""
+    """Write this machine's answers to the trials of these claims beside its records. Returns how many there are."""
     new = {}
     for trial in _trials_of_all(claims):
-        with contextlib.suppress(ValueError, TypeError):  # it holds no answer
+        with contextlib.suppress(ValueError, TypeError):  # there is no answer in the cache
             answer = without_paths(cache.answer(_folder(), key(trial)))
             new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
     entries = sorted(
@@ -171,27 +173,29 @@ def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
 
 
 def answers(trials: list[dict]) -> list[Answer | str]:
-    """The answer to each trial, kept or new; where the trial itself failed, why."""
+    """The answer to each trial, kept or new. If the trial itself failed: why."""
     keys = [key(trial) for trial in trials]
     known = {name: answer for name in keys if (answer := _kept(name)) is not None}
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
     reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == "reproduction"}
     configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
     if len(missing) > 1:
-        sys.stderr.write(f"trying {len(configurations)} configurations and {len(reproductions)} scripts, once\n")
+        sys.stderr.write(
+            f"trying {len(configurations)} configurations and {len(reproductions)} scripts; answers are kept\n"
+        )
     known |= _new(configurations, reproductions) if missing else {}
     return [known[name] for name in keys]
 
 
 def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
-    """Answers by key: the configurations in one process beside the scripts, and what measures time alone."""
+    """New answers by key. Configurations share a process, beside the scripts; scripts that measure time run alone."""
     together = {name: script for name, script in reproductions.items() if script not in TIMED}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             tried = pool.submit(_try_and_keep, configurations)
             known = dict(zip(together, pool.map(_run_and_keep, together, together.values()), strict=True))
             known |= tried.result()
-        except BaseException:  # Ctrl-C: what has not begun never does
+        except BaseException:  # Ctrl-C: trials that have not begun do not begin
             pool.shutdown(cancel_futures=True)
             raise
     return known | {name: _run_and_keep(name, script) for name, script in reproductions.items() if script in TIMED}
@@ -203,7 +207,7 @@ def _run_and_keep(name: str, script: str) -> Answer | str:
 
 
 def key(trial: dict) -> str:
-    """One word for a trial, the code that tries it, and the versions of the libraries."""
+    """A digest of a trial, the code that tries it, and the versions of the libraries."""
     is_script = trial["what"] == "reproduction"
     code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
@@ -212,7 +216,7 @@ def key(trial: dict) -> str:
 
 
 def _code_of(text: str) -> str:
-    """A script without its comments and docstring, which change nothing."""
+    """The code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
     if ast.get_docstring(tree) is not None:
         tree.body = tree.body[1:]
@@ -221,7 +225,7 @@ def _code_of(text: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Of the libraries, without the name of the build: what is tried is their Python."""
+    """Versions of the libraries without the name of the build: trials only use their Python code."""
     versions = software.versions().items()
     return {name: version.split("+")[0] for name, version in versions if version and name != "python"}
 
@@ -231,7 +235,7 @@ def _folder() -> Path:
 
 
 def _kept(name: str) -> Answer | None:
-    with contextlib.suppress(ValueError):  # a file that holds no answer counts for nothing
+    with contextlib.suppress(ValueError):  # a file without an answer is ignored
         return Answer.model_validate(cache.answer(_folder(), name))
     for path in sorted(REPORTS.glob(f"*/{KEPT}")):
         if answer := _kept_in(path).get(name):
@@ -242,7 +246,7 @@ def _kept(name: str) -> Answer | None:
 
 @functools.cache
 def _kept_in(path: Path) -> dict[str, Answer]:
-    """The answers that came with the records of a machine, by key."""
+    """The answers in the file of a machine, by key."""
     with contextlib.suppress(OSError, ValueError):
         return {answer.key: answer for answer in TypeAdapter(list[Answer]).validate_json(path.read_bytes())}
     return {}
@@ -255,7 +259,7 @@ def _keep(name: str, answer: Answer | str) -> Answer | str:
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:
-    """Configurations, in one process."""
+    """The answers to configurations, tried in one process."""
     printed, reason = _process(WORKER, json.dumps(trials), arms.ROOT)
     if printed is None:
         return [reason] * len(trials)
@@ -268,7 +272,7 @@ def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
 
 
 def _run(name: str) -> Answer | str:
-    """A reproduction, in a process and a folder of its own. Its answer is the last line that is JSON."""
+    """The answer of a reproduction, run in its own process and folder: the last line that is JSON."""
     with tempfile.TemporaryDirectory() as folder:
         printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
     for line in reversed((printed or "").splitlines()):
@@ -282,7 +286,7 @@ def _run(name: str) -> Answer | str:
 
 
 def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, str]:
-    """What a process printed, or None and why there is nothing. It imports this study, wherever it runs."""
+    """What a process printed; or None, and why. The process can import this study in any folder."""
     path = os.pathsep.join([str(arms.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": path}, "timeout": LIMIT_S}

@@ -1,11 +1,11 @@
-"""Units of claims: what they are units of, and how many of the base unit they are."""
+"""Units of claims: what each one measures, and its factor of the base unit."""
 
 import re
 from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """A unit as a factor of the base unit of what it measures; "number" for all that has none."""
+    """What a unit measures, and its factor of the base unit. A value without a unit measures a "number"."""
 
     measures: str
     factor: float
@@ -23,7 +23,7 @@ FEWEST_BYTES = 1e6
 
 
 def parsed(unit: str) -> Unit:
-    """By its first words: the others only explain."""
+    """The unit that a text begins with; the other words only explain."""
     words = unit.replace(" per second", "/s")
     name = next((name for name in LONGEST_FIRST if re.match(rf"{re.escape(name)}(?![\w/])", words)), None)
     return UNITS[name] if name else Unit("number", 1)
@@ -37,7 +37,7 @@ def refuse_unlike(unit: str, of_quantity: str, quantity: str) -> None:
 
 
 def refuse_tiny(values: list[float], unit: str) -> None:
-    """Bytes of a memory that no memory has: somebody forgot the unit."""
+    """Refuse less than a megabyte: somebody forgot the unit."""
     for value in values:
         if 0 < abs(value) * parsed(unit).factor < FEWEST_BYTES and "parameter" not in unit:
             raise ValueError(f"value is {value:g} {unit}, less than a megabyte: name its unit (GB, GiB)")

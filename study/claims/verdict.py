@@ -1,4 +1,4 @@
-"""What a check finds, and the only place where a verdict comes from: the finding, compared with what is claimed."""
+"""Findings, and the only place where verdicts are made: by comparing a finding with the claimed value."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from study.claims.model import OWN
 
 SUPPORTED, REFUTED, UNDERSTATED = "supported", "refuted", "understated"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested here"
-CONSISTENT, CONTRADICTS = "consistent", "contradicts itself"  # instead of the first two, by a document's own numbers
+CONSISTENT, CONTRADICTS = "consistent", "contradicts itself"  # replace the first two for a document's own numbers
 VERDICTS = (SUPPORTED, REFUTED, UNDERSTATED, INCONCLUSIVE, NOT_TESTED, CONSISTENT, CONTRADICTS)
 HOLDS, FAILS = (SUPPORTED, UNDERSTATED, CONSISTENT), (REFUTED, CONTRADICTS)
 WORST_FIRST = (*FAILS, NOT_TESTED, INCONCLUSIVE, UNDERSTATED, SUPPORTED, CONSISTENT)
@@ -16,7 +16,7 @@ WORST_FIRST = (*FAILS, NOT_TESTED, INCONCLUSIVE, UNDERSTATED, SUPPORTED, CONSIST
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: a number with its interval, a text, or yes or no. None if nothing, with the reason."""
+    """What a check found: a number with its interval, a text, or yes or no. None if it found nothing."""
 
     value: object
     working: str
@@ -25,13 +25,13 @@ class Finding:
     differs: tuple[str, ...] = ()
     without: str = INCONCLUSIVE  # the verdict if nothing was found
     missing: str = ""
-    instead_of: object = None  # what to compare with, if that is not the claim's value
-    basis: str = ""  # what it rests on, if that is not what checks of its kind rest on
+    instead_of: object = None  # the value to compare with, if not the claim's
+    basis: str = ""  # what it rests on, if not on the basis of its kind of check
     sentence: str = ""  # of the source, verbatim
 
 
 def allowed(value: float | tuple[float, float], relation: str, tolerance: float) -> tuple[float, float]:
-    """The interval in which the true value is if the claim holds, with the tolerance in the claim's favour."""
+    """The interval in which the true value lies if the claim holds. The tolerance is in the claim's favour."""
     least, most = value if isinstance(value, tuple) else (value, value)
     low = -math.inf if relation in ("at_most", "below") else least - tolerance * abs(least)
     high = math.inf if relation in ("at_least", "above") else most + tolerance * abs(most)
@@ -39,10 +39,10 @@ def allowed(value: float | tuple[float, float], relation: str, tolerance: float)
 
 
 def verdict(finding: Finding, claimed, relation: str, tolerance: float, better: str | None = None) -> str:
-    """Supported if the claim allows the whole interval, refuted if it allows none of it.
+    """Supported if the claim allows the whole interval of the finding, refuted if it allows none of it.
 
-    If all of it is on the better side of what the claim allows, the claim is understated. What is said to be up to a
-    value has to reach it in the best case.
+    If the whole interval is on the better side of what the claim allows, the claim is understated. A claim of "up to" a
+    value is supported if the best case reaches the value.
     """
     claimed = finding.instead_of if finding.instead_of is not None else claimed
     value = "never" if finding.value == math.inf and isinstance(claimed, str) else finding.value
@@ -54,7 +54,7 @@ def verdict(finding: Finding, claimed, relation: str, tolerance: float, better: 
     least, most = finding.interval or (value, value)
     if relation == "up_to":
         least, better = most, "higher"
-    # Floats that were computed in two ways may differ in their last digits.
+    # Floats computed in two ways may differ in their last digits.
     slack = 1e-9 * max(*map(abs, (low, high) if isinstance(claimed, tuple) else (claimed, 1e-300)))
     if relation in ("above", "below") and not tolerance:
         slack = -slack  # the limit itself is excluded
@@ -73,9 +73,9 @@ def together(verdicts: list[str]) -> str:
 
 
 def over_cases(verdicts: list[str], relation: str) -> str:
-    """The verdict on a claim that leaves something open: the same in all cases, or none.
+    """The verdict on a claim that leaves something open: that of all cases if they agree, else inconclusive.
 
-    What is said to be up to a value is said of the best case.
+    A claim of "up to" a value is about the best case.
     """
     if relation == "up_to":
         return max(verdicts, key=(REFUTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED, UNDERSTATED).index)
@@ -86,6 +86,6 @@ def over_cases(verdicts: list[str], relation: str) -> str:
 
 
 def in_words_of(basis: str, verdict: str) -> str:
-    """A document's own numbers show whether it is consistent, not whether it is true of the world."""
+    """The verdict in words: a document's own numbers show whether it is consistent, not whether it is true."""
     own = {SUPPORTED: CONSISTENT, UNDERSTATED: CONTRADICTS, REFUTED: CONTRADICTS}
     return own.get(verdict, verdict) if basis == OWN else verdict

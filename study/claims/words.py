@@ -1,4 +1,4 @@
-"""A verdict in words: the sentence that comes first, and the lines below it. Nothing is decided here."""
+"""A verdict in words: the first sentence, and the lines below it. Nothing is decided here."""
 
 import math
 import re
@@ -11,13 +11,13 @@ from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, C
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
 from study.text.numbers import count, quantity, short, size
 
-WIDTH, LABEL = 100, 12  # columns of a line, and of the label before it
-LARGE = 1e6  # from here on numbers are in GB, or in millions
-THOUSANDS = 1e3  # beside millions they are 100,000
+WIDTH, LABEL = 100, 12  # columns of a line, and of its label
+LARGE = 1e6  # numbers from here on are written in GB, or in millions
+THOUSANDS = 1e3  # numbers from here on, beside millions, are written as 100,000
 TINY = 0.0001
-SHORT = 72  # characters of a case that holds and one that fails
-MOST_NAMED = 2  # sources in the sentence; the lines below it have all
-MOST = 4  # runs, differences and readings that are shown; --json has all
+SHORT = 72  # at most so many characters name a case that holds and one that fails
+MOST_NAMED = 2  # sources in the first sentence; the lines below name all
+MOST = 4  # runs, differences and cases that are shown; --json has all
 RELATIONS = {"equal": "", "at_least": "at least ", "at_most": "at most ", "above": "more than ", "below": "less than "}
 RELATIONS |= {"up_to": "up to "}
 # Argument names that mean nothing to a reader who has not seen the code.
@@ -27,12 +27,12 @@ WHAT_A_BASIS_IS = {
     VIRTUAL: "one rank alone, or weights without values; the engine is real",
     TRIED: "the libraries themselves were asked",
     PREDICTED: "a formula; nothing was run",
-    OWN: "the document against itself, which says nothing of the world",
+    OWN: "the document against itself, which says nothing about the world",
     READ: "a source says so; nothing was run",
 }
 
 BRIEFLY = {TRIED: "tried with the libraries", PREDICTED: "predicted by a formula", OWN: "its own numbers"}
-# What the arguments of checks are for a reader.
+# The arguments of checks as a reader calls them.
 NAMES = {"micro_batch": "rows a pass", "accumulation": "passes a step", "rest_bytes": "the rest of the memory"}
 NAMES |= {"config": "the configuration", "gpu": "the GPU", "gpus": "the number of GPUs"}
 NAMES |= {name: name for name in ("ranks", "checkpointing", "attention", "precision")}
@@ -48,7 +48,7 @@ READING = "how it is read"
 
 
 def plainly(verdict: Verdict) -> str:
-    """What they said, what we found, and what it rests on."""
+    """The first sentence: what the document says, what we found, and what that rests on."""
     claim = verdict.claim
     verb = "may imply" if claim.premise else "says"
     outcome, basis = _outcome(verdict), _rests_on(verdict)
@@ -56,7 +56,7 @@ def plainly(verdict: Verdict) -> str:
 
 
 def who(claim: Claim) -> str:
-    """The document as a reader knows it."""
+    """The name by which a reader knows the document."""
     if claim.document.isdigit():
         return f"Document {claim.document}"
     if claim.document[1:].isdigit():
@@ -67,13 +67,13 @@ def who(claim: Claim) -> str:
 
 
 def _outcome(verdict: Verdict) -> str:
-    """What we found, and what comes of it."""
+    """What we found, and the verdict."""
     word, unit = verdict.verdict, verdict.claim.unit
     ours, theirs = value_words(verdict.found, unit), claimed_words(verdict.claim, verdict)
     if word == NOT_TESTED:
         return f"it is {word}"
     if word == INCONCLUSIVE and verdict.basis == PREDICTED and verdict.claim.settle:
-        return f"our prediction leaves it {word}"  # with an interval, which stands below; a run would decide it
+        return f"our prediction leaves it {word}"  # the interval is in the lines below; a run would decide it
     if word == INCONCLUSIVE:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
@@ -88,7 +88,7 @@ def _outcome(verdict: Verdict) -> str:
 
 
 def _stands_in(claimed, says: str) -> bool:
-    """Whether a text that is claimed was just quoted."""
+    """Whether the sentence has already quoted the claimed text."""
     return isinstance(claimed, str) and claimed.lower() in says.lower()
 
 
@@ -99,7 +99,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
     if not holds and not fails:
         return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
     words = " ".join((*holds, *fails)).split()
-    matter = [name for name in verdict.claim.unsaid if name in words]  # the others make no difference
+    matter = [name for name in verdict.claim.unsaid if name in words]  # the other names make no difference
     names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or READING
     if not (holds and fails):
         return f"it {'holds' if holds else 'fails'} in some cases, and in others nothing decides"
@@ -112,7 +112,7 @@ def _undecided(verdict: Verdict, ours: str) -> str:
 
 
 def case_words(words: str) -> str:
-    """One of the cases, without the names that only the code has: 8 ranks, no checkpointing."""
+    """A case without the names that only the code uses: 8 ranks, no checkpointing."""
     for name, plain in CASES.items():
         words = words.replace(name, plain)
     words = re.sub(r"\b(arm|model|gpu|recipe|link|precision) (?=\S)", "", words)
@@ -123,7 +123,7 @@ def case_words(words: str) -> str:
 
 
 def _rests_on(verdict: Verdict) -> str:
-    """The basis in words. A claim that was not tested rests on nothing."""
+    """The basis in words. For a claim that was not tested: what would test it."""
     basis, names, settle = verdict.basis, verdict.evidence, verdict.claim.settle
     if verdict.verdict == NOT_TESTED:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
@@ -139,7 +139,7 @@ def _rests_on(verdict: Verdict) -> str:
 
 
 def source_title(name: str) -> str:
-    """A source as a reader knows it: the ZeRO paper, not P1."""
+    """The name by which a reader knows a source: the ZeRO paper, not P1."""
     known = sources()
     if name not in known:
         return name
@@ -155,7 +155,7 @@ def _and(names: list[str]) -> str:
 
 
 def value_words(value, unit: str) -> str:
-    """What a check found, in human units. Nothing for yes and no: whether they agree is said elsewhere."""
+    """What a check found, in human units. Empty for yes and no."""
     values = as_list(value)
     if value is None or any(isinstance(each, bool) or each is None for each in values):
         return ""
@@ -202,7 +202,7 @@ def with_unit(value, unit: str) -> str:
 
 
 def _bare(text: str, unit: str) -> str:
-    """Without the unit, where that has just been said."""
+    """A value without its unit, if the unit was just named."""
     return text.removesuffix(f" {unit}")
 
 
@@ -214,7 +214,7 @@ def _flops(value: float) -> str:
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """A claim with the sentence, the quote, the numbers, the conditions, the evidence, and what would change it."""
+    """A claim in full: sentence, quote, numbers, conditions, evidence, and what would change the verdict."""
     claim = verdict.claim
     tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
     conditions = [f"{name} {condition_words(name, value)}" for name, value in claim.conditions.items()]
@@ -255,7 +255,7 @@ def basis_words(verdict: Verdict) -> str:
 
 
 def _line(label: str, text: str | None) -> list[str]:
-    """A labelled line, folded under its label. None where there is nothing to say."""
+    """A labelled text, wrapped under its label. No line if there is no text."""
     look = {"initial_indent": f"{label:<{LABEL}}", "subsequent_indent": " " * LABEL, "break_on_hyphens": False}
     return textwrap.wrap(text, WIDTH, **look) if text else []
 
@@ -265,7 +265,7 @@ def _finding(verdict: Verdict, unit: str) -> list[str]:
 
 
 def found_words(verdict: Verdict, unit: str) -> str:
-    """What was found, with its interval if it has one. Nothing for yes and no."""
+    """What was found, with its interval if it has one. Empty for yes and no."""
     interval, words = verdict.interval, value_words(verdict.found, unit)
     if words and isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
         words += f", from {_bare(with_unit(interval[0], unit), unit)} to {_bare(with_unit(interval[1], unit), unit)}"
@@ -273,7 +273,7 @@ def found_words(verdict: Verdict, unit: str) -> str:
 
 
 def _evidence(verdict: Verdict) -> list[str]:
-    """Runs in other conditions do not count, but a reader may want to see them."""
+    """The evidence. Runs in other conditions do not count, but a reader may want to see them."""
     runs = f"{len(verdict.evidence)} runs: " if verdict.basis in (MEASURED, VIRTUAL) else ""
     label = "elsewhere" if verdict.verdict == NOT_TESTED else "evidence"
     names = verdict.evidence
@@ -283,7 +283,7 @@ def _evidence(verdict: Verdict) -> list[str]:
 
 
 def _few(words: tuple[str, ...], mark: str) -> str:
-    """The first few, and how many more there are."""
+    """The first few items, and how many more there are."""
     more = f" ... and {len(words) - MOST} more (--json)" if len(words) > MOST else ""
     return mark.join(words[:MOST]) + more
 
