@@ -16,7 +16,7 @@ from study.spec.settings import Settings, resolve
 from study.spec.shapes import SHAPES
 from study.theory import architecture
 from study.theory.activations import activations, profile
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import moments
 from study.theory.setup import Setup
 from study.training import models, tasks

@@ -14,13 +14,14 @@ from study.outside import fit, interval, rows, sources
 from study.outside.trainings import timed
 from study.spec.shapes import SHAPES
 from study.theory import pace, work
-from study.theory.architecture import Wanted, describe, parameters
+from study.theory.architecture import describe, parameters
 from study.theory.estimate import estimate, operations
 from study.theory.pace import Links, collective_s, filled
 from study.theory.replay import Task, busy_s, length_s, replay
 from study.theory.setup import Setup
 from study.theory.steptime import Machine, step_time
 from study.theory.transformer import Transformer
+from study.theory.wanted import Wanted
 from study.theory.work import Product, Work, blocks
 
 A100 = Machine(gpu="A100-80GB")

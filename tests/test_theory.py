@@ -10,7 +10,8 @@ from study.spec import arms
 from study.spec.shapes import SHAPES
 from study.theory import papers
 from study.theory.architecture import Architecture, describe, generic, parameters
-from study.theory.deepspeed_memory import Engine, first_part, gathered, last_fetches, padded
+from study.theory.deepspeed_memory import gathered, last_fetches
+from study.theory.engine import Engine, first_part, padded
 from study.theory.estimate import Estimate, estimate
 from study.theory.setup import Setup
 

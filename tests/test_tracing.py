@@ -20,11 +20,12 @@ from study.models.build import build
 from study.models.step import inputs, logits_and_losses
 from study.spec.settings import Settings
 from study.theory import architecture, tracing, transformer
-from study.theory.architecture import Wanted, asked_for, decoder, describe, named, parameters
-from study.theory.deepspeed_memory import Engine
+from study.theory.architecture import decoder, describe, named, parameters
+from study.theory.engine import Engine
 from study.theory.estimate import estimate, moments, operations, profile
 from study.theory.setup import Setup
 from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.theory.wanted import Wanted, asked_for
 
 SEQUENCE = 40
 

@@ -15,7 +15,7 @@ from study.text.numbers import count, short, size
 from study.theory import nodes, papers
 from study.theory.advise import step_of
 from study.theory.architecture import flops_per_row
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import estimate, traffic
 from study.theory.question import Question
 from study.theory.setup import arm_named

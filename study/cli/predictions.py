@@ -31,7 +31,6 @@ from study.text.tables import say, show
 from study.theory import advise as advising
 from study.theory import answer, configure, room, steptime
 from study.theory.advise import Advice
-from study.theory.architecture import Wanted, asked_for, count_of
 from study.theory.estimate import estimate as predict
 from study.theory.memory_kinds import in_words, memory_kinds
 from study.theory.papers import recipe_of, states_bytes
@@ -39,6 +38,7 @@ from study.theory.purchase import fewest, remedies
 from study.theory.question import Given, Question, bytes_of, counts_of
 from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
 from study.theory.transformer import CUDA_DIFFERENCES
+from study.theory.wanted import Wanted, asked_for, count_of
 
 WIDTH = 100
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]

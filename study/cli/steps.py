@@ -10,11 +10,11 @@ from study.machine.gpus import GPUS, gpu_named
 from study.text.numbers import short
 from study.text.tables import say, show
 from study.theory import pace
-from study.theory.architecture import Wanted, asked_for
 from study.theory.question import link_named
 from study.theory.replay import Span
 from study.theory.setup import Setup
 from study.theory.steptime import MOST_PASSES, Machine, StepTime, step_time
+from study.theory.wanted import Wanted, asked_for
 
 LANE = 88  # characters of a lane
 MARKS = {

@@ -17,7 +17,7 @@ from study.text.numbers import size
 from study.theory import pace, papers, schedule, work
 from study.theory.advise import MISS
 from study.theory.architecture import FAMILIES, Architecture, describe
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import estimate
 from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
 from study.theory.room import HOST_PROCESS_BYTES

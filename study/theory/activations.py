@@ -1,8 +1,8 @@
 """Bytes that a forward pass keeps for the backward pass, and that the backward pass needs in addition.
 
-Read from transformers' modules and PyTorch's saved tensors, operation by operation: the counts below are tensors of
-tokens x width. Tests compare them with what real models keep, at several sizes. On a CPU they are exact; what differs
-on a GPU (masks of one byte, attention that is always fused) is from PyTorch's documentation and not measured.
+The formulas follow transformers' modules and PyTorch's saved tensors, operation by operation: the counts below are
+tensors of tokens x width. Tests compare them with what real models keep, at several sizes. On a CPU they are exact. The
+differences on a GPU (masks of one byte, attention that is always fused) are from PyTorch's documentation, not measured.
 """
 
 import functools
@@ -49,7 +49,9 @@ def activations(setup: Setup) -> Activations:
     feed = {"bert": 1, "gpt_neox": 1}.get(m.family, 2)  # gelu written out has more steps, and a gate is one more
     extra = feed * tokens * m.inner * (FP32 if _gelu_in_fp32(setup) else setup.product_bytes)
     if m.family == "bert" and not setup.autocast and not setup.checkpointing:
-        extra -= tokens * m.hidden * setup.weight_bytes  # at the last layer's end three are freed and two allocated
+        extra -= (
+            tokens * m.hidden * setup.weight_bytes
+        )  # the last layer ends by freeing three such tensors and allocating two
     elif m.family != "bert":
         extra += tokens * m.hidden * setup.weight_bytes
     gradient = 0 if m.family == "bert" else _logit_bytes(setup) * tokens * m.vocabulary
@@ -67,16 +69,16 @@ def activations(setup: Setup) -> Activations:
 
 
 def profile(setup: Setup) -> Profile:
-    """The activations of a microbatch, which do not depend on the arm or the ranks; cached."""
+    """The activations of a microbatch. They do not depend on the arm or the ranks, so one answer serves all."""
     alone = {"deepspeed": None, "ranks": 1, "group": None, "accumulation": 1, "data_bytes": 0}
     return _profile(replace(setup, sequence=setup.row_tokens, sequence_ranks=1, **alone))
 
 
 @functools.cache
 def _profile(setup: Setup) -> Profile:
-    """The activations from moment to moment. A block's are freed in proportion to the elements whose gradient is done.
+    """The activations from moment to moment. A block frees them in proportion to the elements whose gradient is done.
 
-    The head's gradient of a matrix that is also the embedding waits for the embedding's, and then both for their sum.
+    If the head's matrix is also the embedding, its gradient waits for the embedding's gradient, and both for their sum.
     """
     a, rows = activations(setup), tensors(setup.model)
     tied = rows[0] if setup.model.tied and setup.model.family != "bert" else None
@@ -109,12 +111,12 @@ def _profile(setup: Setup) -> Profile:
 
 
 def _gelu_in_fp32(setup: Setup) -> bool:
-    """Whether a gelu that is written out takes its cube in fp32: a GPU's autocast does, a CPU's does not."""
+    """Whether a written-out gelu computes its cube in fp32: under autocast, a GPU does and a CPU does not."""
     return setup.model.family in WRITTEN_OUT and setup.autocast and setup.on_gpu
 
 
 def _mask_bytes(setup: Setup, value_bytes: int) -> int:
-    """Of an element of a dropout mask: a bool on a GPU; on a CPU it has the dtype of what it masks."""
+    """Bytes of an element of a dropout mask: a bool on a GPU; on a CPU the dtype of what it masks."""
     return 1 if setup.on_gpu else value_bytes
 
 
@@ -132,7 +134,7 @@ def _layer(setup: Setup) -> int:
     else:
         norms = 1 if m.family == "gptj" else 2
         adds = {"gptj": 1, "gpt_neox": 1 if m.parallel else 2}.get(m.family, 2)
-        # Gelu whole; or as five operations, of which one makes three of the others fp32 and takes an fp32 copy.
+        # Gelu as one operation; or as five, of which one makes three others fp32 and takes an fp32 copy.
         kept += 16 * f if _gelu_in_fp32(setup) else f * c * (5 if m.family in WRITTEN_OUT else 2)
         kept += h * s * adds + 2 * norms * tokens * s  # the norms' inputs, their means and deviations
         # A norm's output is kept where a product takes it; under autocast as one bf16 copy for each product.
@@ -178,12 +180,12 @@ def _attention(setup: Setup) -> int:
 
 
 def _logit_bytes(setup: Setup) -> int:
-    """Of an element of the loss's log-softmax: fp32 in every precision, unless a model leaves its logits in 16 bits."""
+    """Bytes of an element of the loss's log-softmax: fp32, unless a model leaves its logits in 16 bits."""
     return setup.product_bytes if setup.logits == "as_computed" and not setup.autocast else FP32
 
 
 def _ends(setup: Setup) -> tuple[int, int, int]:
-    """What the embeddings keep, what everything after the last layer keeps, and the logits' share of the latter."""
+    """What the embeddings keep, what the head after the last layer keeps, and the logits' share of the latter."""
     m, tokens, s = setup.model, setup.tokens, setup.weight_bytes
     h, mask = tokens * m.hidden, tokens * m.hidden * _mask_bytes(setup, s) * (m.embedding_dropout > 0)
     if m.family == "bert":

@@ -1,8 +1,9 @@
-"""Which arm to take on given GPUs, and how to set it, by trying what an expert would try. Predicted, not measured.
+"""Which arm to use on given GPUs, and with which settings. Predicted, not measured.
 
-For each arm: without and with checkpointing of activations, large buckets and then small ones, and of each the most
-rows per pass that fit, because more rows per pass never take longer. An arm is another arm to this search, whatever
-it does: what it holds and sends is `estimate`'s to know, and how simple it is, its place in `arms.NAMES`.
+For each arm the search tries what an expert would try: with and without checkpointing of activations, large buckets
+and then small ones, and the most rows per pass that fit, because more rows per pass never take longer. The search
+knows nothing about the arms: `estimate` knows what they hold and send, and the order of `arms.NAMES` how simple they
+are.
 """
 
 import functools
@@ -23,24 +24,24 @@ from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named, distribution, trainers_name
 from study.theory.steptime import Machine, StepTime, step_time
 
-SEPARABLE, SEPARABLE_S = 0.1, 0.005  # predictions do not tell steps apart that differ by less than both together
-MISS = 0.1  # a peak may be larger than predicted by as much: of others' peaks on GPUs, most were within it
+SEPARABLE, SEPARABLE_S = 0.1, 0.005  # step times that differ by less than both together count as equal
+MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
 
 @dataclass(frozen=True)
 class Row:
-    """An arm, set as well as possible, and what it is predicted to need."""
+    """An arm with its best settings, and what it is predicted to need."""
 
     arm: str
     fits: bool
-    limit: str  # why it does not fit; if it fits, what takes longest
+    limit: str  # why it does not fit; if it fits, what limits its speed
     precision: str | None = None
     checkpointing: bool | None = None
     micro_batch: int | None = None  # the largest that fits
     accumulation: int | None = None
-    row_ranks: int = 1  # GPUs that read the same rows: of a sequence, or of layers, each has a part
+    row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
     bucket_elements: int | None = None  # None without DeepSpeed
     peak_bytes: int | None = None
     headroom_bytes: float | None = None  # after the reserve; negative if it does not fit
@@ -53,7 +54,7 @@ class Row:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits only if the prediction is good."""
+        """Whether it fits only if the prediction is accurate."""
         return self.headroom_bytes < MISS * self.peak_bytes
 
     @property
@@ -72,12 +73,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every arm, and which to take."""
+    """Every arm, and which one to use."""
 
     question: Question
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
-    alternative: Row | None  # the simplest that fits if the choice is another; else the fastest of the others
+    alternative: Row | None  # the simplest arm that fits; if that is the choice, the best of the others
 
 
 def advise(question: Question) -> Advice:
@@ -85,7 +86,7 @@ def advise(question: Question) -> Advice:
     check(question)
     rows = tuple(best_of_arm(question, arm_named(name)) for name in arms.NAMES)
     fitting = [row for row in rows if row.fits]
-    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: what can help there is to offload
+    if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: there, only offloading can help
         fitting = [row for row in fitting if row.arm == "single" or row.offloads]
     choice = best_of(fitting)
     others = [row for row in fitting if row is not choice]
@@ -94,10 +95,10 @@ def advise(question: Question) -> Advice:
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """The simplest of those that a prediction cannot tell from the fastest.
+    """The simplest of the rows whose predicted time counts as equal to the fastest.
 
-    Fitting only just is a drawback, and so is offloading, because nobody says here how fast the host is. Rows with
-    fewer drawbacks come first.
+    Rows with fewer drawbacks come first. Barely fitting is a drawback. So is offloading, because the speed of the host
+    is unknown.
     """
     if not rows:
         return None
@@ -108,7 +109,7 @@ def best_of(rows: list[Row]) -> Row | None:
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row:
-    """The best setting of an arm; the one that comes closest if none fits."""
+    """The best setting of an arm; if none fits, the one that comes closest."""
     if arm.distributed_type == "NO" and question.gpus > 1:
         return Row(arm.name, False, "one GPU only")
     if arm.uses_nvme and question.disk_bytes_per_s is None:
@@ -124,7 +125,7 @@ def best_of_arm(question: Question, arm: Arm) -> Row:
 
 
 def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
-    """Why so many GPUs do not share rows, or layers; they stay within a node, for each layer waits for the others."""
+    """Why so many GPUs cannot share rows or layers. They must be in one node, as each layer waits for the others."""
     if question.local % ranks:
         return "one GPU" if question.gpus == 1 else "GPUs in a node"
     if arm.tensor_ranks > 1:
@@ -133,7 +134,7 @@ def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
 
 
 def sharing_rows(arm: Arm, ranks: int) -> Arm:
-    """The arm with so many GPUs for the same rows."""
+    """The arm with `ranks` GPUs for the same rows."""
     if arm.sequence_ranks > 1:
         return replace(arm, sequence_ranks=ranks)
     return replace(arm, deepspeed=arm.deepspeed | {"tensor_parallel": {"autotp_size": ranks}})
@@ -151,7 +152,7 @@ def _best(question: Question, arm: Arm) -> Row:
         settled = replace(question, precision=precision, checkpointing=checkpointing)
         tried += [most_rows(settled, each, miss) for miss in (MISS, 0) for each in with_buckets(arm)]
         if not any(row.headroom_bytes >= 0 for row in tried):
-            break  # without checkpointing it would need more; a model that has to be looked at takes seconds for each
+            break  # without checkpointing it would need more; tracing a model takes seconds for each setting
     return best_of([row for row in tried if row.fits]) or max(tried, key=lambda row: row.headroom_bytes)
 
 
@@ -171,7 +172,7 @@ def usual_precision(arm: Arm) -> str:
 
 
 def least_bytes(question: Question, arm: Arm, precision: str) -> int:
-    """Model states that an arm keeps on a GPU: if they do not fit, nothing else needs to be known of it."""
+    """Bytes of model states that an arm keeps on a GPU. If they do not fit, the arm does not fit."""
     if arm.offload_optimizer != "none":
         return 0
     stage, trains = 3 if arm.fsdp else arm.stage or 0, trained(question.model)
@@ -190,7 +191,7 @@ def with_buckets(arm: Arm) -> Iterator[Arm]:
 
 
 def most_rows(question: Question, arm: Arm, miss: float) -> Row:
-    """The most rows per pass that fit although the prediction misses by so much, or a single one."""
+    """The row with the most rows per pass that fit even if the peak is larger by the share `miss`; at least one row."""
     share = question.batch * arm.row_ranks // question.gpus
     sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
     most, fits, too_many = None, -1, len(sizes)
@@ -204,7 +205,7 @@ def most_rows(question: Question, arm: Arm, miss: float) -> Row:
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
-    """What an arm needs with so many rows per pass."""
+    """What an arm needs with `micro_batch` rows per pass."""
     gpu = GPUS[question.gpu]
     prediction = predicted(question, arm, micro_batch)
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
@@ -230,7 +231,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
 
 
 def timed(question: Question, arm: Arm, row: Row) -> Row:
-    """A row that fits, with its predicted time."""
+    """The row with its predicted time, if it fits."""
     if not row.fits:
         return row
     step = _step_time(setup_of(question, arm, row.micro_batch), Machine.of(question))
@@ -239,13 +240,13 @@ def timed(question: Question, arm: Arm, row: Row) -> Row:
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
 
 
-@functools.lru_cache(maxsize=64)  # the most rows are often the same with a reserve and without
+@functools.lru_cache(maxsize=64)  # the search often ends at the same rows with and without `miss`
 def _step_time(setup: Setup, machine: Machine) -> StepTime:
     return step_time(setup, machine)
 
 
 def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
-    """The predicted step of an arm, whether it fits or not."""
+    """The predicted step of an arm. It need not fit."""
     check(question)
     share = question.batch * arm.row_ranks // question.gpus
     if share % micro_batch:

@@ -1,9 +1,9 @@
-"""PyTorch's caching allocator for CUDA, without CUDA: which memory it would ask the driver for, and keep.
+"""PyTorch's caching allocator for CUDA, without CUDA: which memory it would request from the driver, and keep.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` by default, of one stream: sizes are rounded up to 512 bytes;
-blocks of at most 1 MiB come from segments of 2 MiB, blocks below 10 MiB from segments of 20 MiB, and larger ones have a
-segment of their own, rounded up to 2 MiB. The smallest free block that is large enough is taken, and split if enough is
-left. A segment is given back only where the driver has no more.
+These are the default rules of `c10/cuda/CUDACachingAllocator.cpp` for one stream. Sizes are rounded up to 512 bytes.
+Blocks of at most 1 MiB come from segments of 2 MiB, blocks below 10 MiB from segments of 20 MiB, and larger blocks have
+their own segment, rounded up to 2 MiB. The allocator takes the smallest free block that is large enough, and splits it
+if enough is left. It gives a segment back only if the driver has no more memory.
 """
 
 from bisect import bisect_left, insort
@@ -14,12 +14,12 @@ SMALL, MIDDLE = MIB, 10 * MIB
 
 
 def rounded(size: int) -> int:
-    """Bytes of the block for a tensor of so many bytes."""
+    """Bytes of the block for a tensor of `size` bytes."""
     return max(512, -(-size // 512) * 512)
 
 
 def segment_bytes(size: int) -> int:
-    """Bytes that are asked of the driver for a block of so many bytes."""
+    """Bytes that a new block of `size` bytes requests from the driver."""
     if size <= SMALL:
         return 2 * MIB
     return 20 * MIB if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
@@ -27,7 +27,7 @@ def segment_bytes(size: int) -> int:
 
 @dataclass(eq=False)
 class Block:
-    """A piece of a segment, between its neighbours."""
+    """A piece of a segment, with its neighbours."""
 
     size: int
     small: bool
@@ -43,7 +43,7 @@ class Block:
 
 
 class Allocator:
-    """What it holds for tensors, and in all. Beyond `capacity_bytes` it gives back free segments, then it refuses."""
+    """Counts bytes held for tensors, and in total. At `capacity_bytes` it gives back free segments, then it fails."""
 
     def __init__(self, capacity_bytes: float = float("inf")):
         self.capacity_bytes = capacity_bytes
@@ -53,7 +53,7 @@ class Allocator:
         self._blocks: dict[tuple, Block] = {}
 
     def take(self, size: int) -> Block:
-        """A block for a tensor of so many bytes."""
+        """A block for a tensor of `size` bytes."""
         size = rounded(size)
         small = size <= SMALL
         free = self._free[small]
@@ -71,7 +71,7 @@ class Allocator:
         return block
 
     def give(self, block: Block) -> None:
-        """Free a block, and join it with free neighbours."""
+        """Free a block and join it with free neighbours."""
         self.allocated -= block.size
         if (before := block.before) and before.free:
             self._out(before.key)

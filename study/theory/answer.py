@@ -1,4 +1,4 @@
-"""An advice in words and as a table: the answer first, then every arm, then what was assumed."""
+"""An advice in words and as a table: the answer first, then every arm, then the assumptions."""
 
 from collections import defaultdict
 
@@ -21,7 +21,7 @@ IN_WORDS = {
 
 
 def in_words(advice: Advice) -> list[str]:
-    """What to take, and what else could be; without what was assumed."""
+    """Which arm to use, and the alternative. The assumptions are not included."""
     question, choice, other = advice.question, advice.choice, advice.alternative
     if choice is None:
         return [f"Nothing fits on {machine(question)}: {lacks(advice)}."]
@@ -67,7 +67,7 @@ def seconds(row: Row) -> str:
 
 
 def lacks(advice: Advice) -> str:
-    """Which arm comes closest to fitting, and what it lacks."""
+    """The arm that comes closest to fitting, and the memory that it lacks."""
     tried = [row for row in advice.rows if row.headroom_bytes is not None]
     on_host = [row for row in tried if row.limit == "host memory"]
     if on_host:
@@ -81,7 +81,7 @@ def lacks(advice: Advice) -> str:
 
 
 def remedies_in_words(helps: list[tuple[str, Advice]]) -> list[str]:
-    """What would make it fit, and what was not tried."""
+    """What would make the training fit, and what was not tried."""
     lines, adapters = [], False
     for what, advice in helps:
         changed = advice.question
@@ -114,21 +114,21 @@ def table(advice: Advice) -> list[dict]:
 
 
 def place(row: Row, advice: Advice) -> str:
-    """Whether it fits, and whether it is what is advised."""
+    """Whether it fits, and whether it is advised."""
     if not row.fits:
         return "no"
     return "use" if row is advice.choice else "or" if row is advice.alternative else "just" if row.is_tight else "yes"
 
 
 def memory(row: Row) -> str | None:
-    """What a GPU holds at the peak; of an arm whose states alone are too much, those."""
+    """The peak of a GPU; or the model states, if these alone do not fit."""
     if row.peak_bytes is None:
         return None
     return size(row.peak_bytes) if row.micro_batch else f"over {size(row.peak_bytes)}"
 
 
 def assumptions(question: Question) -> list[str]:
-    """What an advice assumes and nobody has measured."""
+    """The assumptions of an advice, which nobody has measured."""
     gpu = GPUS[question.gpu]
     half = "bf16" if gpu.has_bf16 else "fp16"
     values = {
@@ -152,26 +152,26 @@ def assumptions(question: Question) -> list[str]:
         with_deepspeed, without = (precision_in_words(name, question) for name in ("bf16_cast", "bf16"))
         lines.append(f"precision: {with_deepspeed} (ddp, single and fsdp2: {without})")
     if question.optimizer not in ("fused", "foreach"):
-        muon = ", without what its update multiplies" if question.optimizer == "muon" else ""
-        lines.append(f"the optimizer is {question.optimizer}: its time is that of the bytes it reads and writes{muon}")
+        muon = "; the products of its update are not counted" if question.optimizer == "muon" else ""
+        lines.append(f"the time of {question.optimizer} is that of the bytes that it reads and writes{muon}")
     if not gpu.has_bf16:
-        lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling takes its place; it needs as many bytes")
+        lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling is used; it needs as many bytes")
     if architecture.trained(question.model) < architecture.parameters(question.model):
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
-        lines.append(f"weights that do not train are loaded in {kind} (--frozen)")
+        lines.append(f"frozen weights are loaded in {kind} (--frozen)")
     constants, factor = pace(), interval_factor(architecture.parameters(question.model))
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     lines += [
         f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and "
-        f"{MISS:.0%} of the peak where possible, because predictions miss",
-        f"{SEPARABLE:.0%} in time are not told apart, and the simpler arm is taken; states stay on GPUs if they fit",
+        f"{MISS:.0%} of the peak where possible, because predictions have errors",
+        f"step times within {SEPARABLE:.0%} count as equal, and the simpler arm wins; states stay on GPUs if they fit",
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
-        f"80% of the published steps of sources that it was not fitted on lie between the predicted time divided by "
+        f"80% of the published step times of sources that were not used to fit lie between the prediction divided by "
         f"{factor:.2f} and multiplied by it",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
-        "torch.compile was not tried: it changes time more than memory, and no numbers of it are known here",
+        "torch.compile was not tried: it changes time more than memory, and no numbers for it are known here",
     ]
     return lines
 
@@ -181,11 +181,11 @@ def precision_in_words(precision: str, question: Question) -> str:
     return words if question.has_bf16 else words.replace("bf16", "fp16")
 
 
-# --- how many of what -----------------------------------------------------------------------------------------------
+# --- how many GPUs --------------------------------------------------------------------------------------------------
 
 
 def needed_in_words(enough: list[Advice], counts: tuple[int, ...]) -> str:
-    """The fewest of each kind, in a sentence."""
+    """The fewest GPUs of each kind, in a sentence."""
     if not enough:
         return f"No {counts[0]} to {counts[-1]} GPUs of a kind are enough."
     of_count = defaultdict(list)

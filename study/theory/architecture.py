@@ -1,15 +1,13 @@
-"""The parameter tensors of a model, in the order of its modules, and the operations of a row."""
+"""A model's dimensions, its parameter tensors in the order of its modules, and the operations of a row."""
 
 import functools
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
 from study.inputs import files, texts
 from study.machine import hub
-from study.spec.settings import flag
 from study.spec.shapes import MAX_CONFIG_BYTES, NO_FUSED_ATTENTION, SHAPES, config_of
 from study.spec.validation import nearest
 from study.text import numbers
@@ -38,7 +36,7 @@ DROPOUT = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """The dimensions of a model that decide what it holds, does and keeps."""
+    """The dimensions of a model that decide its parameters, operations and activations."""
 
     family: str
     layers: int
@@ -49,7 +47,7 @@ class Architecture:
     inner: int
     vocabulary: int
     positions: int
-    rotary: int  # how many of a head's elements are rotated
+    rotary: int  # the elements of a head that are rotated
     tied: bool  # one matrix is embedding and head
     biases: bool  # GPT-NeoX: whether the attention's matrices have them
     parallel: bool  # attention and feed-forward read the same input, as in GPT-J and GPT-NeoX
@@ -57,45 +55,18 @@ class Architecture:
     attention_dropout: float
     embedding_dropout: float
     labels: int = 2
-    activation: str | None = None  # of GPT-2 and GPT-J, where it is not transformers' gelu of eight kernels
+    activation: str | None = None  # of GPT-2 and GPT-J, if it is not transformers' gelu of eight kernels
 
     @property
     def has_fused_attention(self) -> bool:
         return self.family not in NO_FUSED_ATTENTION
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The model that a user names, or describes by a few numbers."""
-
-    model: str | None = None
-    """A built-in shape, a folder with a config.json, or a hub name."""
-    params: float | str | None = None
-    """Instead of a model: parameters of a GPT with --layers and --hidden, such as 7e9 or 7B."""
-    layers: int | None = None
-    """With --params."""
-    hidden: int | None = None
-    """With --params."""
-    ffn: int | None = None
-    """With --params: width of gated feed-forward layers. It makes the model a decoder of today, as Llama is one."""
-    heads: int | None = None
-    """With --params: attention heads. Default: at least 64 elements each."""
-    kv_heads: int | None = None
-    """With --ffn: heads of keys and values. Default: as many as heads."""
-    vocabulary: int | None = None
-    """With --params: size of the vocabulary. Default: GPT-2's, and with --ffn Llama 3's."""
-    lora_rank: int | None = None
-    """With --model: only adapters of this rank train, one at each linear layer but the head."""
-    train_only: str | None = None
-    """With --model: only tensors train whose names this regular expression matches."""
-    trust_remote_code: bool = False
-    """With --model: run Python code that comes with the model."""
-
-
 def describe(model: str | dict, vocabulary: int | None = None, dropout: float | None = None) -> Architecture:
     """The architecture of a built-in shape or a transformers config.
 
-    `vocabulary` is needed for shapes that take their data's; `dropout` replaces every probability of the config.
+    `vocabulary` is needed for shapes whose vocabulary is that of their data; `dropout` replaces every probability of
+    the config.
     """
     if isinstance(model, str):
         if model not in SHAPES:
@@ -137,9 +108,9 @@ def describe(model: str | dict, vocabulary: int | None = None, dropout: float | 
 
 
 def named(model: str, *, trust_remote_code: bool = False, **which) -> Architecture | Transformer:
-    """A built-in shape, or the model of a config.json: of a folder or the hub. `gpt-tiny` has the embedded corpus.
+    """A built-in shape, or the model of a config.json in a folder or on the hub. `gpt-tiny` has the embedded corpus.
 
-    `which` says what of it trains; then a built-in shape is looked at, as other models are.
+    `which` says which part of it trains. In that case a built-in shape is traced like other models.
     """
     if model in SHAPES:
         shape = config_of(model)
@@ -166,10 +137,7 @@ def generic(
     """
     if heads is None:
         heads = max((h for h in range(1, max(1, hidden // 64) + 1) if hidden % h == 0), default=1)
-    given = {"params": params, "layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary}
-    for name, value in given.items():
-        if not 0 < value < math.inf:
-            raise Stop(f"--{name} must be a finite number above 0 (got {value:g})", "give a number above 0")
+    _refuse_impossible({"params": params, "layers": layers, "hidden": hidden, "heads": heads, "vocabulary": vocabulary})
     if hidden % heads:
         raise Stop(f"--hidden {hidden} is not a multiple of --heads {heads}", "give --heads that divide --hidden")
     outside, attention = (vocabulary + 1024 + 2) * hidden, 4 * hidden**2 + 9 * hidden
@@ -191,75 +159,41 @@ def decoder(
     kv_heads: int | None = None,
     vocabulary: int = 128256,
 ) -> Architecture:
-    """A decoder of today: gated feed-forward layers, RMS norms, rotary positions, heads that share keys and values.
+    """A modern decoder: gated feed-forward layers, RMS norms, rotary positions, heads that share keys and values.
 
-    The number of parameters decides what the other numbers leave open: how wide a head is, and whether the head of the
-    model is also its embedding.
+    The number of parameters decides what the other numbers leave open: the width of a head, and whether the output
+    matrix is also the embedding.
     """
     heads = heads or max(1, hidden // 128)
     kv_heads = kv_heads or heads
     given = {"layers": layers, "hidden": hidden, "ffn": ffn, "heads": heads, "kv-heads": kv_heads}
-    for name, value in (given | {"params": params, "vocabulary": vocabulary}).items():
-        if not 0 < value < math.inf:
-            raise Stop(f"--{name} must be a finite number above 0 (got {value:g})", "give a number above 0")
+    _refuse_impossible(given | {"params": params, "vocabulary": vocabulary})
     if heads % kv_heads:
         raise Stop(f"--kv-heads {kv_heads} do not divide --heads {heads}", "give a number that does")
-    own = hidden // heads
     fixed = {"family": "llama", "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "inner": ffn}
     fixed |= {"vocabulary": vocabulary, "positions": 0, "rotary": 0, "biases": False, "parallel": False}
     fixed |= {"hidden_dropout": 0, "attention_dropout": 0, "embedding_dropout": 0}
     candidates = [
         Architecture(head_width=width, tied=tied, **fixed)
-        for width in [own, *(width for width in (64, 80, 96, 128, 192, 256) if width != own)]
+        for width in dict.fromkeys((hidden // heads, 64, 80, 96, 128, 192, 256))
         for tied in (False, True)
     ]
     best = min(candidates, key=lambda model: abs(parameters(model) - params))
     if abs(parameters(best) / params - 1) > 0.05:
-        counts = numbers.count(parameters(candidates[0])), numbers.count(params)
-        what = "these dimensions make {} parameters, not {}".format(*counts)
+        count = numbers.count(parameters(candidates[0]))
+        what = f"these dimensions make {count} parameters, not {numbers.count(params)}"
         raise Stop(what, "correct one of them; a mixture of experts needs --model with its config.json")
     return best
 
 
-def count_of(params: float | str) -> float:
-    """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
-    if not isinstance(params, str):
-        return params
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMBT])", params.strip(), re.IGNORECASE)
-    if not match:
-        raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
-    return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
-
-
-def asked_for(wanted: Wanted, sequence: int) -> Architecture | Transformer:
-    """The model that --model names, if it reads `sequence` tokens; or a generic model of the other flags."""
-    given = {flag(name): value for name, value in vars(wanted).items() if value not in (None, False)}
-    which = {flag(name): getattr(wanted, name) for name in ("lora_rank", "train_only", "trust_remote_code")}
-    others = [name for name in given if name != "--model" and name not in which]
-    if wanted.model is not None and others:
-        raise Stop(f"{' and '.join(['--model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
-    if wanted.model is not None:
-        options = {"lora_rank": wanted.lora_rank, "train_only": wanted.train_only}
-        model = named(wanted.model, trust_remote_code=wanted.trust_remote_code, **options)
-        if model.positions and sequence > model.positions:
-            what = f"--sequence {sequence} is more than the model's {model.positions} positions"
-            raise Stop(what, f"give {model.positions} or fewer")
-        return model
-    if alone := [name for name in given if name in which]:
-        raise Stop(f"{' and '.join(alone)} need a model whose tensors are known", "give --model")
-    if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
-        if not given:
-            raise Stop("no model is given", f"give --model, or {NUMBERS}")
-        raise Stop(f"{' and '.join(given)} do not describe a model", f"give {' and '.join(missing)} as well")
-    if wanted.kv_heads is not None and wanted.ffn is None:
-        raise Stop("--kv-heads alone does not describe a decoder", "give --ffn, the width of its feed-forward layers")
-    numbers_given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
-    numbers_given["params"] = count_of(wanted.params)
-    return generic(**numbers_given) if wanted.ffn is None else decoder(**numbers_given)
+def _refuse_impossible(given: dict[str, float]) -> None:
+    for name, value in given.items():
+        if not 0 < value < math.inf:
+            raise Stop(f"--{name} must be a finite number above 0 (got {value:g})", "give a number above 0")
 
 
 def in_words(model: Architecture | Transformer) -> str:
-    """The model as a part of a sentence."""
+    """The model, as part of a sentence."""
     if isinstance(model, Transformer):
         return model.in_words()
     sizes = f"{model.heads} heads, feed-forward {model.inner}, vocabulary {model.vocabulary}"
@@ -271,7 +205,7 @@ def in_words(model: Architecture | Transformer) -> str:
 
 
 def tensors(model: Architecture | Transformer) -> tuple[Tensor, ...]:
-    """Every parameter once, in the order of the model's modules, which is the order DeepSpeed flattens them in."""
+    """Every parameter once, in the order of the model's modules. DeepSpeed flattens them in this order."""
     return model.tensors if isinstance(model, Transformer) else _tensors(model)
 
 
@@ -302,7 +236,7 @@ def parameters(model: Architecture | Transformer) -> int:
 
 
 def matrix_elements(model: Architecture) -> int:
-    """Elements of a layer's matrices: what autocast copies to bf16, and what each token is multiplied with."""
+    """Elements of a layer's matrices, which autocast copies to bf16, and which multiply each token."""
     return sum(tensor.elements for tensor in tensors(model) if tensor.block == "layer.0" and len(tensor.shape) == 2)
 
 
@@ -394,9 +328,9 @@ def _gated_layer(m: Architecture) -> list:
 def flops_per_row(model: Architecture | Transformer, sequence: int) -> int:
     """Operations of a forward and a backward pass over a row of `sequence` tokens, without recomputation.
 
-    Forward, two per token and matrix element; backward, twice as many: for the gradient of the input and of the matrix.
-    Attention's two products count the same way. Embeddings are looked up, not multiplied. This is how PyTorch's
-    FlopCounterMode counts, which counts matrix products only.
+    The forward pass has two per token and matrix element. The backward pass has twice as many: for the gradients of the
+    input and of the matrix. Attention's two products count the same way. Embeddings are looked up, not multiplied.
+    PyTorch's FlopCounterMode, which counts only matrix products, counts like this.
     """
     if isinstance(model, Transformer):
         return model.flops_per_row(sequence)

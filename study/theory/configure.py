@@ -1,4 +1,4 @@
-"""An Accelerate config from an advice: a yaml that `accelerate launch` takes, and a DeepSpeed json beside it."""
+"""Writes an advice as a config: a yaml for `accelerate launch`, and a DeepSpeed json beside it."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from study.theory.answer import machine, precision_in_words, use
 from study.theory.question import Question
 from study.theory.setup import trainers_name
 
-# Why a line is not what Accelerate or DeepSpeed take by default. A line that is not here is a default, or required.
+# Why a line differs from the default of Accelerate or DeepSpeed. Lines that are not here are defaults, or required.
 WHY_YAML = {
     "distributed_type": {"DEEPSPEED": "ZeRO", "MULTI_GPU": "DDP", "NO": "one process"},
     "num_processes": "one for each GPU",
@@ -29,31 +29,31 @@ WHY_JSON = {
     "train_micro_batch_size_per_gpu": "rows per pass of the advice",
     "gradient_accumulation_steps": "passes of the advice",
     "gradient_clipping": "not clipped, as without DeepSpeed; its default is 1.0",
-    "bf16": "bf16 weights; master copies and optimizer states in fp32 unless it says bf16 of them",
-    "zero_allow_untested_optimizer": "the optimizer is not one that DeepSpeed has tested",
-    "fp16": "fp16 weights with fp32 master copies and loss scaling: this GPU has no bf16, or fp16 was wanted",
+    "bf16": "bf16 weights; master copies and optimizer states in fp32, unless this section says bf16",
+    "zero_allow_untested_optimizer": "DeepSpeed has not tested this optimizer",
+    "fp16": "fp16 weights with fp32 master copies and loss scaling: this GPU has no bf16, or you chose fp16",
     "torch_autocast": "weights stay fp32, products are computed in 16 bits",
     "stage": "default 0",
     "zero_hpz_partition_size": "GPUs of a node, which keep a second copy of the weights for the backward pass",
     "overlap_comm": "gradients are reduced while others are computed; the default depends on the stage",
-    "reduce_bucket_size": "gradients reduced at once; the default of 5e8 costs GB",
-    "allgather_bucket_size": "weights gathered at once; the default of 5e8 costs GB",
-    "stage3_prefetch_bucket_size": "weights fetched ahead; default 5e7",
+    "reduce_bucket_size": "elements of gradients reduced at once; the default of 5e8 takes gigabytes",
+    "allgather_bucket_size": "elements of weights gathered at once; the default of 5e8 takes gigabytes",
+    "stage3_prefetch_bucket_size": "elements of weights fetched ahead; default 5e7",
     "stage3_gather_16bit_weights_on_model_save": "saves whole weights; default false",
     "use_multi_rank_bucket_allreduce": "each gradient is reduced to its owner only; default true",
     "offload_optimizer": "optimizer states leave the GPU",
     "tensor_parallel": "GPUs that divide each layer",
-    "offload_param": "weights leave the GPU too",
+    "offload_param": "weights leave the GPU, too",
 }
 
 
 def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
-    """The yaml and the DeepSpeed json of the chosen arm, or of another that fits, with batch and precision filled in.
+    """The yaml and the DeepSpeed json of the chosen arm, or of another arm that fits, with batch and precision.
 
-    With DeepSpeed the precision is in the json, and `study/train.py` takes the file with the same --precision. Without
-    DeepSpeed it is `mixed_precision` in the yaml, which the trainer refuses, because every arm has the same
-    --precision. Accelerate cannot express `bf16_cast` without DeepSpeed: your script loads the weights in bf16 and
-    keeps the master copy.
+    With DeepSpeed the precision is in the json, and `study/train.py` accepts the file with the same --precision.
+    Without DeepSpeed it is `mixed_precision` in the yaml. The trainer refuses that, because every arm takes its
+    precision from --precision. Accelerate cannot express `bf16_cast` without DeepSpeed: your script has to load the
+    weights in bf16 and to keep the master copy.
     """
     question, row = advice.question, _row(advice, arm)
     ours = arms.read(arms.all_paths()[row.arm])
@@ -96,15 +96,15 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
 
 
 def precision_of(row: Row, question: Question) -> str:
-    """The precision of a row, in fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
+    """The precision of a row, with fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
     return row.precision if question.has_bf16 else row.precision.replace("bf16", "fp16")
 
 
 def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> list[Path]:
-    """Write the config, and its json beside it if it has one; return the paths. Nothing is overwritten.
+    """Write the config, and the json beside it if there is one. Returns the paths. Nothing is overwritten.
 
-    The yaml names the json by its absolute path, so that it can be launched from any folder. Json has no comments, so
-    the yaml has those of its lines.
+    The yaml names the json by its absolute path, so that it can be launched from any folder. JSON has no comments, so
+    the yaml has the comments for both.
     """
     if path.suffix not in (".yaml", ".yml"):
         raise Stop(f"{path} is not the name of a yaml file", "give a name that ends in .yaml")
@@ -138,7 +138,7 @@ def _row(advice: Advice, arm: str | None) -> Row:
 
 
 def commented(config: dict, indent: str = "") -> list[str]:
-    """A mapping as lines of yaml, each with the reason for a value that is not a default."""
+    """A mapping as lines of yaml. Values that are not defaults have their reason as a comment."""
     lines = []
     for name, value in config.items():
         if isinstance(value, dict):
@@ -158,7 +158,7 @@ def json_notes(deepspeed: dict) -> list[str]:
 
 
 def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[str]:
-    """What a user's script must do itself, because Accelerate does not set it."""
+    """What the user's own script has to do, because Accelerate does not do it."""
     precision = precision_of(row, question)
     lines = [
         f"{use(row, question)}.",

@@ -1,4 +1,4 @@
-"""What a rank will hold, move and compute in a step, predicted from dimensions and a DeepSpeed config alone."""
+"""What a rank will hold, move and compute in a step, predicted from a model's dimensions and the arm's config."""
 
 import functools
 from collections import Counter
@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from study.theory import activations, deepspeed_memory, fsdp_memory, papers, sequence, tensor
+from study.theory import activations, deepspeed_memory, fsdp_memory, muon, papers, sequence, tensor
 from study.theory.architecture import Architecture, flops_per_row, parameters
-from study.theory.deepspeed_memory import NORM_BYTES, Engine
+from study.theory.deepspeed_memory import NORM_BYTES
+from study.theory.engine import Engine, all_elements, first_part, owned_whole, padded, second_copy, stays_gathered
 from study.theory.fsdp_memory import Sharding
+from study.theory.moments import held_bytes
 from study.theory.profile import Held, Profile
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
@@ -38,10 +40,10 @@ class Estimate:
 
 @functools.cache
 def estimate(setup: Setup) -> Estimate:
-    """The prediction for a setup; cached, so callers must not change it.
+    """The prediction for a setup. It is cached, so callers must not change it.
 
-    On a CPU, offloaded states and the data set are in the same memory as everything else and count at the peak. On a
-    GPU offloaded states are in `host_bytes`.
+    On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
+    offloaded states are in `host_bytes`.
     """
     if setup.fsdp:
         return _sharded(setup)
@@ -96,13 +98,13 @@ def _sharded(setup: Setup) -> Estimate:
 
 
 def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:
-    """The moment that holds the most: its name, and what is held then."""
+    """The moment with the most bytes: when it is, and what is held then."""
     when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     return when, _summed(states, now)
 
 
 def profile(setup: Setup) -> Profile:
-    """The activations of a microbatch: seen, where the model is a config; else from formulas."""
+    """The activations of a microbatch: traced if the model is a transformers config, else by formulas."""
     if setup.tensor_ranks > 1:
         return tensor.profile_of_a_rank(profile(one_of_a_layer(setup)), setup.tensor_ranks)
     if isinstance(setup.model, Transformer):
@@ -113,28 +115,28 @@ def profile(setup: Setup) -> Profile:
 
 
 def one_of_a_layer(setup: Setup) -> Setup:
-    """What a rank computes of divided layers, as if it were a model of its own."""
+    """The setup of a model that computes what one rank computes of divided layers."""
     return replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
 
 
 def _cached_bytes(setup: Setup) -> int:
-    """What GPT-BigCode's cache of keys and values holds: it is made of parts of tensors, which stay whole."""
+    """Bytes of GPT-BigCode's cache of keys and values. These are parts of tensors, which stay whole."""
     widths = (tensor.shape[0] for tensor in setup.model.tensors if tensor.name.endswith("c_attn.weight"))
     return setup.tokens * setup.product_bytes * sum(widths)
 
 
 def inputs_bytes(setup: Setup) -> int:
-    """What a microbatch feeds the model: token ids, masks, images, sound."""
+    """Bytes of a microbatch's inputs: token ids, masks, images, sound."""
     if isinstance(setup.model, Transformer):
         return setup.model.inputs_bytes(setup.way, setup.micro_batch)
     return setup.tokens * 8 * (2 if setup.model.family == "bert" else 1)  # BERT has an attention mask
 
 
 def operations(setup: Setup) -> int:
-    """Operations of matrix products of a rank in a step, with those that checkpointing repeats.
+    """Operations of a rank's matrix products in a step, including those that checkpointing repeats.
 
-    Ranks that share rows or layers share their operations, too: of rows, each has all tokens in some heads, and some
-    tokens in everything else.
+    Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
+    heads in attention, and some of the tokens everywhere else.
     """
     if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
         whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
@@ -146,7 +148,7 @@ def operations(setup: Setup) -> int:
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:
-    """Components under the names that records have, without empty ones."""
+    """The sum of both, by the component names of records, without empty components."""
     sizes = Counter()
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
@@ -154,43 +156,49 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
 
 
 def standing(engine: Engine) -> dict[str, int]:
-    """What stays during the whole step. `host_` marks what an offloading engine keeps with the optimizer states."""
-    w, b, mine, everything = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
+    """What stays during the whole step. With `host_`: what an offloading engine keeps with the optimizer states."""
+    w, b, part, trained = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
     frozen = engine.frozen_part * engine.frozen_bytes
     if engine.stage == 0:
         return {
-            "weights": everything * w + frozen,
-            "master": b * everything * engine.master,
-            "moments": engine.moments_bytes,
+            "weights": trained * w + frozen,
+            "master": b * trained * engine.master,
+            "moments": _moments_bytes(engine),
         }
-    # DeepSpeed keeps a copy even of fp32 weights: 4 / N bytes a parameter that the papers do not have. It keeps one of
-    # bf16 weights in bf16, too (bf16_master_weights_and_grads).
-    states = {"master": b * mine, "moments": engine.moments_bytes, "staging": engine.muon_buffers_bytes}
+    # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
+    # bf16_master_weights_and_grads it keeps a copy in bf16.
+    states = {"master": b * part, "moments": _moments_bytes(engine), "staging": muon.buffers_bytes(engine)}
     if engine.stage < 3:
-        states["weights"] = deepspeed_memory.padded(everything, engine.ranks) * w + frozen
+        states["weights"] = padded(trained, engine.ranks) * w + frozen
         if engine.offloads:
             largest = max(tensor.elements for tensor in engine.tensors)
             states |= {
-                "host_staging": (mine + largest) * w,  # updated weights on their way up; a gradient on its way down
+                "host_staging": (part + largest) * w,  # updated weights on their way up; a gradient on its way down
                 "staging": largest * w,
-                "host_gradients": b * mine,
+                "host_gradients": b * part,
             }
             if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
-                states["host_gradients"] += deepspeed_memory.owned_whole(engine) * w
+                states["host_gradients"] += owned_whole(engine) * w
         return states
     states |= {
-        "weights": mine * w + frozen,
-        "gradients": mine * w,
+        "weights": part * w + frozen,
+        "gradients": part * w,
         "buckets": engine.bucket_elements * w,
     }
     if engine.offloads:
         states["host_gradients"] = states.pop("gradients")
     if engine.optimizer_home == "cpu":
-        states["host_gradients"] += b * mine
-    if engine.optimizer_home == "nvme" and 4 * mine >= SWAPPED_FROM_BYTES:
-        buffer = ceil(4 * min(mine, SUB_GROUP_ELEMENTS) / 1024) * 1024
+        states["host_gradients"] += b * part
+    if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:
+        buffer = ceil(4 * min(part, SUB_GROUP_ELEMENTS) / 1024) * 1024
         states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
     return states
+
+
+def _moments_bytes(engine: Engine) -> int:
+    if engine.optimizer == "muon" and engine.stage:
+        return muon.moments_bytes(engine)
+    return held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
 
 
 def constants(model: Architecture | Transformer) -> int:
@@ -203,40 +211,40 @@ def constants(model: Architecture | Transformer) -> int:
 
 
 def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
-    """The moments of the last backward pass of a step and of its update, each with what is held besides the states."""
+    """The moments of a step's last backward pass and of its update, each with what is held besides the states."""
     yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
     yield from (("update", now) for now in _update(engine))
 
 
 def _update(engine: Engine) -> Iterator[dict]:
-    w, b, mine = engine.weight_bytes, engine.state_bytes, engine.part
+    w, b, part = engine.weight_bytes, engine.state_bytes, engine.part
     copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
-        # With a master copy: the gradients in fp32 as well
+        # With a master copy there are also the gradients in fp32.
         yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": engine.made_bytes}
     elif engine.offloads:
         return  # norms are taken during the backward pass, and the update uses the standing buffers
     elif engine.stage == 3:
-        yield {"activations": engine.made_for_muon}  # outside autograd, records count them so
-        stay = _after_step(engine) | deepspeed_memory.second_copy(engine, deepspeed_memory.everything(engine))
+        yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
+        stay = _after_step(engine) | second_copy(engine, all_elements(engine))
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
-        group = min(mine, SUB_GROUP_ELEMENTS)  # the gradients of one at a time are flattened, then in fp32
+        group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
-        made = engine.made_bytes * group // mine
+        made = engine.made_bytes * group // part
         yield stay | {"temporaries": b * group + made}  # _release_sub_group frees them
     else:
-        owned = deepspeed_memory.first_part(engine)
-        whole = deepspeed_memory.owned_whole(engine) * w
+        owned = first_part(engine)
+        whole = owned_whole(engine) * w
         # Outside autograd, records count temporaries as activations.
         yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
-        flat = mine * w if len(owned) > 1 else 0
-        yield {"gradients": whole, "activations": flat + copied * mine}
-        yield {"activations": b * mine + engine.made_bytes}  # the whole gradients are freed by now
+        flat = part * w if len(owned) > 1 else 0
+        yield {"gradients": whole, "activations": flat + copied * part}
+        yield {"activations": b * part + engine.made_bytes}  # the whole gradients are freed by now
 
 
 def _after_step(engine: Engine) -> dict[str, int]:
     if engine.stage == 3:
-        return {"gathered_weights": deepspeed_memory.stays_gathered(engine)}
+        return {"gathered_weights": stays_gathered(engine)}
     if engine.stage == 0 and engine.ranks > 1:
         return {"gradients": engine.elements * engine.weight_bytes}
     return {}
@@ -246,16 +254,16 @@ def pinned_padding(engine: Engine) -> int:
     """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured yet.
 
     PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer versions
-    have an option). In stage 3 all weights are in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
+    have an option). Stage 3 has all weights in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
     """
-    w, mine = engine.weight_bytes, engine.part
+    w, part = engine.weight_bytes, engine.part
     if engine.stage < 3:  # master, gradients, updated weights, a gradient on its way
-        return sum(map(_rounding, [4 * mine, 4 * mine, mine * w, max(t.elements for t in engine.tensors) * w]))
-    pieces, copied = [mine * w], 0
+        return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in engine.tensors) * w]))
+    pieces, copied = [part * w], 0
     if engine.weights_home != "none":
-        pieces.append(mine * w)
+        pieces.append(part * w)
     if engine.optimizer_home == "cpu":
-        whole, rest = divmod(mine, SUB_GROUP_ELEMENTS)
+        whole, rest = divmod(part, SUB_GROUP_ELEMENTS)
         pieces += [4 * SUB_GROUP_ELEMENTS] * whole + [4 * rest]
     if engine.pins_parts:
         parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors]
@@ -268,35 +276,34 @@ def _rounding(size: int) -> int:
 
 
 def disk_bytes(engine: Engine) -> dict[str, int]:
-    """What is held on disk, and read and written in a step: master and two moments; the gradients stay in memory."""
-    mine = 4 * engine.part
-    held = 3 * mine if engine.optimizer_home == "nvme" and mine >= SWAPPED_FROM_BYTES else 0
+    """Bytes held on disk, and read and written in a step: master and two moments. The gradients stay in memory."""
+    part = 4 * engine.part
+    held = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
     return dict.fromkeys(("held", "read_per_step", "written_per_step"), held)
 
 
 def traffic(engine: Engine) -> dict[str, int]:
-    """Bytes by collective of an optimizer step, counted as records do: the whole tensor of each."""
+    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if engine.ranks == 1 and engine.stage == 0:
         return {}
-    w, steps, everything = engine.weight_bytes, engine.accumulation, engine.elements
+    w, passes = engine.weight_bytes, engine.accumulation
     if engine.stage == 0:
-        return {"all_reduce": everything * w}
+        return {"all_reduce": engine.elements * w}
     if engine.stage < 3:
         kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
+        reduced = {kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
         if engine.divides_layers and engine.ranks == 1:  # it sums its gradients over itself alone
-            return {kind: everything * w * (steps if engine.stage == 2 else 1)}
-        weights = deepspeed_memory.padded(everything, engine.ranks) * w
-        return {kind: everything * w * (steps if engine.stage == 2 else 1), "all_gather": weights}
+            return reduced
+        return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
     whole = engine.part * engine.ranks
     # Muon takes whole gradients: stage 3 does not scatter them.
-    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * steps}
+    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * passes}
     if engine.quantizes_gradients and engine.ranks > 1:
-        reduced = {"all_to_all": whole * steps // 2}
+        reduced = {"all_to_all": whole * passes // 2}
     if engine.ranks == 1:
         return reduced
     stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
     again = deepspeed_memory.refetched(engine)
     whole += engine.frozen_part * engine.ranks
-    return reduced | {
-        "all_gather": ((whole - stay + again) * steps + stay) * engine.gathered_bytes + engine.gathered_for_muon * w
-    }
+    gathered = ((whole - stay + again) * passes + stay) * engine.gathered_bytes
+    return reduced | {"all_gather": gathered + muon.gathered_elements(engine) * w}

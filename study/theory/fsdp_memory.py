@@ -1,12 +1,12 @@
 """What a rank holds at each moment of a step under PyTorch's FSDP.
 
-Followed is FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). Its units are gathered and reduced together: by
-itself a layer each, and the rest in the root, which stays whole from its forward pass to the end of its backward pass.
-FSDP1 gathers into the weights directly, and keeps as many bytes: instead of a buffer and the weights made from it there
-are the weights of two units. Each pass reduces its gradients.
+The code follows FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). The weights of a unit are gathered and
+reduced together. By default each layer is a unit, and the rest is the root, which stays whole from its forward pass to
+the end of its backward pass. FSDP1 gathers into the weights directly and holds as many bytes: the weights of two units
+instead of a buffer and the weights made from it. Each pass reduces its gradients.
 
-Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units, and reduces gradients in the last pass of
-a step alone: before it they are kept whole (`no_sync`).
+Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. It reduces gradients only in the last
+pass of a step; until then they are kept whole (`no_sync`).
 """
 
 import functools
@@ -17,7 +17,7 @@ from math import ceil
 
 from study.theory import moments as moment_bytes
 from study.theory.architecture import tensors
-from study.theory.deepspeed_memory import reads_out_by_embeddings
+from study.theory.fetches import reads_out_by_embeddings
 from study.theory.moments import Piece
 from study.theory.profile import Held, Profile, Tensor
 from study.theory.setup import Setup
@@ -36,15 +36,14 @@ class Sharding:
     setup: Setup
     units: dict[str, list[Tensor]] = field(init=False)  # in the order of the forward pass; the root is first
     stay: frozenset[str] = field(init=False)  # whole from the forward pass on
-    late: frozenset[str] = field(init=False)  # reduced at the end: no gradient goes into what they take
+    late: frozenset[str] = field(init=False)  # reduced at the end: their inputs need no gradient
 
     def __post_init__(self):
-        everything = tensors(self.setup.model)
         tied = self.by_accelerate and reads_out_by_embeddings(self.setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.by_accelerate:
             units[TAIL if tied else EMBEDDINGS] = []
-        for tensor in everything:
+        for tensor in tensors(self.setup.model):
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
         units = {unit: held for unit, held in units.items() if held or unit == ROOT}
         stay = {ROOT, TAIL} if self.releases else set(units)
@@ -72,21 +71,21 @@ class Sharding:
 
     @property
     def ranks(self) -> int:
-        """That share weights; with HYBRID_SHARD there are several such groups."""
+        """The ranks that share weights. With HYBRID_SHARD there are several such groups."""
         return self.setup.sharing_ranks
 
     @property
     def releases(self) -> bool:
-        """Whether a layer's weights are given back after the forward pass."""
+        """Whether a layer's weights are released after the forward pass."""
         return self.setup.fsdp == "full_shard"
 
     @property
     def keeps_whole_gradients(self) -> bool:
-        """Whether a pass begins with the whole gradients of those before it."""
+        """Whether a pass begins with the whole gradients of the passes before it."""
         return self.by_accelerate and self.setup.accumulation > 1
 
     def rows(self, tensor: Tensor) -> int:
-        """Elements of a rank's part: of FSDP2 so many rows, the last ones padded; FSDP1 cuts anywhere."""
+        """Elements of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
         if not self.by_accelerate:
             return ceil(tensor.elements / self.ranks)
         return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
@@ -104,11 +103,11 @@ class Sharding:
         return {unit: size * self.setup.weight_bytes for unit, size in sizes.items()}
 
     def buffer(self, unit: str) -> int:
-        """Bytes of the buffer that a unit is gathered into before its tensors are copied out of it."""
+        """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
         return self.whole(unit) if self.ranks > 1 else 0
 
     def gradient(self, unit: str) -> int:
-        """Bytes of a unit's whole gradient, and of the buffer from which it is reduced."""
+        """Bytes of a unit's whole gradient; the buffer from which it is reduced has as many."""
         return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
 
     def last_gradient(self, unit: str) -> int:
@@ -117,7 +116,7 @@ class Sharding:
         return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
 
     def part(self, trains: bool | None = None) -> int:
-        """Elements that a rank keeps: of each tensor a part, rounded up."""
+        """Elements that a rank keeps: its part of each tensor, rounded up."""
         chosen = [t for unit in self.units.values() for t in unit if trains is None or t.trains == trains]
         return sum(map(self.rows, chosen))
 
@@ -152,12 +151,12 @@ def gradients(sharding: Sharding) -> int:
 
 
 def after_step(sharding: Sharding) -> dict[str, int]:
-    """FSDP1, which Accelerate takes by default, keeps the gradients until the next forward pass begins."""
+    """What stays besides the states: FSDP1 keeps the gradients until the next forward pass begins."""
     return {} if sharding.by_accelerate else {"gradients": gradients(sharding)}
 
 
 def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
-    """The moments of the last pass of a step and of its update, each with what is held besides the states."""
+    """The moments of a step's last pass and of its update, each with what is held besides the states."""
     yield from (("backward", now) for now in _forward(sharding, profile))
     yield from (("backward", now) for now in _backward(sharding, profile))
     yield "update", _update(sharding)
@@ -178,9 +177,9 @@ def _earlier(sharding: Sharding) -> int:
 
 
 def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
-    """Gathered are the root, what was not given back, and a unit with the buffer that it was copied from.
+    """The gathered weights are the root's, those not released, and those of a unit with the buffer it was copied from.
 
-    That buffer stays until the next unit is copied, or the root's forward pass ends. The loss is computed after it.
+    That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after that.
     """
     whole, states = sharding.whole(ROOT), {"gradients": _earlier(sharding)}
     before, units = ROOT, [unit for unit in sharding.units if unit != ROOT]
@@ -198,14 +197,14 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
 
 class Backward:
-    """A backward pass as it goes on: the units that are whole, and the bytes of gradients."""
+    """The state of a backward pass: the units that are whole, and the bytes of gradients."""
 
     def __init__(self, sharding: Sharding):
         self.sharding, self.alive = sharding, set(sharding.stay)
         whole = sharding.keeps_whole_gradients
         self.gradients = {unit: sharding.gradient(unit) if whole else 0 for unit in sharding.units}
         self.parts = 0 if whole else _earlier(sharding)
-        self.reducing = 0  # what was reduced last stays until the next unit's gradients are complete
+        self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
 
     def moment(self, held: Held, extra: int, ahead: int) -> dict:
         sharding = self.sharding
@@ -215,13 +214,13 @@ class Backward:
         return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": held.in_use + extra}
 
     def ahead(self, unit: str) -> int:
-        """Bytes of the unit that is gathered while this one's backward pass runs: the one before it."""
+        """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
         order = [each for each in self.sharding.units if each != ROOT]
         before = order[order.index(unit) - 1] if unit not in self.sharding.late and order.index(unit) else None
         return self.sharding.buffer(before) if before and before not in self.sharding.stay else 0
 
     def reduced(self, unit: str, held: Held, ahead: int) -> Iterator[dict]:
-        """A unit is done: its gradients move into a buffer, from which they are reduced."""
+        """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
         sharding = self.sharding
         self.alive.discard(unit)
         self.reducing = 0
@@ -233,9 +232,9 @@ class Backward:
 
 
 def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
-    """Follow the gradients. A unit's are reduced when the last of them is complete, those of late units at the end.
+    """Follow the gradients. A unit's gradients are reduced when the last of them is complete; late units at the end.
 
-    What they are reduced from stays until the next unit's are reduced (FSDPParamGroup.post_backward).
+    The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
     """
     state, unit, held = Backward(sharding), ROOT, profile.most
     for gradient in [*profile.gradients, None]:
@@ -245,9 +244,11 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             unit = ROOT
         if gradient is None:
             break
-        begins = gradient is profile.gradients[0]  # what is held most until then is the loss's: nothing is gathered yet
+        begins = gradient is profile.gradients[0]  # until then the loss holds the most, and nothing is gathered yet
         most = gradient.most
-        if begins and next_unit not in state.alive:  # a frozen head: the loss's share of it is gone before the layer's
+        if (
+            begins and next_unit not in state.alive
+        ):  # a frozen head: its part of the loss is freed before the layer's begins
             held = most = gradient.complete
         if next_unit not in state.alive:
             state.alive.add(next_unit)
@@ -267,15 +268,14 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
 
 def _arriving(sharding: Sharding, unit: str) -> int:
-    """Bytes of a unit's part as it comes from the collective, and as it is kept if that is another type."""
-    part = sharding.gradient_part(unit)
-    setup = sharding.setup
+    """Bytes of a unit's part as the collective delivers it, and as it is kept if that is another type."""
+    part, setup = sharding.gradient_part(unit), sharding.setup
     arrived = part * setup.weight_bytes // setup.stored_bytes
     return arrived + (part if setup.weight_bytes != setup.stored_bytes else 0)
 
 
 def traffic(sharding: Sharding) -> dict[str, int]:
-    """Bytes by collective of an optimizer step, counted as records do: the whole tensor of each."""
+    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if sharding.setup.ranks == 1:
         return {}
     passes = sharding.setup.accumulation

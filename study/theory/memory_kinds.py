@@ -1,9 +1,9 @@
 """The three numbers that people read as a GPU's memory: allocated, reserved, and what the driver shows.
 
-Allocated are the tensors (`estimate`). Reserved is what PyTorch's caching allocator holds for them: three steps are
-replayed on it, the tensors of a pass as they were seen when the model was looked at. What the engine holds beside them
-(buckets, gathered weights) is taken as one block of a size for the length of a pass, so reserved is less sure than
-allocated. The driver shows reserved, and what is outside PyTorch.
+Allocated memory is that of the tensors (`estimate`). Reserved memory is what PyTorch's caching allocator holds for it:
+three steps are replayed on it, with the tensors of a pass from the trace of the model. Each thing that the engine holds
+besides (buckets, gathered weights) is one block during a pass, so reserved memory is less certain than allocated. The
+driver shows reserved memory and what is outside PyTorch.
 """
 
 import functools
@@ -15,7 +15,7 @@ from study.text.numbers import size
 from study.theory import estimate as estimates
 from study.theory import moments
 from study.theory.allocator import Allocator, Block, rounded, segment_bytes
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import estimate
 from study.theory.fsdp_memory import Sharding
 from study.theory.setup import Setup
@@ -26,16 +26,16 @@ from study.theory.transformer import Transformer
 CONTEXT_BYTES = 0.4e9
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
 NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
-# What an advice keeps free of a GPU is more, to be safe: the context of an older CUDA and NCCL, and a share for blocks
-# that do not fit what is asked for. On an A100 that is 7.3 % of 85.9 GB. The least that is known to have been enough is
-# 6.5 %: Llama-3-8B was trained with 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
+# An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
+# On an A100 that is 7.3 % of 85.9 GB. The smallest share known to be enough is 6.5 %: Llama-3-8B was trained with
+# 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
 OUTSIDE_AT_MOST_BYTES, FRAGMENTATION = 2e9, 0.05
-STEPS = 3  # after the first the optimizer's states lie between the activations; the third finds nothing new, mostly
+STEPS = 3  # from the second on, the optimizer's states lie between activations; the third rarely changes anything
 
 
 @dataclass(frozen=True)
 class MemoryKinds:
-    """Bytes of a GPU at the peak. None where nothing is known of the tensors of a pass, as of numbers alone."""
+    """Bytes of a GPU at the peak. None if the tensors of a pass are unknown, because the model was not traced."""
 
     allocated: int
     reserved: int | None
@@ -43,17 +43,17 @@ class MemoryKinds:
 
 
 def outside_bytes(ranks: int) -> float:
-    """What a process takes of a GPU besides what PyTorch's allocator holds."""
+    """Bytes that a process takes of a GPU outside PyTorch's allocator."""
     return CONTEXT_BYTES + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
 
 
 def reserve_bytes(gpu: Gpu) -> float:
-    """Memory of a GPU that is kept free, because allocated bytes do not count it."""
+    """Bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
     return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
 
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
-    """The three numbers. A GPU (a name in GPUS) has an end: near it, PyTorch gives back what it holds in vain."""
+    """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
     allocated, outside = estimate(setup).peak_bytes, int(outside_bytes(setup.ranks))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
     reserved = reserved_bytes(setup, capacity)
@@ -64,21 +64,21 @@ def in_words(kinds: MemoryKinds) -> str:
     """The three numbers in a sentence."""
     tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
     if kinds.reserved is None:
-        return f"{tensors}; reserved and what nvidia-smi shows are known for models with a config alone."
+        return f"{tensors}; reserved and what nvidia-smi shows are only known for models with a config."
     reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"
     return f"{tensors}; {reserved}; nvidia-smi shows {size(kinds.driver)} (with the CUDA context and NCCL)."
 
 
 @functools.cache
 def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | None:
-    """The most that the caching allocator holds in the first steps. None for a model that was not looked at."""
+    """The most that the caching allocator holds in the first steps. None for a model that was not traced."""
     if not isinstance(setup.model, Transformer) or not setup.on_gpu:
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
     replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams))
     try:
         replay.run()
-    except MemoryError:  # it does not fit, or only in an order that is not known here: the GPU is full
+    except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return capacity_bytes
     return replay.allocator.peak_reserved + streams
 
@@ -105,7 +105,7 @@ class _Replay:
             self._give(gradients)
 
     def _pass(self, gradients: list[Block], keeps: bool) -> None:
-        """A forward and a backward pass. Gradients that no engine takes stay until the update."""
+        """A forward and a backward pass. Without an engine, gradients stay until the update."""
         beside, blocks = self._take(self.beside), []
         sizes, kept = iter(self.made), set()
         for entry in self.log:
@@ -129,8 +129,8 @@ class _Replay:
 
 
 def _standing(setup: Setup) -> tuple[list[int], list[int]]:
-    """Sizes of what is there before the first step, and of the moments, which come with the first update."""
-    if setup.deepspeed:  # flat; what is on the host is not in it
+    """Sizes of the states before the first step, and of the moments, which come with the first update."""
+    if setup.deepspeed:  # flat vectors; the host's part is not included
         states = dict(estimate(setup).after_step)
         moment = states.pop("moments", 0) // 2
         return [*states.values()], [moment, moment] if moment else []
@@ -150,7 +150,7 @@ def _standing(setup: Setup) -> tuple[list[int], list[int]]:
 
 
 def _beside(setup: Setup) -> list[int]:
-    """Sizes of what an engine holds in a pass beside its states, each as one block, as at the backward's peak."""
+    """Sizes of what an engine holds during a pass besides its states: a block each, as at the peak of the backward."""
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)
         layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
@@ -175,10 +175,10 @@ def _update(setup: Setup) -> list[int]:
 
 
 def _other_streams(setup: Setup) -> list[int]:
-    """Sizes of what FSDP holds in its own streams, which share no memory with that of the passes.
+    """Sizes of what FSDP holds in its own streams, which share no memory with the stream of the passes.
 
-    Whole weights: the root's, the layer's that runs, the next one's, and those whose reader may not be done. Parts of
-    gradients: they stay until the next forward pass (FSDP1, Accelerate's default).
+    Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read. Parts
+    of gradients stay until the next forward pass (FSDP1, Accelerate's default).
     """
     if not setup.fsdp:
         return []

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from study.theory import fsdp_memory, sequence, tensor
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import traffic
 from study.theory.fsdp_memory import Sharding
 from study.theory.setup import Setup

@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass, field, replace
 
 from study.theory import deepspeed_memory, sequence, tensor
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.pace import Links, Pace, Seconds, collective_s
 from study.theory.replay import Task
 from study.theory.setup import Setup

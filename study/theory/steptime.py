@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from study.machine.gpus import GPUS
 from study.theory import papers
 from study.theory.architecture import parameters, trained
-from study.theory.deepspeed_memory import Engine
+from study.theory.engine import Engine
 from study.theory.estimate import disk_bytes, operations
 from study.theory.pace import Links, Pace, interval_factor, pace, work_s
 from study.theory.question import Question
