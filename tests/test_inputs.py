@@ -58,8 +58,8 @@ REFUSED = {
     "/etc/hostname": "leads out of its folder",
     "deep//file": "leads out of its folder",
     "": "leads out of its folder",
-    "deep/a\0b": "it is no path",
-    "deep/\ud800": "it is no path",
+    "deep/a\0b": "it is not a valid path",
+    "deep/\ud800": "it is not a valid path",
     "gone": "No such file",
     "deep/file/x": "Not a directory",
 }

@@ -1,1 +1,1 @@
-"""What may come from a stranger: names, files and texts, with their limits. With Python's own library only."""
+"""Names, files and texts that may come from a stranger, with their limits. Uses the standard library only."""

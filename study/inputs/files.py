@@ -1,7 +1,7 @@
-"""Files that may come from a stranger: regular, of limited size, and never by way of a link out of their folder.
+"""Reads and writes files that may come from a stranger: regular, of limited size, never through a link out of a folder.
 
-What cannot be read is an OSError whose `strerror` says why. Below a root each folder is opened by way of the one above
-it, and links are refused by the kernel: a file that is replaced meanwhile by a link is refused as well.
+If a file cannot be read, there is an OSError whose `strerror` says why. Below a root, each folder is opened through the
+folder above it, and the kernel refuses links. So a file that is replaced by a link in the meantime is refused as well.
 """
 
 import contextlib
@@ -14,22 +14,22 @@ from pathlib import Path, PurePosixPath
 
 from study.inputs.names import safe_name
 
-# NONBLOCK: a pipe is opened and refused, not waited for. NOCTTY: no terminal becomes ours.
+# NONBLOCK: a pipe is opened and refused without waiting. NOCTTY: no terminal becomes the controlling one.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 BLOCK_BYTES = 2**16
 LONGEST_REASON = 200
-LINK, NO_PATH = "it is a link, and links are not followed", "it is no path"
+LINK, NO_PATH = "it is a link, and links are not followed", "it is not a valid path"
 
 
 def below(root: Path, *names: str) -> Path:
-    """The path of these names below a folder. Each is one safe name, so that the path cannot leave the folder."""
+    """The path of these names below a folder. Each must be a safe name, so that the path cannot leave the folder."""
     return root.joinpath(*map(safe_name, names))
 
 
 def read(path: Path, most_bytes: int) -> bytes:
-    """A file that the user named, or one of a model's folder, where the Hub's cache has links."""
+    """The content of a file that the user named, or of one in a model's folder, where the Hub's cache has links."""
     try:
         file = os.open(path, READ)
     except ValueError:  # a NUL, or half of a character
@@ -38,15 +38,15 @@ def read(path: Path, most_bytes: int) -> bytes:
 
 
 def read_below(root: Path, name: str | PurePosixPath, most_bytes: int) -> bytes:
-    """A file below a folder, by a name from somewhere else. No part of the name may be `..` or a link."""
+    """The content of a file below a folder, by a name that may be foreign. No part of it may be `..` or a link."""
     with _folder_of(root, name) as (folder, last):
         return _content(os.open(last, READ | os.O_NOFOLLOW, dir_fd=folder), root / name, most_bytes)
 
 
 def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: bool = True) -> None:
-    """Replace a file below a folder in one step. A link on the way is refused, one in its place is replaced.
+    """Replace a file below a folder in one step. A link among its folders is refused; a link in its place is replaced.
 
-    `to_disk` waits for the disk, and makes the folder.
+    `to_disk` makes the root folder, and waits until the content is on disk.
     """
     if to_disk:
         root.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: 
 
 
 def why(error: Exception) -> str:
-    """Why something could not be read, for a sentence: short, whatever the text contained."""
+    """Why something could not be read, as part of a sentence. It is short, whatever the error contains."""
     text = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
@@ -93,7 +93,7 @@ def _folder_of(root: Path, name: str | PurePosixPath, create: bool = False) -> I
 
 
 def _entered(folder: int, part: str) -> int:
-    """A folder in an open folder, which is closed. The kernel says of a link only that it is no folder."""
+    """Open a folder in an open folder, and close the latter. For a link the kernel only says that it is no folder."""
     try:
         inner = os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except NotADirectoryError:
@@ -112,13 +112,13 @@ def _parts(name: str | PurePosixPath) -> list[str]:
 
 
 def _content(file: int, path: Path, most_bytes: int) -> bytes:
-    """What is in an open file, which is closed. Its size is limited again while it is read: it may grow."""
+    """Read an open file and close it. Its size is limited again during the reading, because the file may grow."""
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
         content = bytearray()
-        with open(file, "rb", closefd=False) as opened:  # in blocks: a read takes the memory that it is allowed at once
+        with open(file, "rb", closefd=False) as opened:  # in blocks: a read allocates its whole limit at once
             while status.st_size <= most_bytes >= len(content) and (block := opened.read(BLOCK_BYTES)):
                 content += block
         if max(status.st_size, len(content)) > most_bytes:

@@ -1,1 +1,1 @@
-"""Any transformers model from its config: its class, the model itself, what a training step feeds it, and its loss."""
+"""Any transformers model from its config: its class, the model itself, the inputs of a step, and its loss."""

@@ -1,4 +1,4 @@
-"""Training a part of a model: only some tensors, or small matrices beside frozen ones (LoRA, arXiv 2106.09685)."""
+"""Trains a part of a model: only some tensors, or small matrices beside frozen ones (LoRA, arXiv 2106.09685)."""
 
 import re
 
@@ -8,19 +8,19 @@ from transformers.pytorch_utils import Conv1D
 
 from study.errors import Stop
 
-CLASSIFIERS = ("classifier", "score")  # transformers' names of heads that are drawn anew for a task, so they train
+CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new random weights, which have to train
 
 
 class Adapted(nn.Module):
-    """A linear layer that is frozen, plus the product of two thin matrices that train."""
+    """A frozen linear layer plus the product of two thin matrices that train."""
 
     def __init__(self, base: nn.Linear | Conv1D, rank: int):
         super().__init__()
         dtype = base.weight.dtype
-        taken, given = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
+        inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
         self.base = base
-        self.down = nn.Linear(taken, rank, bias=False, dtype=dtype)
-        self.up = nn.Linear(rank, given, bias=False, dtype=dtype)
+        self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+        self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -28,8 +28,7 @@ class Adapted(nn.Module):
 
 
 def freeze(model: nn.Module, lora_rank: int | None = None, train_only: str | None = None) -> None:
-    """Freeze a model but for adapters of this rank at every linear layer and a classifier, or for tensors with names
-    that a regular expression matches."""
+    """Freeze a model, except adapters at every linear layer and a classifier, or tensors with matching names."""
     if lora_rank is None and train_only is None:
         return
     for name, tensor in model.named_parameters():
@@ -43,6 +42,6 @@ def freeze(model: nn.Module, lora_rank: int | None = None, train_only: str | Non
                 if is_layer and not child.weight.requires_grad and not isinstance(module, Adapted):
                     setattr(module, name, Adapted(child, lora_rank))
     if not any(tensor.requires_grad for tensor in model.parameters()):
-        raise Stop(f"no tensor of the model trains with --train-only {train_only}", "give a part of a tensor's name")
-    # Checkpointed layers need an input with a gradient, which frozen embeddings do not give.
+        raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
+    # Checkpointed layers need an input with a gradient, and frozen embeddings give none.
     model.enable_input_require_grads()

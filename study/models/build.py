@@ -1,4 +1,4 @@
-"""The model of a config: with values, or with shapes alone."""
+"""Builds the model of a config, with values or with shapes alone."""
 
 import copy
 
@@ -14,9 +14,9 @@ def build(
     dtype: torch.dtype = torch.float32,
     checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """A model for training with newly drawn weights, made where it lives.
+    """A model in training mode with new random weights, built on its device.
 
-    On `meta` its tensors have shapes and no values. The config is copied, because building changes it.
+    On `meta`, its tensors have shapes but no values. The config is copied, because building changes it.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -1,4 +1,4 @@
-"""The config of a model, what kind of model it describes, and transformers' class for it."""
+"""The config of a model, the kind of model that it describes, and transformers' class for it."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ from study.spec.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
 CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
-# The kinds by the first of these tables that knows the model type, and the Auto class of each.
+# Each kind with transformers' table of its model types, and its Auto class. The first matching table decides.
 TABLES = {
     "speech": (names.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
     "vision": (names.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
@@ -32,11 +32,11 @@ def load(
     dropout: float | None = None,
     trust_remote_code: bool = False,
 ) -> PretrainedConfig:
-    """The config of a built-in shape, a folder or a hub name, with what a training changes in it.
+    """The config of a built-in shape, a folder or a hub name, changed for training.
 
-    `vocabulary` is for shapes that take their data's; `dropout` replaces every probability of the config. Without
-    `attention` it is fused where transformers has that. Of a model that reads images or sound beside text, this is the
-    config of the part that reads text.
+    `vocabulary` is for shapes whose vocabulary is that of their data. `dropout` replaces every probability of the
+    config. Without `attention`, attention is fused if transformers has that for the model. For a model that reads
+    images or sound beside text, this is the config of the part that reads text.
     """
     if model in SHAPES:
         return prepared(AutoConfig.for_model(**config_of(model, vocabulary)), attention, dropout)
@@ -52,7 +52,7 @@ def load(
 
 
 def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
-    """The same from the content of a config.json. It needs no file and no network."""
+    """As `load`, from the content of a config.json. It needs no file and no network."""
     known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
     try:
         config = AutoConfig.for_model(**known)
@@ -63,7 +63,7 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
 
 
 def prepared(config: PretrainedConfig, attention: str | None, dropout: float | None) -> PretrainedConfig:
-    """A config as the trainer uses it: the part that reads text, no cache, this attention, these probabilities."""
+    """A config as the trainer uses it: the part that reads text, no cache, with this attention and dropout."""
     if class_for(config) is None or "ConditionalGeneration" in class_for(config).__name__:
         text = config.get_text_config()
         config = text if class_for(text) is not None and kind_of(config) in (None, "decoder") else config
@@ -76,7 +76,7 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
     config.use_cache = False
     config._attn_implementation = attention
     if attention == "sdpa" and kind_of(config) in ("decoder", "seq2seq", "speech"):
-        # It builds no mask, and uses the causal kernel where a mask would be causal. Nothing is padded here.
+        # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL
     if dropout is not None:
@@ -87,13 +87,15 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
 
 
 def _is_of_own_code(config: PretrainedConfig) -> bool:
-    """Whether the config's class came with the model, which it does only where the user trusts that. What the config
-    says proves nothing: anybody may have written it."""
+    """Whether the config's class came with the model, which needs the user's trust.
+
+    The content of the config proves nothing: anybody may have written it.
+    """
     return type(config).__module__.startswith("transformers_modules.")
 
 
 def kind_of(config: PretrainedConfig) -> Kind | None:
-    """What a model of this config does. A text model that can mask words, as BERT can, classifies its rows here."""
+    """The kind of model that a config describes. Text models that can mask words, such as BERT, classify rows here."""
     if _is_of_own_code(config):
         return next((kind for kind, (_, auto) in TABLES.items() if auto.__name__ in config.auto_map), None)
     if (config.model_type in TABLES["seq2seq"][0]) and not getattr(config, "is_encoder_decoder", False):
@@ -102,20 +104,22 @@ def kind_of(config: PretrainedConfig) -> Kind | None:
 
 
 def class_for(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """transformers' own class for this config, None if there is none. Not an Auto class: under stage 3 those would
-    partition the model while it is built."""
+    """transformers' class for this config; None if there is none.
+
+    It is not an Auto class: under stage 3 those would partition the model while it is built.
+    """
     kind = kind_of(config)
     if kind is not None and _is_of_own_code(config):
         try:
             return get_class_from_dynamic_module(config.auto_map[TABLES[kind][1].__name__], config.code_from)
-        except Exception as error:  # it may do anything; most often it imports a package that is missing
+        except Exception as error:  # the code may do anything; most often it imports a missing package
             what = f"the Python code of {config.code_from} cannot be loaded ({hub.reason(config.code_from, error)})"
             raise Stop(what, "install what it imports, or correct it") from error
     return None if kind is None else TABLES[kind][1]._model_mapping.get(type(config), None)
 
 
 def sequence_limit(config: PretrainedConfig) -> tuple[int, str] | None:
-    """The most tokens that a row may have, and what limits them. None where the config says nothing."""
+    """The most tokens of a row, and what limits them. None if the config says nothing."""
     kind = kind_of(config)
     if kind in ("vision", "seq2seq"):  # T5's positions are relative
         return None

@@ -1,5 +1,8 @@
-"""Losses of fused kernels, for shapes alone: without logits, chunk by chunk (Liger, arXiv 2410.10989), or with a
-gradient that overwrites them (Unsloth's, and fms-acceleration's fast kernels)."""
+"""The losses of fused kernels, for tensors without values.
+
+Liger's kernel (arXiv 2410.10989) works chunk by chunk and never holds all logits. The kernels of Unsloth and
+fms-acceleration overwrite the logits with their gradient.
+"""
 
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from study.models.step import IGNORED, Batch, mask
 
 
 class _Chunked(torch.autograd.Function):
-    """Logits of some rows at a time. Both gradients are computed at once, in the forward pass."""
+    """Computes the logits of a few rows at a time, and both gradients already in the forward pass."""
 
     @staticmethod
     def forward(ctx, hidden, weight, labels):
@@ -41,7 +44,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tensor:
-    """The mean loss as such a kernel computes it. For shapes alone: its values are not a loss."""
+    """The mean loss, computed like Liger's kernel. For shapes alone: the value is not a loss."""
     if kind_of(config) != "decoder":
         raise Stop(f"the loss of {config.model_type} cannot be computed in chunks", "leave out --loss chunked")
     head = model.get_output_embeddings()
@@ -49,7 +52,7 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     parent = model.get_submodule(name.rpartition(".")[0])
     setattr(parent, name.rpartition(".")[2], nn.Identity())
     if getattr(model.config, "final_logit_softcapping", None) is not None:
-        model.config.final_logit_softcapping = None  # inside the kernel
+        model.config.final_logit_softcapping = None  # the kernel does this
     hidden = model(input_ids=batch["input_ids"], attention_mask=mask(config, batch, head.weight.dtype)).logits
     labels = pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
     weight = head.weight
@@ -60,7 +63,7 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
 
 
 class _InPlace(torch.autograd.Function):
-    """It takes a copy of the logits, as the last one of a row is cut off, and puts their gradient in its place."""
+    """Copies the logits, because the last one of each row is cut off, and overwrites the copy with their gradient."""
 
     @staticmethod
     def forward(ctx, logits):
@@ -69,11 +72,11 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return torch.empty_like(ctx.saved_tensors[0])  # of what was cut as well
+        return torch.empty_like(ctx.saved_tensors[0])  # including the logits that were cut off
 
 
 class InPlace(TorchFunctionMode):
-    """Within it, cross-entropy is such a kernel's. For shapes alone: its values are not a loss."""
+    """Inside it, cross-entropy overwrites the logits. For shapes alone: the value is not a loss."""
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
         if function is cross_entropy:

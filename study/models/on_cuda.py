@@ -1,14 +1,14 @@
-"""What CUDA's kernels keep and need where a CPU's differ, for tensors without values on a machine without a GPU.
+"""Makes operations keep the tensors that CUDA's kernels keep, for tensors without values on a machine without a GPU.
 
-PyTorch without CUDA refuses autograd on CUDA tensors, even on ones without memory. So the tensors claim to be a CPU's,
-and what differs is replaced here by operations that keep what CUDA's are documented to keep. Each has a name, and can
-be left out: `AsOnCuda(("attention", "autocast"))` is without "dropout".
+PyTorch without CUDA refuses autograd on CUDA tensors, even if they have no memory. So the tensors claim to be on a CPU.
+Operations whose CPU kernels differ are replaced by operations that keep what CUDA's are documented to keep. Each
+difference has a name and can be left out: `AsOnCuda(("attention", "autocast"))` leaves out "dropout".
 """
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-# What CUDA's autocast computes in fp32, and a CPU's in the type that comes (PyTorch's documentation of torch.amp).
+# What CUDA's autocast computes in fp32, and a CPU's in the type of its input (PyTorch's documentation of torch.amp).
 IN_FP32 = (
     "layer_norm", "group_norm", "softmax", "log_softmax", "pow", "__pow__", "__rpow__", "rsqrt", "exp", "log", "norm",
     "sum", "prod", "cumsum", "cumprod", "reciprocal", "softplus", "nll_loss", "cross_entropy", "mse_loss", "l1_loss",
@@ -19,7 +19,7 @@ IN_FP32 = (
 def fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and, of each row of scores, the logarithm of its sum. It has a shape and no values."""
+    """The output, and the logarithm of the sum of each row of scores. They have shapes but no values."""
     raise NotImplementedError("attention without values has shapes alone")
 
 
@@ -35,7 +35,7 @@ def _(query, key, value, bias):
 def fused_attention_backward(
     gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three gradients, those of keys and values for every head of the queries; and what the kernel needs."""
+    """The three gradients (keys and values for every head of the queries), and what the kernel needs."""
     raise NotImplementedError("attention without values has shapes alone")
 
 
@@ -43,13 +43,13 @@ def fused_attention_backward(
 def _(gradient, query, key, value):
     rows, heads, length, width = query.shape
     wide = [each.new_empty(rows, each.shape[2], heads, each.shape[3]).transpose(1, 2) for each in (key, value)]
-    mine = query.new_empty(rows, length, heads, width).transpose(1, 2)
+    of_query = query.new_empty(rows, length, heads, width).transpose(1, 2)
     sums = query.new_empty(rows, heads, length, dtype=torch.float32)
-    return mine, *wide, sums, query.new_empty(rows, heads, length, width, dtype=torch.float32)
+    return of_query, *wide, sums, query.new_empty(rows, heads, length, width, dtype=torch.float32)
 
 
 class _Attention(torch.autograd.Function):
-    """Fused attention: it keeps its inputs, its output and a number for each row of scores, and no scores."""
+    """Fused attention: it keeps its inputs, its output and a number for each row of scores, but no scores."""
 
     @staticmethod
     def forward(ctx, query, key, value, bias):
@@ -60,18 +60,18 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         query, key, value, _, _, *bias = ctx.saved_tensors
-        mine, *wide = fused_attention_backward(gradient, query, key, value)[:3]
+        of_query, *wide = fused_attention_backward(gradient, query, key, value)[:3]
         groups = query.shape[1] // key.shape[1]
-        if groups > 1:  # a head of keys and values has the sum over the heads that share it
+        if groups > 1:  # the gradients of shared heads are summed
             wide = [each.unflatten(1, (key.shape[1], groups)).sum(2) for each in wide]
         of_bias = None
-        if ctx.needs_input_grad[3]:  # T5's positions: of every row and head, summed over those that share it
+        if ctx.needs_input_grad[3]:  # T5's positions: summed over the rows and heads that share it
             of_bias = query.new_empty(*query.shape[:3], key.shape[2]).sum_to_size(bias[0].shape)
-        return mine, *wide, of_bias
+        return of_query, *wide, of_bias
 
 
 class AsOnCuda(TorchFunctionMode):
-    """Within it, functions of PyTorch keep what CUDA's kernels keep."""
+    """Inside it, PyTorch's functions keep what CUDA's kernels keep."""
 
     def __init__(self, names: tuple[str, ...]):
         super().__init__()
@@ -93,7 +93,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # taken to numbers, for each call
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # converted to numbers in each call
         shape = (query.shape[0], *attn_mask.shape[1:]) if attn_mask.dim() == 4 else attn_mask.shape
         attn_mask = query.new_empty(shape)
     elif attn_mask is not None:
@@ -102,7 +102,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 def _dropout(input, p=0.5, training=True, inplace=False):
-    """CUDA keeps a mask of one byte an element; a CPU one of the input's type."""
+    """CUDA keeps a mask of one byte for each element; a CPU one of the input's type."""
     if not training or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]

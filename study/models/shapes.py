@@ -1,4 +1,4 @@
-"""Tensors with shapes and no values: what still works without values, where PyTorch itself refuses."""
+"""Tensors with shapes but without values: makes operations work that PyTorch refuses without values."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -7,10 +7,10 @@ aten = torch.ops.aten
 
 
 class WithoutValues(TorchDispatchMode):
-    """Inside a FakeTensorMode: values that are read are 0, and grouped products work in every dtype.
+    """Inside a FakeTensorMode: reading a value gives 0, and grouped products work in every dtype.
 
-    A read of 0 means no overflow, no norm to clip, no row without a mask. Grouped products, of which mixtures of
-    experts are made, have kernels for fp32, but PyTorch 2.13's own shape function takes bf16 alone.
+    A value of 0 means no overflow, no norm to clip, no row without a mask. Mixtures of experts use grouped products.
+    These have kernels for fp32, but PyTorch 2.13's own shape function only accepts bf16.
     """
 
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
@@ -22,9 +22,10 @@ class WithoutValues(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _grouped_flops(left, right, *_, out_val=None, **__) -> int:
-    """Each row of the left is multiplied with one group of the right; of two flat ones, each column with a row."""
-    return 2 * left.shape[0] * left.shape[1] * right.shape[-1]
+def _grouped_flops(left, right, *_, out_val, **__) -> int:
+    """Each row of the left is multiplied with one group of the right; of two matrices, each column with a row."""
+    products = left.shape[0] * right.shape[1] if left.dim() == right.dim() == 2 else out_val.numel()
+    return 2 * products * left.shape[-1]
 
 
 _grouped_flops._get_raw = True  # FlopCounterMode's mark for a formula that takes tensors
@@ -32,7 +33,7 @@ GROUPED = {aten._grouped_mm: _grouped_flops}  # PyTorch 2.13's FlopCounterMode h
 
 
 def _grouped_product(left, right, offsets=None, bias=None, out_dtype=None) -> torch.Tensor:
-    """The result's shape: of one product for each group, whose rows or whose columns lie side by side."""
+    """The result's shape: one product for each group. Groups lie side by side, by rows or by columns."""
     if left.dim() == right.dim() == 2:
         shape = (offsets.numel(), left.shape[0], right.shape[1])
     elif left.dim() == 3 and right.dim() == 3:

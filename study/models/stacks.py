@@ -1,8 +1,9 @@
-"""Layers of a model that are alike, and the model with fewer of them.
+"""Finds the layers of a model that are alike, and leaves some of them out.
 
-A layer's kind is everything that it is made with. Its surroundings are its own kind, those of its two neighbours, and
-whether it is at an end: the first of its kind, where the backward pass ends for what all of a kind share, or one of the
-last two, where it begins. Layers with the same surroundings do the same in a pass, and a few of them stand for all.
+A layer's kind is everything that it is made of. Its surroundings are its own kind, the kinds of its two neighbours, and
+whether it is at an end: the first of its kind, where the backward pass ends for tensors that a kind shares, or one of
+the last two, where the backward pass begins. Layers with the same surroundings do the same in a pass, so a few of them
+stand for all.
 """
 
 import copy
@@ -22,11 +23,11 @@ class Stack:
     """A list of layers, by its name in the model."""
 
     name: str
-    kinds: tuple[int, ...]  # of each layer; like ones have the same number
+    kinds: tuple[int, ...]  # of each layer; equal kinds have the same number
     kept: tuple[int, ...]  # the layers that stand for all, in their order
 
     def alike(self) -> list[list[int]]:
-        """For each layer the kept ones that have, among those that are kept, the same surroundings."""
+        """For each layer: the kept layers that have the same surroundings among the kept layers."""
         of_kept = _surroundings(tuple(self.kinds[place] for place in self.kept))
         same: dict[Surroundings, list[int]] = {}
         for place, key in zip(self.kept, of_kept, strict=True):
@@ -35,7 +36,7 @@ class Stack:
 
 
 def shorten(model: nn.Module) -> list[Stack]:
-    """Take the layers out of a model that others stand for; the rest keep their names. Returns the shortened stacks."""
+    """Remove the layers that others stand for. The rest keep their names. Returns the shortened stacks."""
     stacks, parts = [], dict(model.named_modules())
     for name, layers in parts.items():
         if not isinstance(layers, nn.ModuleList) or any(name.startswith(f"{stack.name}.") for stack in stacks):
@@ -51,7 +52,7 @@ def shorten(model: nn.Module) -> list[Stack]:
 
 
 def _shorten_config(parent: nn.Module, stack: Stack) -> None:
-    """Lists with a value for each layer, such as layer_types, are read by its place among those that are left."""
+    """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
     config = getattr(parent, "config", None)
     lists = {
         key: [value[place] for place in stack.kept]
@@ -67,14 +68,14 @@ def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
     numbers: dict[tuple, int] = {}
     shared = Counter(id(tensor) for layer in layers for tensor in layer.parameters())
     return tuple(
-        # A layer whose tensors others have, too, is like no other.
+        # A layer that shares tensors with others is like no other.
         numbers.setdefault(_kind(layer) if all(shared[id(t)] == 1 for t in layer.parameters()) else layer, len(numbers))
         for layer in layers
     )
 
 
 def _kind(layer: nn.Module) -> tuple:
-    """Types, tensors and constants of a layer and of all that it is made of."""
+    """Types, tensors and constants of a layer and of all its parts."""
     parts = []
     for name, module in layer.named_modules():
         tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in module.named_parameters(recurse=False)]
@@ -93,9 +94,9 @@ def _surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
 
 
 def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
-    """Places of the layers to keep: all surroundings that there are, two of each that there are several of, no others.
+    """Places of the layers to keep: one for each kind of surroundings, two if several layers have them, and no others.
 
-    Two, because the pass over the one is compared with the pass over the other.
+    Two, so that the passes over both can be compared.
     """
     needed = {key: min(2, count) for key, count in Counter(_surroundings(kinds)).items()}
     kept = tuple(range(len(kinds)))

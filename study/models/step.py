@@ -1,4 +1,4 @@
-"""What a training step feeds a model of each kind, and the loss of each row."""
+"""The inputs of a training step for each kind of model, and the loss of each row."""
 
 import torch
 from torch.nn.functional import cross_entropy, pad
@@ -8,13 +8,13 @@ from study.models.config import kind_of
 
 Batch = dict[str, torch.Tensor]
 IGNORED = -100  # the label of a position without a loss, as cross_entropy has it
-FOLLOWING = "following"  # where a batch has parts of rows: the token after each, which may be in another part
+FOLLOWING = "following"  # in batches of parts of rows: the next token of each position, which may be in another part
 
 
 def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.device | str = "cpu") -> Batch:
-    """Tensors as a data set of this kind of model gives them; random values. Images and sounds have the config's size.
+    """Random tensors like those of a data set for this kind of model. Images and sounds have the config's size.
 
-    `sequence` is the tokens of a row: of a decoder's or an encoder's input, and of both texts of an encoder-decoder.
+    `sequence` is the number of tokens in a row: of the input, and of both texts of an encoder-decoder.
     """
     kind = kind_of(config)
     if kind == "vision":
@@ -41,10 +41,10 @@ def logits_and_losses(
     upcast: bool = True,
     row_tokens: int | None = None,
 ) -> tuple:
-    """The logits in fp32, whatever the model computes in (unless not `upcast`), and the loss of each row.
+    """The logits, in fp32 if `upcast`, and the loss of each row.
 
-    `dtype` is that of the weights: images, sounds and the masks of written-out attention are taken to it. Where a batch
-    has parts of rows of so many tokens, the mean of the parts' losses is the loss of the row.
+    `dtype` is that of the weights: images, sounds and the masks of written-out attention are converted to it. If a
+    batch has parts of rows of `row_tokens` tokens, the mean of the parts' losses is the loss of the row.
     """
     kind, labels = kind_of(config), batch.get("labels")
     fed = {
@@ -55,7 +55,7 @@ def logits_and_losses(
     if kind in ("decoder", "encoder"):
         fed["attention_mask"] = mask(config, batch, dtype)
     if kind in ("seq2seq", "speech"):
-        # The decoder reads the labels one position late.
+        # The decoder reads the labels shifted by one position.
         start = getattr(config, "decoder_start_token_id", None) or getattr(config, "pad_token_id", None) or 0
         fed["decoder_input_ids"] = pad(labels[:, :-1], (1, 0), value=start).clamp(min=0)
     logits = model(**fed).logits
@@ -63,21 +63,21 @@ def logits_and_losses(
     if kind in ("encoder", "vision"):
         return logits, cross_entropy(logits, labels, reduction="none")
     if kind == "decoder":
-        # Every position but the last predicts the next. The target leaves the last one out: cutting the logits would
-        # copy them, and they are the largest tensor.
+        # Every position except the last predicts the next token. The target ignores the last position, because cutting
+        # the logits would copy them, and they are the largest tensor.
         labels = batch[FOLLOWING] if FOLLOWING in batch else pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
     predicted = labels.shape[1]
-    if kind == "decoder":  # of a whole row, the last token predicts nothing: each part answers for its share of that
+    if kind == "decoder":  # the last token of a whole row predicts nothing; each part bears its share of that
         predicted -= predicted / (row_tokens or predicted)
     return logits, losses.view(labels.shape).sum(1) / predicted
 
 
 def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
-    """The attention mask: rows, 1, positions, positions. None where the fused kernel is causal by itself.
+    """The attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
 
-    Built here, because transformers would read the values of a smaller mask, or search for packed rows without one, and
-    both make a GPU wait in every forward pass. It has no window.
+    It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
+    mask, and both make a GPU wait in every forward pass. The mask has no window.
     """
     length, eager = batch["input_ids"].shape[1], config._attn_implementation == "eager"
     if kind_of(config) == "encoder":

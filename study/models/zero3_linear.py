@@ -1,7 +1,7 @@
-"""Linear layers as DeepSpeed's stage 3 computes them: it puts a function of its own in the place of PyTorch's
-(runtime/zero/linear.py of 0.19.8, on unless `memory_efficient_linear` is false).
+"""Linear layers as DeepSpeed's stage 3 computes them, with its own function instead of PyTorch's.
 
-What it keeps is the input as it came and the weight itself, so that under autocast no copies of lower precision stay.
+See runtime/zero/linear.py of 0.19.8; it is on unless `memory_efficient_linear` is false. It keeps the original input
+and the weight itself, so that under autocast no copies of lower precision stay.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class _Linear(torch.autograd.Function):
 
 @contextlib.contextmanager
 def zero3_linear(enabled: bool) -> Iterator[None]:
-    """Within it, if enabled, linear layers are stage 3's."""
+    """Inside it, if enabled, linear layers are those of stage 3."""
     before = functional.linear
     if enabled:
         functional.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)

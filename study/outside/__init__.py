@@ -1,1 +1,1 @@
-"""Measurements that others published: rows, the setups that they describe, and how predictions compare with them."""
+"""Measurements published by others: the rows, the setups that they describe, and the errors of predictions."""

@@ -1,4 +1,4 @@
-"""A published row beside what theory says of it, and beside simpler ways to predict."""
+"""Compares a published row with its prediction, and with simpler ways to predict."""
 
 import functools
 import hashlib
@@ -14,8 +14,8 @@ from study.outside.rows import FOLDER, Row
 from study.outside.setups import NoSetup, Training, training_of
 from study.theory.architecture import flops_per_row
 
-FLAT_MFU = 0.4  # of a peak, of the operations without those that are repeated: what many take for granted
-OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and the miss is explained
+FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
+OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
 NOTHING = "neither memory nor time was published"
 
 
@@ -27,7 +27,7 @@ class Quantity:
     predicted: float
     measured: float
     interval: tuple[float, float] | None
-    others: dict[str, float] = field(default_factory=dict)  # what simpler ways and other simulators say of it
+    others: dict[str, float] = field(default_factory=dict)  # the predictions of simpler ways
 
     @property
     def error(self) -> float:
@@ -44,12 +44,12 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Compared:
-    """A row with its quantities; `reason` says why one that was measured has no prediction."""
+    """A row with its quantities. `reason` says why a measured quantity has no prediction."""
 
     row: Row
     quantities: tuple[Quantity, ...]
     reason: str | None
-    assumed: tuple[str, ...]  # of what is neither in the row nor in its source
+    assumed: tuple[str, ...]  # because neither the row nor its source says it
 
     @property
     def role(self) -> str | None:
@@ -57,7 +57,7 @@ class Compared:
         return source and source.role_of(self.row)
 
     def why_off(self, quantity: Quantity) -> str | None:
-        """Why a prediction missed, as far as it is known."""
+        """Why a prediction missed, if that is known."""
         source = sources.own().get(self.row.source)
         return source and source.why_off(self.row, quantity.quantity) if quantity.missed else None
 
@@ -100,7 +100,7 @@ def _quantity(name: Literal["memory", "time"], measured: float, row: Row, traini
 
 
 def _short(value: float) -> float:
-    """Without digits that nobody needs, so that a file of it stays small."""
+    """Six significant digits, so that the file of predictions stays small."""
     return float(f"{value:.6g}")
 
 
@@ -115,20 +115,20 @@ def _flat_s(training: Training) -> float:
 
 @functools.cache
 def _earlier() -> dict[str, float]:
-    """Seconds of a step of own rows: the middle of the interval that `advise` gave before there was a model of time."""
+    """Seconds of a step of own rows, from before the model of time: the middle of the interval of `advise`."""
     return json.loads((FOLDER / "earlier.json").read_text())
 
 
 def simulated(row: Row) -> list[Quantity]:
-    """What a source that is a simulator predicts of its own rows, from their notes."""
-    found = []
+    """What a simulator predicts of its own rows, from their notes. Empty if the source is no simulator."""
+    quantities = []
     if (match := re.search(r"says (\d+\.\d+)", row.memory_kind or "")) and row.memory_GB:
-        found.append(Quantity("memory", float(match[1]) * 2**30, row.memory_bytes, None))
+        quantities.append(Quantity("memory", float(match[1]) * 2**30, row.memory_bytes, None))
     if (match := re.search(r"predicts (\d+\.\d+) ms", row.notes or "")) and row.step_s:
-        found.append(Quantity("time", float(match[1]) / 1e3, row.step_s, None))
-    return found
+        quantities.append(Quantity("time", float(match[1]) / 1e3, row.step_s, None))
+    return quantities
 
 
 def key_of(row: Row) -> str:
-    """What identifies a row: it changes whenever the row does."""
+    """The identity of a row: it changes whenever the row changes."""
     return hashlib.sha256(row.model_dump_json().encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""Fit the constants of the model of a step's time that are marked as fitted in `study/theory/pace.toml`.
+"""Fits the constants that `study/theory/pace.toml` marks as fitted, and the interval of predicted times.
 
-`python -m study.outside.fit` takes the rows whose role is "fit" (`reports/outside/sources.toml`) for the constants, and
-those of the role "interval" as well for how far predictions of another source are off. It prints both, and writes them
-with `--write`. Rows of the role "test" decide neither.
+`python -m study.outside.fit` fits the constants on the rows whose role is "fit" (`reports/outside/sources.toml`). The
+width of the interval also uses the rows with the role "interval". It prints both, and writes them with `--write`. Rows
+with the role "test" decide neither.
 """
 
 import re
@@ -20,8 +20,8 @@ from study.theory import pace
 from study.theory.pace import Pace
 from study.theory.steptime import step_time
 
-SCALE = 0.1  # a row that is off by more than this pulls with its error, and no longer with its square
-DECIDES = 0.002  # rows decide a constant if a tenth less of it changes their predictions by this much on average
+SCALE = 0.1  # the loss of a row is quadratic up to this error, and linear beyond it
+DECIDES = 0.002  # rows decide a constant if reducing it by a tenth changes their predictions by more on average
 
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
@@ -31,7 +31,7 @@ def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
 
 
 def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
-    """The constants with which the rows lie closest to their predictions."""
+    """The constants that bring predictions closest to the rows."""
 
     def with_values(logarithms: numpy.ndarray) -> Pace:
         return replace(start, **dict(zip(names, map(float, numpy.exp(logarithms)), strict=True)))
@@ -51,7 +51,7 @@ def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
 
 
 def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> list[str]:
-    """The constants that rows decide: predictions change with them."""
+    """The constants that rows decide, because predictions change with them."""
     now = misses(fitted, constants)
     changed = {name: replace(constants, **{name: 0.9 * getattr(constants, name)}) for name in names}
     return [name for name in names if abs(misses(fitted, changed[name]) - now).mean() > DECIDES]

@@ -1,8 +1,8 @@
-"""How wide the interval of a predicted time is: as wide as predictions of sources that were not fitted are off.
+"""The width of the interval of a predicted time: it covers the errors on sources that were not used to fit.
 
-Rows of a source are off together, so each source weighs as much as any, however many rows it has. Large and small
-models have intervals of their own: in small ones more of a step is Python and kernels that move bytes, which libraries
-do in different ways. No row of the role "test" decides anything here.
+The errors of one source's rows are correlated, so each source has the same weight, however many rows it has. Large and
+small models have separate intervals: small models spend more of a step on Python and on kernels that move bytes, which
+differ between libraries. Rows with the role "test" decide nothing here.
 """
 
 from collections import Counter, defaultdict
@@ -17,12 +17,12 @@ from study.theory.pace import LARGE, Pace
 from study.theory.steptime import step_time
 
 COVERAGE = 0.8
-ENOUGH = 10  # rows of a source in the fit; one with fewer is left out, as no others decide what it decides
+ENOUGH = 10  # a fitted source with fewer rows is left out here, as it alone decides some constants
 Off = dict[str, numpy.ndarray]  # by source: logarithms of how far its measurements are from predictions
 
 
 def factor(off: Iterable[numpy.ndarray]) -> float:
-    """Predictions divided and multiplied by it have COVERAGE of the rows between them; each source weighs the same."""
+    """The factor such that COVERAGE of the rows lie between prediction / factor and prediction x factor."""
     off = list(off)
     together = numpy.concatenate(off)
     weights = numpy.concatenate([numpy.full(len(rows), 1 / len(rows)) for rows in off])
@@ -31,7 +31,7 @@ def factor(off: Iterable[numpy.ndarray]) -> float:
 
 
 def left_out(off: Off) -> dict[str, float]:
-    """The share of a source's rows that are inside an interval of the other sources."""
+    """For each source, the share of its rows inside the interval that the other sources give."""
     factors = {source: factor(rows for other, rows in off.items() if other != source) for source in off}
     return {source: float(numpy.mean(rows <= numpy.log(factors[source]))) for source, rows in off.items()}
 
@@ -39,7 +39,7 @@ def left_out(off: Off) -> dict[str, float]:
 def off_by_size(
     fitted: Sequence[Timed], others: Sequence[Timed], constants: Pace, fit: Callable[[Sequence[Timed]], Pace]
 ) -> dict[str, Off]:
-    """Of large and of small models. A source that was fitted is predicted with constants that are fitted without it."""
+    """The errors of large and of small models. Fitted sources are predicted with constants fitted without them."""
     count = Counter(each.row.source for each in fitted)
     of_sources = defaultdict(list)
     for each in [*(each for each in fitted if count[each.row.source] >= ENOUGH), *others]:
@@ -55,6 +55,6 @@ def off_by_size(
 
 
 def _off(each: Timed, constants: Pace) -> float:
-    """The logarithm of how far a measurement is from what is predicted, which is a range where the host is slow."""
+    """The logarithm of the error of a prediction, which is a range if the host's speed matters."""
     step, measured = step_time(each.setup, each.machine, constants), numpy.log(each.row.step_s)
     return float(max(numpy.log(step.least_s) - measured, measured - numpy.log(step.seconds)))

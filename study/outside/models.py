@@ -1,4 +1,4 @@
-"""The models of published measurements, by their published dimensions. Nothing is downloaded."""
+"""The models of published measurements, from their published dimensions. Nothing is downloaded."""
 
 import re
 
@@ -7,7 +7,7 @@ from study.theory.architecture import Architecture, describe, named, parameters
 from study.theory.transformer import Transformer
 
 Model = Architecture | Transformer
-NEAR = 0.05  # parameters of a model and of its row may differ by so much: names round, and some count no embeddings
+NEAR = 0.05  # allowed difference between the parameters of model and row: names round, some leave out embeddings
 
 
 class Unknown(Exception):
@@ -37,8 +37,8 @@ def _neox(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> dict
 
 TIED = {"tie_word_embeddings": True}
 LLAMA3, LLAMA2, QWEN = 128256, 32000, {"model_type": "qwen2"}
-# Regular expressions over the last part of a name in small letters; the first that matches is meant. Dimensions are
-# from the models' own config files, and a test holds them to the published numbers of parameters.
+# Regular expressions over the last part of a name in lower case; the first match counts. Dimensions are from the
+# models' own config files, and a test compares them with the published numbers of parameters.
 PUBLISHED: dict[str, str | dict] = {
     r"llama-?3(\.1)?-?8b": _llama(4096, 14336, 32, 32, 8, LLAMA3),
     r"llama-?3\.2-?1b": _llama(2048, 8192, 16, 32, 8, LLAMA3, **TIED),
@@ -112,7 +112,7 @@ MPT = {
 
 
 def model_of(name: str | None, params: float | None, sequence: int) -> Model:
-    """The model of a row; `Unknown` if its dimensions are not known, or do not make its number of parameters."""
+    """The model of a row; `Unknown` if its dimensions are unknown or do not give the row's number of parameters."""
     if name is None:
         raise Unknown("the model is not said")
     model = _candidate(name, params, sequence)
@@ -155,7 +155,7 @@ def _gpt(
     params: float | None,
     dropout: float | None = None,
 ) -> Architecture:
-    """A GPT-2 of these dimensions. Whether embedding and head are one matrix, the number of parameters says."""
+    """A GPT-2 of these dimensions. The number of parameters decides whether embedding and head are one matrix."""
     sizes = {"n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions}
     config = SHAPES["gpt2"] | sizes | {"activation_function": "gelu"}  # one kernel, in both of these sources
     models = [

@@ -1,4 +1,4 @@
-"""What theory says of a row's training: the two calls that everything else here goes through."""
+"""Predicts the memory and the step of a row's training. Everything else in this package uses these two calls."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from study.theory.steptime import Machine, step_time
 
 
 class Prediction(NamedTuple):
-    """A value, and the ends of its interval where theory gives one."""
+    """A value, and the ends of its interval if theory gives one."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 def memory(training: Training, kind: MemoryKind | None) -> Prediction:
-    """Bytes that a GPU holds at the peak of a step, of the kind that was read. Unsaid: allocated, as programs print."""
+    """Bytes that a GPU holds at the peak of a step. An unknown kind means allocated memory, as programs print."""
     if kind in (None, "allocated"):
         return Prediction(float(estimate(training.setup).peak_bytes), None)
     held = memory_kinds(training.setup, training.machine and training.machine.gpu)

@@ -1,4 +1,4 @@
-"""The published measurements: one row each, as the source gives it. What it leaves open is None."""
+"""The published measurements, one row each, as the source gives them. Unknown values are None."""
 
 import csv
 import functools
@@ -17,9 +17,9 @@ from study.spec.arms import ROOT
 from study.spec.validation import sentence
 
 FOLDER = ROOT / "reports" / "outside"
-MAX_BYTES, MAX_ROWS = 64 * 2**20, 100_000  # a wrong path shall not fill the memory
+MAX_BYTES, MAX_ROWS = 64 * 2**20, 100_000  # so that a wrong path does not fill the memory
 MemoryKind = Literal["allocated", "reserved", "driver"]
-# What people call what they read. `active` is what is allocated and what waits for another stream: nearly the same.
+# The words of sources for each kind of memory. `active` is allocated memory plus what waits for another stream.
 KINDS: dict[str, MemoryKind] = {
     r"nvidia-smi|nvml|driver|pynvml": "driver",
     r"reserved|cached": "reserved",
@@ -28,7 +28,7 @@ KINDS: dict[str, MemoryKind] = {
 
 
 def _count(text):
-    """A whole number, or the source's words where it is none: they are a reason not to predict, no mistake."""
+    """A whole number, or the source's words if it is none. Words are no error: they are a reason not to predict."""
     try:
         number = float(text)
     except (TypeError, ValueError):
@@ -55,8 +55,8 @@ class Row(BaseModel):
     arm: Text  # as the source names it
     precision: Text
     seq: Count  # tokens of a row
-    micro_batch: Count  # rows of a GPU and pass
-    grad_acc: Count  # passes of a step
+    micro_batch: Count  # rows per GPU and pass
+    grad_acc: Count  # passes per step
     activation_checkpointing: Text
     memory_GB: Measured  # 10^9 bytes
     memory_kind: Text  # what was read, in the source's words
@@ -72,13 +72,13 @@ class Row(BaseModel):
 
     @property
     def kind(self) -> MemoryKind | None:
-        """Which of PyTorch's or the driver's numbers the memory is, as far as the source says."""
+        """Which of PyTorch's or the driver's numbers the memory is; None if the source does not say it."""
         words = (self.memory_kind or "").lower()
         return next((kind for pattern, kind in KINDS.items() if re.search(pattern, words)), None)
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step: as printed, or from the tokens per second, of one pass where the passes are not said."""
+        """Seconds of a step: as printed, or from the tokens per second. If the row names no passes, there is one."""
         counts = (self.micro_batch, 1 if self.grad_acc is None else self.grad_acc, self.seq)
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
@@ -86,7 +86,7 @@ class Row(BaseModel):
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file with these columns. Others are left alone."""
+    """The rows of a file with these columns. Other columns are ignored."""
     try:
         content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
         reader = csv.DictReader(io.StringIO(content, newline=""))
@@ -95,7 +95,7 @@ def read(path: Path) -> list[Row]:
     except (OSError, ValueError, csv.Error) as error:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
     if len(lines) > MAX_ROWS:
-        raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "give it in several files")
+        raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
     if missing := [name for name in Row.model_fields if name not in header]:
         what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")

@@ -1,7 +1,7 @@
-"""What a published row says of its training, as a setup; or a sentence that says why there is none.
+"""Turns a published row into a setup, or into a sentence that says why there is none.
 
-Words are read as the sources write them, so other rows in the same style can be read too. What a row does not say comes
-from its source, where that says it; else it is the libraries' default, and listed as assumed.
+Words are read as the sources write them, so rows of others in the same style can be read, too. If a row does not say
+something, its source may say it; else the libraries' default applies and is listed as assumed.
 """
 
 import re
@@ -16,7 +16,7 @@ from study.outside.sources import Says
 from study.theory.estimate import estimate
 from study.theory.setup import Setup, arm_named
 
-# What nothing here predicts, by the words that sources have for it in an arm, a precision or a note.
+# What is not predicted here, by the words that sources use for it in an arm, a precision or a note.
 NOT_MODELLED = {
     r"(?:tp|pp|cp|ep)[ =]?(?:[2-9]|1\d)": "tensor, pipeline, context or expert parallelism",
     r"tensor.parallel|pipeline.parallel|sequence.parallel|ulysses": "tensor, pipeline or sequence parallelism",
@@ -29,30 +29,30 @@ NOT_MODELLED = {
     r"optimizer in backward|fused backward": "an update during the backward pass",
 }
 NOT_MODELLED_IN_NOTES = {r"8-bit optim|8-bit adam|paged": "an optimizer with 8-bit or paged states"}
-# Families whose loss transformers 4.45 to 4.48 took in the type of the weights, those of these rows.
+# Families whose loss transformers 4.45 to 4.48, which made these rows, computed in the type of the weights.
 LOSS_IN_HALF = ("gpt_bigcode",)
-# Families that, in transformers 4.48, keep their cache of keys and values where activations are recomputed, when others
-# switch it off (modeling_gpt_bigcode.py, GPTBigCodeModel.forward).
+# Families that keep their cache of keys and values in transformers 4.48 if activations are recomputed. Others switch it
+# off (modeling_gpt_bigcode.py, GPTBigCodeModel.forward).
 KEEPS_CACHE = ("gpt_bigcode",)
-# Families of which fms-acceleration fuses the loss alone: its kernels for norms and rotations are for Llama's kind
+# Families for which fms-acceleration only fuses the loss: its kernels for norms and rotations are for Llama-like models
 # (plugins/fused-ops-and-kernels, models/gpt_bigcode.py).
 LOSS_ALONE_FUSED = ("gpt_bigcode",)
 STAGE = re.compile(r"zero[- _]?(?:stage)?[- _]?([0-3])(?!\d)|stage[- _]?([0-3])")
 
 
 class NoSetup(Exception):
-    """Why a row is not a setup: a sentence without its full stop."""
+    """Why a row gives no setup: a sentence without its full stop."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of a row, as far as a step's time depends on them."""
+    """What a row says of its GPUs that matters for the time of a step."""
 
     gpu: str  # a name in GPUS
     gpus: int
     gpus_per_node: int
     fused_kernels: bool  # by torch.compile, or written by hand
-    network: str | None = None  # between nodes. None: as such machines are mostly built
+    network: str | None = None  # between nodes. None: the usual one of such machines
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Training:
     setup: Setup
     machine: Machine | None
     no_machine: str | None  # why the machine is not known
-    assumed: tuple[str, ...]  # what neither the row nor its source says, and matters to memory and time
-    assumed_of_machine: tuple[str, ...]  # what matters to time alone
+    assumed: tuple[str, ...]  # what neither the row nor its source says, if it matters for memory and time
+    assumed_of_machine: tuple[str, ...]  # the same, if it matters for time alone
 
 
 def training_of(row: Row) -> Training:
-    """The setup that a row describes. `NoSetup` says why there is none."""
+    """The training that a row describes. `NoSetup` says why there is none."""
     _refuse_what_is_not_modelled(row)
     source = sources.own().get(row.source)
     says, assumed = source.says_of(row) if source else Says(where=""), []
@@ -117,7 +117,7 @@ def training_of(row: Row) -> Training:
 
 
 def _recomputed_if_too_large(setup: Setup, gpu: str, assumed: list[str]) -> Setup:
-    """A training whose activations would not fit has recomputed them, whether its source says so or not."""
+    """If the activations would not fit, the training must have recomputed them, even if its source does not say so."""
     if estimate(setup).peak_bytes < GPUS[gpu].memory_bytes:
         return setup
     assumed.remove("activations are not recomputed")
@@ -170,7 +170,7 @@ def _accumulation(row: Row, assumed: list[str]) -> int:
 
 
 def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
-    """How the training is distributed: the fields of a setup."""
+    """How the training is distributed, as fields of a setup."""
     words = (row.arm or "").lower()
     stage = STAGE.search(words)
     if "fsdp" in words or "hsdp" in words:
@@ -192,7 +192,7 @@ def _way(row: Row, gpus: int, says: Says, assumed: list[str]) -> dict:
 
 
 def _group(row: Row, gpus: int, way: dict, says: Says, assumed: list[str]) -> int | None:
-    """The ranks within which a hybrid way shards: those of a node, where it does not say how many."""
+    """Size of the groups that hybrid sharding shards within: a node, if the row does not say it. None: no hybrid."""
     words = (row.arm or "").lower()
     if not re.search(r"hsdp|hybrid", words):
         return None
@@ -206,7 +206,7 @@ def _group(row: Row, gpus: int, way: dict, says: Says, assumed: list[str]) -> in
 
 
 def _deepspeed(stage: int, words: str, known: dict) -> dict:
-    """The DeepSpeed config of a stage: what is known of it, and DeepSpeed's own defaults."""
+    """The DeepSpeed config of a stage: the known settings, and DeepSpeed's defaults for the rest."""
     zero = arm_named(f"zero{stage}_default").deepspeed["zero_optimization"] | known
     if "offload" not in words:
         return {"zero_optimization": zero}
@@ -233,7 +233,7 @@ def _precision(row: Row, way: dict, assumed: list[str]) -> str:
         if not re.search(r"fp32|float32|tf32", words):
             raise NoSetup(f"the precision {row.precision} is not known")
         return "fp32"
-    # Megatron and DeepSpeed keep 16-bit weights and fp32 masters. bf16 and fp16 take the same bytes and the same time.
+    # Megatron and DeepSpeed keep 16-bit weights and fp32 masters. bf16 and fp16 need the same bytes and time.
     if way.get("deepspeed") or re.search(r"megatron|zero-?0|fp32 master", f"{row.arm} {words}".lower()):
         return "bf16_cast"
     if not re.search(r"autocast|amp|/|fp32", words):
@@ -284,7 +284,7 @@ def _gpu(text: str, assumed: list[str]) -> str:
         raise NoSetup("the GPU is not said")
     try:
         name = gpu_named(text)
-        # A name that several GPUs share, which differ in memory and its bandwidth.
+        # Several GPUs that differ in memory and bandwidth may share the name.
         several = sum(known.startswith(f"{text}-") for known in GPUS) > 1
     except Stop:
         try:

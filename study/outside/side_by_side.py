@@ -1,6 +1,6 @@
-"""Arms side by side at a size that people train: predicted seconds of a step on eight H100, and what others measured.
+"""Arms side by side at a realistic size: predicted seconds of a step on eight H100, and what others measured.
 
-The predictions are kept as a file, because the model has to be looked at, which needs torch and takes seconds.
+The predictions are kept in a file, because tracing the model needs torch and takes seconds.
 """
 
 import json
@@ -23,18 +23,18 @@ ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion par
 
 
 def same_name(one: str | None, other: str | None) -> bool:
-    """Llama-3-8B and llama3-8b: sources write signs and capitals as they like."""
+    """Whether two names mean the same model: Llama-3-8B and llama3-8b. Signs and capitals do not count."""
     letters = [re.sub(r"[^a-z0-9.]", "", (name or "").lower()) for name in (one, other)]
     return letters[0] == letters[1]
 
 
 def published(model: str = MODEL, ranks: int = RANKS) -> list[rows.Row]:
-    """Rows of others with this model on so many GPUs, under an arm of ours."""
+    """Published rows with this model, number of GPUs and an arm of this study."""
     return [row for row in rows.own() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
 
 
 def settings() -> list[dict]:
-    """Ours, and those in which others measured the seconds of a step."""
+    """The setting of this study, and those in which others measured the seconds of a step."""
     others = [
         {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc, "checkpointing": False}
         for row in published()
@@ -44,7 +44,7 @@ def settings() -> list[dict]:
 
 
 def predicted() -> dict:
-    """Each arm in each setting, and what is advised for a model of 7 billion parameters."""
+    """Each arm in each setting, and the advice for a model of 7 billion parameters."""
     model, machine = named(MODEL), Machine(gpu=GPU)
     steps = []
     for setting in settings():
@@ -58,7 +58,7 @@ def predicted() -> dict:
 
 
 def read() -> dict:
-    """What was kept."""
+    """The kept predictions."""
     return written.read(FILE)
 
 

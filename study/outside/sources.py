@@ -1,4 +1,4 @@
-"""Where published rows come from: what each source is, what it says of all its rows, and what it is used for."""
+"""The sources of published rows: what each one is, what it says of all its rows, and what it is used for."""
 
 import functools
 import re
@@ -14,16 +14,16 @@ from study.spec.validation import sentence
 
 MAX_BYTES = 4 * 2**20
 
-Role = Literal["fit", "interval", "test"]  # what step times are for: constants, the width of the interval, or neither
+Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
 
 
 class Says(BaseModel):
-    """What a source's own scripts and text say of many of its rows, and the rows do not. None: it does not say."""
+    """What a source's scripts and text say of many of its rows, if the rows do not. None: they do not say it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    where: str  # in the source this was read
-    about: str = ""  # the rows whose address has this in it
+    where: str  # the place in the source where this was read
+    about: str = ""  # applies to the rows whose address contains this
     gpus_per_node: int | None = None
     network: str | None = None  # between nodes: a name in study.theory.papers.LINKS
     attention: Literal["sdpa", "eager"] | None = None
@@ -31,11 +31,11 @@ class Says(BaseModel):
     optimizer: Literal["fused", "foreach"] | None = None
     logits: Literal["fp32", "as_computed"] | None = None  # of the loss
     kernels: Literal["fused"] | None = None  # of norms, activation functions and rotations
-    zero: dict | None = None  # what its DeepSpeed configs have in zero_optimization beside the stage
+    zero: dict | None = None  # the settings in zero_optimization of its DeepSpeed configs, besides the stage
 
 
 class Part(BaseModel):
-    """Some rows of a source, whose times are for something else than those of its other rows."""
+    """Some rows of a source whose times have another role than those of its other rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class Part(BaseModel):
 
 
 class Miss(BaseModel):
-    """Why predictions of some rows are off by more than they should: an explanation, and no correction."""
+    """Why predictions of some rows have missed: an explanation, not a correction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,15 +61,15 @@ class Source(BaseModel):
 
     name: str
     address: str
-    licence: str  # of the text and data that the rows were read in. Rows are facts and figures; no text is kept
+    licence: str  # of the text and data that the rows come from; rows are facts and figures, no text is kept
     what: str
     read: str  # how its rows were read
     unsaid: str
-    role: Role | None = None  # for the model of time; None: not used for it
-    part: tuple[Part, ...] = ()  # the first that a row fits decides its role
+    role: Role | None = None  # for the model of time; None: not used
+    part: tuple[Part, ...] = ()  # the first one that matches a row decides the row's role
     says: tuple[Says, ...] = ()
-    miss: tuple[Miss, ...] = ()  # the first that a row fits
-    own_error: dict[Literal["memory", "time"], float] = {}  # what a simulator says of itself: a mean of absolute errors
+    miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
+    own_error: dict[Literal["memory", "time"], float] = {}  # a simulator's own figure: the mean of absolute errors
 
     def why_off(self, row: Row, quantity: str) -> str | None:
         words = f"{row.model} on {row.gpu}, {row.arm}, {row.notes}"
@@ -81,7 +81,7 @@ class Source(BaseModel):
         return next((part.role for part in self.part if re.search(part.about, words)), self.role)
 
     def says_of(self, row: Row) -> Says:
-        """What this source says of a row, beside what the row says."""
+        """What this source says of a row, besides the row itself."""
         return next((says for says in self.says if says.about in (row.url_or_path or "")), Says(where=""))
 
 

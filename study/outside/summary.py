@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured: by source, by role, and over all."""
+"""The errors of predictions: by source, by role, and over all rows."""
 
 import statistics
 import warnings
@@ -11,12 +11,12 @@ from study.outside import sources
 from study.outside.compare import Compared, Quantity, simulated
 from study.outside.rows import Row
 
-FEWEST_IN_A_TABLE = 3  # two rows are in order or not
+FEWEST_IN_A_TABLE = 3  # two rows show no order
 
 
 @dataclass(frozen=True)
 class Errors:
-    """The errors of some predictions; errors are shares of what was measured."""
+    """The errors of some predictions, as shares of the measured values."""
 
     count: int
     median_signed: float
@@ -24,8 +24,8 @@ class Errors:
     worst: float  # signed, the largest by its absolute value
     within_10: float
     within_30: float
-    inside: float | None  # share inside the interval, of those with one
-    others: dict[str, float]  # median absolute errors of simpler ways, on the same rows
+    inside: float | None  # share inside the interval, of the predictions with an interval
+    others: dict[str, float]  # median absolute errors of simpler ways to predict the same rows
 
     @classmethod
     def of(cls, quantities: list[Quantity]) -> "Errors":
@@ -59,7 +59,7 @@ def _share(flags: Iterable[bool]) -> float:
 
 @dataclass(frozen=True)
 class Order:
-    """Kendall's tau of tables: rows of one source and model on as many GPUs."""
+    """Kendall's tau of tables. A table is the rows of one source and model on the same number of GPUs."""
 
     tables: int
     of_step_times: float  # the median of the tables
@@ -68,7 +68,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Group:
-    """What is said of some rows together."""
+    """The summary of some rows."""
 
     rows: int
     without: int  # rows that have no prediction
@@ -79,12 +79,12 @@ class Group:
     time_complete: Errors | None
     inside_of_sources: float | None  # the share of step times inside the interval, the mean of the sources
     order: Order | None
-    simulator: dict[str, Errors]  # the source's own predictions of its rows, where it has some
-    own_error: dict[str, float]  # what a simulator says of itself, where it does not predict row by row
+    simulator: dict[str, Errors]  # the source's own predictions of its rows, if it has some
+    own_error: dict[str, float]  # a simulator's own figure, if it does not predict row by row
 
 
 def misses(compared: list[Compared]) -> list[dict]:
-    """Every prediction that missed, with the explanation that there is. Rows that differ in their batch are one."""
+    """Every prediction that missed, with its explanation. Rows that only differ in their batch are merged."""
     together: dict[tuple, list[float]] = defaultdict(list)
     for each in compared:
         for quantity in (quantity for quantity in each.quantities if quantity.missed):
@@ -100,7 +100,7 @@ def misses(compared: list[Compared]) -> list[dict]:
 
 
 def summary(compared: list[Compared]) -> dict[str, Group]:
-    """By source; of the rows that decide constants, decide the interval, and decide nothing; and over all."""
+    """The summaries by source, by role, and over all rows."""
     groups = defaultdict(list)
     for each in compared:
         groups[each.row.source].append(each)
@@ -159,7 +159,7 @@ def _order(members: list[Compared]) -> Order | None:
 
 
 def _taus(table: list[tuple[Row, Quantity]]) -> tuple[float | None, float | None]:
-    """Of step times, and of tokens per second, which do not order themselves by the size of a batch."""
+    """Kendall's tau of step times, and of tokens per second, which do not grow with the batch by themselves."""
     tokens = [row.micro_batch * (row.grad_acc or 1) * (row.seq or 1) for row, _ in table]
     predicted, measured = ([getattr(each, name) for _, each in table] for name in ("predicted", "measured"))
     rates = [[count / s for count, s in zip(tokens, side, strict=True)] for side in (predicted, measured)]
@@ -172,4 +172,4 @@ def _tau(predicted: list[float], measured: list[float]) -> float | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tau = float(kendalltau(predicted, measured).statistic)
-    return None if tau != tau else tau  # all alike: no order
+    return None if tau != tau else tau  # NaN: all values are equal

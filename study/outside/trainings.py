@@ -1,4 +1,4 @@
-"""Published step times with what they are predicted from."""
+"""Published step times, with the setup and machine that they are predicted from."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from study.theory.steptime import Machine
 
 @dataclass(frozen=True)
 class Timed:
-    """A row that measured a step, and what is predicted from."""
+    """A row with a measured step, its setup and its machine."""
 
     row: Row
     setup: Setup
@@ -21,7 +21,7 @@ class Timed:
 
 def timed(role: sources.Role) -> list[Timed]:
     """The rows of a role that have a step time and can be predicted."""
-    found = []
+    measured = []
     for row in rows.own():
         if sources.own()[row.source].role_of(row) != role or row.step_s is None:
             continue
@@ -30,5 +30,5 @@ def timed(role: sources.Role) -> list[Timed]:
         except NoSetup:
             continue
         if training.machine:
-            found.append(Timed(row, training.setup, machine_of(training)))
-    return found
+            measured.append(Timed(row, training.setup, machine_of(training)))
+    return measured

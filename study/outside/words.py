@@ -1,8 +1,8 @@
-"""The errors of predictions as rows of a table, from a summary as it is kept."""
+"""The errors of predictions as rows of a table, from the kept summary."""
 
 
 def lines(groups: dict[str, dict]) -> list[dict]:
-    """A row for each group and quantity with predictions. Shares are in per cent, errors of what was measured."""
+    """A row for each group and quantity with predictions. Errors are shares of the measured value, in per cent."""
     return [
         _line(name, quantity, group)
         for name, group in groups.items()
@@ -60,7 +60,7 @@ def misses(missed: list[dict]) -> list[dict]:
 
 
 def unpredicted(groups: dict[str, dict]) -> list[dict]:
-    """The sources of which no row has a prediction."""
+    """The sources without any predicted row."""
     return [
         {"source": name, "rows": group["rows"]}
         for name, group in groups.items()

@@ -1,4 +1,4 @@
-"""The predictions of the project's own rows as a file, so that pages and answers need not compute them."""
+"""Keeps the predictions of the project's own rows in a file, so that pages and answers need not compute them."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ from study.outside.summary import summary
 from study.outside.words import percent
 
 FILE = rows.FOLDER / "predictions.json"
-KEPT = ("key", "reason", "assumed", "quantities")  # of a row; the rest is in the row itself
+KEPT = ("key", "reason", "assumed", "quantities")  # what is kept of a row besides the row itself
 
 
 def as_json(everything: list[Compared]) -> dict:
@@ -21,7 +21,7 @@ def as_json(everything: list[Compared]) -> dict:
 
 
 def write() -> None:
-    """Predict all own rows again, and keep what theory said of each, a line for each row."""
+    """Predict all own rows again and write the file, a line for each row."""
     everything = as_json([compared(row) for row in rows.own()])
     lines = [json.dumps({name: row[name] for name in KEPT}) for row in everything["rows"]]
     text = ",\n".join(lines)
@@ -30,7 +30,7 @@ def write() -> None:
 
 @functools.cache
 def read(file: Path = FILE) -> dict:
-    """A file of predictions, as `study outside --write` left it."""
+    """The content of a file that `study outside --write` has written."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -38,13 +38,13 @@ def read(file: Path = FILE) -> dict:
 
 
 def own() -> list[Compared]:
-    """The own rows with their predictions as they were kept. Rows that changed since are a Stop."""
+    """The own rows with their kept predictions. A Stop if rows have changed since."""
     kept = read()["rows"]
     if [each["key"] for each in kept] != [key_of(row) for row in rows.own()]:
-        raise Stop(f"{FILE.name} is not of these rows", "write it: study outside --write")
+        raise Stop(f"{FILE.name} does not match the rows", "write it again: study outside --write")
     return [
-        Compared(row, tuple(_quantity(**each) for each in its["quantities"]), its["reason"], tuple(its["assumed"]))
-        for row, its in zip(rows.own(), kept, strict=True)
+        Compared(row, tuple(_quantity(**each) for each in said["quantities"]), said["reason"], tuple(said["assumed"]))
+        for row, said in zip(rows.own(), kept, strict=True)
     ]
 
 
@@ -53,7 +53,7 @@ def _quantity(interval: list[float] | None, **values) -> Quantity:
 
 
 def accuracy() -> str:
-    """How accurate such predictions were, in a sentence. Of time, only rows count that nothing was fitted on."""
+    """How accurate predictions were, in a sentence. For time, only rows count that were not used to fit."""
     groups, parts = read()["summary"], []
     for name, group, what in (("memory", "all", "cells"), ("time", "all of role test", "step times")):
         if errors := groups.get(group, {}).get(name):

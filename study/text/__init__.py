@@ -1,1 +1,1 @@
-"""Numbers and tables for people: human units, and rows as a table in the terminal."""
+"""Numbers in human units, and rows as a table in the terminal."""

@@ -6,7 +6,7 @@ UNKNOWN = "-"
 
 
 def short(value) -> str:
-    """Any value in a table: four significant digits, yes or no, and a dash for what is not known."""
+    """Any value as a table shows it: four significant digits, yes or no, and a dash for unknown values."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):
@@ -41,7 +41,7 @@ def nats(difference: float) -> str:
 
 
 def quantity(value, unit: str) -> str:
-    """A value with its unit; bytes in the unit that people would use."""
+    """A value with its unit. Bytes are written as kB, MB, GB or TB."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if number and unit in ("bytes", "bytes/s"):
         return size(value) + unit.removeprefix("bytes")
@@ -51,7 +51,7 @@ def quantity(value, unit: str) -> str:
 
 
 def _significant(value: float, digits: int) -> str:
-    """Without an exponent, unless the number is tiny or huge."""
+    """A number with so many significant digits, without an exponent unless it is tiny or huge."""
     if value == 0 or 1e-4 <= abs(value) < 1e7:
         decimals = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
         text = f"{value:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Rows as a table in the terminal, drawn by rich: as wide as the terminal, or uncut where the output is not one."""
+"""Prints rows as a table with rich: as wide as the terminal, or uncut if the output is not a terminal."""
 
 import itertools
 import sys
@@ -8,13 +8,13 @@ from rich.table import Table
 
 from study.text.numbers import short
 
-GAP = 2  # columns between two of a table's
-LEAST_TEXT = 8  # columns that a text has at least, and twice as many where it names the row
-UNCUT = 400  # columns where nobody looks at a screen: another program reads it, or a file
+GAP = 2  # characters between two columns
+LEAST_TEXT = 8  # characters of a text that are shown at least; twice as many for the first column
+UNCUT = 400  # characters of a line if the output is not a terminal
 
 
 def show(rows: list[dict]) -> None:
-    """Print rows. Numbers are right-aligned; what is not known is a dash. Columns that have no room are named below."""
+    """Print rows. Numbers are right-aligned, unknown values are a dash. Columns without room are named below."""
     if not rows:
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -37,7 +37,7 @@ def show(rows: list[dict]) -> None:
 
 
 def _least_width(name: str, texts: list[str], numeric: bool) -> int:
-    """A number is never broken, and a text not into pieces that nobody reads."""
+    """The least width of a column: numbers are never wrapped, and texts not into tiny pieces."""
     longest, word = max(map(len, texts)), max(map(len, name.split()), default=0)
     return max(longest if numeric else min(longest, LEAST_TEXT), word)
 
@@ -47,6 +47,6 @@ def console() -> Console:
 
 
 def say(*lines: str) -> None:
-    """Print lines now, also where the output is a pipe."""
+    """Print lines immediately, even if the output is a pipe."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

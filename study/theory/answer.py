@@ -171,7 +171,7 @@ def assumptions(question: Question) -> list[str]:
         f"{factor:.2f} and multiplied by it",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
-        "torch.compile was not tried: it changes time more than memory, and no numbers for it are known here",
+        "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
     ]
     return lines
 

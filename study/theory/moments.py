@@ -1,7 +1,7 @@
-"""What an optimizer keeps of the gradients it has seen, and what it makes during an update: bytes, by its tensors.
+"""Bytes that an optimizer keeps as moments, and bytes that it makes during an update.
 
-DDP and one process give an optimizer each tensor as it is, FSDP2 a rank's rows of each, and DeepSpeed's ZeRO one flat
-vector of all. What works by matrices or by blocks keeps another number of bytes of a vector.
+DDP and one process give an optimizer each tensor as it is, FSDP2 a rank's rows of each tensor, and DeepSpeed's ZeRO one
+flat vector of all. Optimizers that work by matrices or by blocks keep another number of bytes for a vector.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from study.theory.profile import Tensor
 
-NOT_FOR_MUON = ("embed", "lm_head")  # deepspeed/__init__.py, set_optimizer_flags: by name, so GPT-2's `wte` is for it
+NOT_FOR_MUON = ("embed", "lm_head")  # deepspeed/__init__.py, set_optimizer_flags: by name, so Muon gets GPT-2's `wte`
 LEAST_8BIT_ELEMENTS = 4096  # bitsandbytes 0.50: smaller tensors keep fp32 (optim/optimizer.py, min_8bit_size)
 BLOCK_ELEMENTS = 256  # with one fp32 scale for each block of a moment
 QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for each moment, shared by all tensors
@@ -18,7 +18,7 @@ QUANTILES_BYTES = 2 * 256 * 4  # the values that 8 bits stand for: a table for e
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor as the optimizer has it."""
+    """A tensor as the optimizer sees it."""
 
     shape: tuple[int, ...]
     of_muon: bool = False
@@ -33,7 +33,7 @@ class Piece:
 
 
 def is_for_muon(tensor: Tensor) -> bool:
-    """Whether DeepSpeed takes a tensor for one that Muon may update."""
+    """Whether DeepSpeed lets Muon update a tensor."""
     return len(tensor.shape) >= 2 and not any(word in tensor.name.lower() for word in NOT_FOR_MUON)
 
 
@@ -42,7 +42,7 @@ def piece(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Piece:
 
 
 def held_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int:
-    """Bytes of all moments; `state_bytes` is that of an element where an optimizer keeps them in the weights' type."""
+    """Bytes of all moments. `state_bytes` are those of an element, unless the optimizer keeps 8 bits."""
     if optimizer == "adamw_8bit":
         tables = QUANTILES_BYTES if any(each.in_8_bits for each in pieces) else 0
         return sum(map(_of_8_bits, pieces)) + tables
@@ -67,22 +67,22 @@ def _elements(optimizer: str, each: Piece) -> int:
 
 
 def made_bytes(optimizer: str, pieces: Sequence[Piece], state_bytes: int) -> int:
-    """Bytes that an update makes at most beside weights, gradients and moments; of one tensor at a time.
+    """The most bytes that an update makes beside weights, gradients and moments, one tensor at a time.
 
-    What bitsandbytes' operator for a CPU makes inside itself is not counted: records do not see it, and its kernel for
-    a GPU makes nothing.
+    Memory inside bitsandbytes' operator for CPUs is not counted: records do not see it, and the kernel for GPUs needs
+    none.
     """
     if optimizer == "foreach":
         return state_bytes * sum(each.elements for each in pieces)
-    if optimizer == "adafactor":  # the estimate of the second moments; of a vector, its squares as well
+    if optimizer == "adafactor":  # the estimate of the second moments; for a vector its squares as well
         return state_bytes * max((each.elements * (1 if len(each.shape) > 1 else 2) for each in pieces), default=0)
     return 0
 
 
 def multiplied_bytes(tensor: Tensor, on_gpu: bool) -> int:
-    """The most that Muon makes to multiply a matrix: Newton-Schulz's iteration on its Gram matrix (original_muon.py).
+    """The most bytes that Muon makes for a matrix: Newton-Schulz iteration on its Gram matrix (original_muon.py).
 
-    In fp16, and where the device has none, in fp32. Of a square matrix the iteration is on the matrix itself.
+    It computes in fp16 on a GPU, else in fp32. For a square matrix it iterates on the matrix itself.
     """
     rows, columns = tensor.shape
     least, whole = min(rows, columns), tensor.elements

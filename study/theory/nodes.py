@@ -1,4 +1,4 @@
-"""Which bytes of a step stay inside a node, and which go between nodes. Ranks fill one node after the other."""
+"""Which bytes of a step stay inside a node, and which go between nodes. Ranks fill one node after another."""
 
 from dataclasses import replace
 
@@ -10,14 +10,14 @@ from study.theory.setup import Setup
 
 # By collective: bytes of the whole tensor, by the ranks that take part.
 Groups = dict[str, dict[tuple[int, ...], float]]
-RING = {"all_reduce": 2.0, "barrier": 0.0}  # how often a rank sends its share of the tensor; the others: once
-GLOO = RING | {"reduce_scatter": 2.0}  # gloo reduces all of it and keeps a part
+RING = {"all_reduce": 2.0, "barrier": 0.0}  # how often a rank sends its share of the tensor; other collectives: once
+GLOO = RING | {"reduce_scatter": 2.0}  # gloo reduces the whole tensor and keeps a part
 
 
 def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
-    """Bytes by collective among ranks of one node, and among ranks of several.
+    """Bytes by collective among ranks of one node, and among ranks of several nodes.
 
-    A collective among several nodes counts with all its bytes, as papers count them.
+    As in papers, all bytes of a collective among several nodes count as between nodes.
     """
     split: dict[str, dict[str, float]] = {"inside": {}, "between": {}}
     for kind, groups in moved.items():
@@ -29,10 +29,10 @@ def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
 
 
 def sent_by_a_node(moved: Groups, node_ranks: int, shares: dict[str, float] = RING) -> float:
-    """What a node sends to others, on rings that enter and leave each node once.
+    """Bytes that a node sends to other nodes, on rings that enter and leave each node once.
 
-    In a ring over all ranks only the last rank of a node sends to the next one. Where each rank has a ring of its own
-    to its like in other nodes, all of them send.
+    In a ring over all ranks, only the last rank of a node sends to the next node. If each rank of a node has its own
+    ring with one rank of each other node, all ranks send.
     """
     sent = 0.0
     for kind, groups in moved.items():
@@ -49,17 +49,17 @@ def _nodes(ranks: tuple[int, ...], node_ranks: int) -> set[int]:
 
 
 def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
-    """What an optimizer step of the first rank moves, among which ranks. ZeRO++'s gradients ask how large nodes are."""
+    """What an optimizer step of the first rank moves, and among which ranks. ZeRO++'s gradients need `node_ranks`."""
     everyone = tuple(range(setup.ranks))
     if setup.fsdp:
         moved, sharing = fsdp_memory.traffic(Sharding(setup)), setup.sharing_ranks
         replicas = tuple(range(0, setup.ranks, sharing))
         return {kind: {replicas if kind == "all_reduce" else everyone[:sharing]: size} for kind, size in moved.items()}
     engine = Engine(setup)
-    alike = everyone[:: setup.tensor_ranks]  # that have the same part of each layer
+    alike = everyone[:: setup.tensor_ranks]  # the ranks that have the same part of each layer
     moved: Groups = {kind: {alike: size} for kind, size in traffic(Engine(_unquantized(setup))).items()}
     if setup.second_partition and "all_gather" in moved:
-        # All ranks gather each weight once; whatever is gathered after that comes from hpZ's second copy.
+        # All ranks gather each weight once; later gathers read hpZ's second copy.
         once = (engine.part + engine.frozen_part) * engine.ranks * setup.weight_bytes
         second, everything = everyone[: setup.second_partition], moved["all_gather"][everyone]
         moved["all_gather"] = {everyone: once}
@@ -77,7 +77,7 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
 
 
 def _unquantized(setup: Setup) -> Setup:
-    """The same without ZeRO++'s quantizers, which are put in here: they ask which ranks are near each other."""
+    """The setup without ZeRO++'s quantizers. They are applied here, because they depend on which ranks share a node."""
     config = setup.deepspeed or {}
     zero = config.get("zero_optimization", {})
     plain = {name: value for name, value in zero.items() if not name.startswith("zero_quantized_")}
@@ -87,27 +87,26 @@ def _unquantized(setup: Setup) -> Setup:
 def _in_8_bits(engine: Engine, gathered: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
     """qwZ: a byte for each element that a pass gathers. Read in DeepSpeed 0.19.8, never run.
 
-    Without the scales, 4 bytes for some thousand elements. Small weights that stay whole are gathered as they are.
+    The scales (4 bytes for some thousand elements) are left out. Small weights that stay whole are not quantized.
     """
     everyone = max(gathered, key=len)
-    stay = sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes
-    as_they_are = {everyone: stay}
+    unquantized = {everyone: sum(tensor.elements for tensor in engine.persistent) * engine.weight_bytes}
     return {
-        ranks: (size - as_they_are.get(ranks, 0)) / engine.weight_bytes + as_they_are.get(ranks, 0)
+        ranks: (size - unquantized.get(ranks, 0)) / engine.weight_bytes + unquantized.get(ranks, 0)
         for ranks, size in gathered.items()
     }
 
 
 def _in_4_bits(engine: Engine, reduced: float, node_ranks: int) -> Groups:
-    """qgZ: half a byte for each element, exchanged inside a node and then, of a rank's part, between nodes.
+    """qgZ: half a byte for each element, exchanged inside a node, and then for a rank's part between nodes.
 
-    Read in DeepSpeed 0.19.8 (all_to_all_quant_reduce), never run; without the scales. Vectors, and tensors that 2 N
-    does not divide, are reduced as they are.
+    Read in DeepSpeed 0.19.8 (all_to_all_quant_reduce), never run. The scales are left out. Vectors, and tensors whose
+    size is no multiple of 2 N, are not quantized.
     """
-    even = sum(t.elements for t in engine.tensors if len(t.shape) > 1 and t.elements % (2 * engine.ranks) == 0)
-    even *= engine.accumulation
+    quantized = sum(t.elements for t in engine.tensors if len(t.shape) > 1 and t.elements % (2 * engine.ranks) == 0)
+    quantized *= engine.accumulation
     inside, across = tuple(range(node_ranks)), tuple(range(0, engine.ranks, node_ranks))
-    exchanged = {inside: even / 2, across: even / 2 / node_ranks}
-    rest = {tuple(range(engine.ranks)): reduced - even * engine.weight_bytes}
+    exchanged = {inside: quantized / 2, across: quantized / 2 / node_ranks}
+    rest = {tuple(range(engine.ranks)): reduced - quantized * engine.weight_bytes}
     exchanged = {ranks: size for ranks, size in exchanged.items() if len(ranks) > 1}
     return {"reduce_scatter": rest, "all_to_all": exchanged}

@@ -1,4 +1,4 @@
-"""How fast a GPU does its work, and a link moves bytes: constants with their origins, in `pace.toml`."""
+"""How fast GPUs compute and links move bytes. The constants and their origins are in `pace.toml`."""
 
 import functools
 import tomllib
@@ -13,8 +13,8 @@ from study.theory.work import Product, Work
 
 FILE = Path(__file__).with_name("pace.toml")
 TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
-LARGE = 1e9  # parameters of a model whose time is as certain as that of large ones
-TURNS = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a bit of the smaller
+LARGE = 1e9  # parameters from which on a model has the interval of large models
+NORM = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a little of the smaller
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Pace:
     fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
     kernel_s: float  # of the host, to launch a kernel
     module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
-    module_least_s: float  # the same on a faster host: sources differ, and two rows decide module_s
-    contention: float  # of the seconds of a collective, by which the kernels beside it take longer
+    module_least_s: float  # module_s of a faster host: sources differ, and module_s rests on two rows
+    contention: float  # the share of a collective's seconds by which the kernels beside it take longer
     link_share: float  # of NVLink's bandwidth, in collectives
     pcie_share: float
     network_share: float
@@ -50,7 +50,7 @@ def pace() -> Pace:
 
 
 def interval_factor(trained: int) -> float:
-    """By which the time of a model is divided and multiplied, for an interval meant to hold 80 % of measurements."""
+    """The factor that divides and multiplies a predicted time, for an interval meant to hold 80 % of measurements."""
     return interval_factors()["large" if trained >= LARGE else "small"]
 
 
@@ -65,7 +65,7 @@ def origins() -> dict[str, dict]:
 
 @functools.cache
 def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
-    """What a GPU was measured to reach of its peak, in products and in fused attention; with the origins."""
+    """The share of its peak that a GPU was measured to reach in products and in fused attention, with the origins."""
     shares = {kind: _read()["ceiling"][kind] for kind in ("products", "attention")}
     return {
         kind: (entry["value"], entry["origin"])
@@ -76,7 +76,7 @@ def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
 
 @functools.cache
 def moving_share_of(gpu: str) -> float | None:
-    """What kernels that only move bytes reach of a GPU's bandwidth, where that was published; else it is fitted."""
+    """The published share of a GPU's bandwidth in kernels that only move bytes. None: use the fitted share."""
     entry = _read()["ceiling"]["moving"].get(gpu)
     return entry and entry["value"]
 
@@ -88,7 +88,7 @@ def multiprocessors(gpu: str) -> int:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What a GPU takes for some work, by what it is bound by; and the host for launching it."""
+    """Seconds of a GPU for some work, by what limits it; and of the host for launching it."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -97,13 +97,13 @@ class Seconds:
 
     @property
     def on_gpu(self) -> float:
-        """Host and GPU take turns in being the slower, kernel by kernel: both together take a bit more than either."""
+        """Kernel by kernel, host or GPU is the slower one. Together they take a little more than the slower one."""
         working = self.products + self.attention + self.moving
-        return (working**TURNS + self.launching**TURNS) ** (1 / TURNS)
+        return (working**NORM + self.launching**NORM) ** (1 / NORM)
 
 
 class FullPace(NamedTuple):
-    """Seconds of some work at a GPU's ceilings, and at all of its memory's bandwidth."""
+    """Seconds of some work at a GPU's ceilings and at its full memory bandwidth."""
 
     products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
     attention: float
@@ -112,7 +112,7 @@ class FullPace(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
-    """`whole`: products of fp32, which run as TF32 where there is one."""
+    """`whole`: products of fp32, which run as TF32 if the GPU has it."""
     gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
     flops_per_s, element_bytes = peak * ceilings(gpu_name)["products"][0], 4 if whole else 2
@@ -130,10 +130,10 @@ def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
 
 
 def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
-    """Seconds of a pass over a block; `fused`: norms, activation functions and rotations are single kernels.
+    """Seconds of a pass over a block. `fused`: norms, activation functions and rotations are single kernels.
 
-    A product takes as long as its operations or as its bytes: those of small matrices, as in an attention that is
-    written out, are bound by the memory.
+    A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
+    matrices, as in a written-out attention.
     """
     full, moving_share = at_full_pace(work, gpu_name, whole), moving_share_of(gpu_name) or constants.moving_share
     products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
@@ -146,7 +146,7 @@ def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace)
 
 
 def filled(product: Product, processors: int) -> float:
-    """The share of a GPU's processors that compute something, over all waves of tiles."""
+    """The share of a GPU's processors that do useful work, over all waves of tiles."""
     tiles = product.count * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
     padding = product.m * product.n * product.count / (tiles * TILE[0] * TILE[1])
     return padding * tiles / (ceil(tiles / processors) * processors)
@@ -157,7 +157,7 @@ def filled(product: Product, processors: int) -> float:
 
 @dataclass(frozen=True)
 class Links:
-    """What joins the ranks of a training. `network` is between nodes."""
+    """What connects the ranks of a training. `network` is between nodes."""
 
     ranks: int
     gpus_per_node: int
@@ -169,19 +169,19 @@ class Links:
         return ceil(self.ranks / self.gpus_per_node)
 
     def within(self, group: int | None) -> "Links":
-        """Of a group of neighbouring ranks."""
+        """The links within a group of neighbouring ranks."""
         return replace(self, ranks=min(self.ranks, group)) if group else self
 
     def between(self, group: int) -> "Links":
-        """Of ranks that have the same place in their groups."""
+        """The links between ranks that have the same place in their groups."""
         return replace(self, ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
 
 
 def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:
     """Seconds of a collective over a tensor of this size, in rings as NCCL builds them.
 
-    A ring goes through every GPU of a node before it leaves it, and there are as many rings as ports, so a node's ports
-    carry it together. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
+    A ring goes through every GPU of a node before it leaves the node. There are as many rings as network ports, so all
+    ports of a node carry the data. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
     """
     ranks, nodes = links.ranks, links.nodes
     if ranks == 1:

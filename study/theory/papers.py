@@ -11,8 +11,8 @@ from study.spec.validation import nearest
 
 # Bytes per parameter of the weights, the gradients, and what only the optimizer needs (P1's K).
 RECIPES = {
-    "mixed-adam": (2, 2, 12),  # P1 3.1: fp32 master copy and two fp32 moments, K = 12; our bf16_cast
-    "fp32-adam": (4, 4, 8),  # no master copy: the weights are fp32; our fp32, and bf16 by autocast
+    "mixed-adam": (2, 2, 12),  # P1 3.1: fp32 master copy and two fp32 moments, K = 12; bf16_cast here
+    "fp32-adam": (4, 4, 8),  # no master copy, as the weights are fp32; fp32 here, and bf16 by autocast
     "bf16-adam": (2, 2, 4),  # weights and moments in bf16, no master copy
     "bf16-adam-master": (2, 2, 6),  # and a master copy in bf16, as DeepSpeed keeps it
     "bf16-adam-8bit": (2, 2, 2),  # moments of a byte each, no master copy
@@ -39,7 +39,7 @@ OF_OPTIMIZER = {"adamw_8bit": "adam-8bit", "sgd": "sgd-momentum", "adafactor": "
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes a second that a GPU sends while it receives as many, by the vendor; software reaches less."""
+    """Bytes a second that a GPU can send while it receives as many, by the vendor. Software reaches less."""
 
     bytes_per_s: float
     source: str
@@ -69,18 +69,20 @@ CPU_ADAM_S_PER_BILLION = 0.26
 
 
 def recipe_of(precision: str, optimizer: str) -> str:
-    """The recipe of a precision with an optimizer, as a setup names both."""
+    """The recipe of a precision with an optimizer, both by the names that a setup uses."""
     weights = OF_PRECISION[precision].removesuffix("-adam")
     return f"{weights}-{OF_OPTIMIZER.get(optimizer, 'adam')}"
 
 
 def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed-adam") -> dict[str, float]:
-    """Model states of a rank, P1 section 5, figure 1: only what the stage partitions is divided by N."""
+    """Model states of a rank, P1 section 5, figure 1. Only the states that the stage partitions are divided by N."""
     if recipe not in RECIPES:
         raise Stop(f"{recipe!r} is not a recipe", nearest(recipe, RECIPES))
     if stage not in (0, 1, 2, 3):
         raise Stop(f"stage must be 0, 1, 2 or 3 (got {stage})", "give one of these")
-    if not (0 < parameters < math.inf and ranks > 0):  # infinitely many ranks show the limit of a stage
+    if not (
+        0 < parameters < math.inf and ranks > 0
+    ):  # infinitely many ranks are allowed: they show the limit of a stage
         what = f"parameters and ranks must be above 0 (got {parameters:g} parameters on {ranks} ranks)"
         raise Stop(what, "give numbers above 0")
     weights, gradients, optimizer = RECIPES[recipe]
@@ -92,7 +94,7 @@ def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed
 
 
 def offloaded_states_bytes(parameters: float, stage: int, ranks: int, weights_too: bool = False) -> dict[str, float]:
-    """Model states with ZeRO-Offload, mixed precision: {"device", "host"} of a rank. P2 section 4.1; P3 section 5.1.
+    """Model states of a rank with ZeRO-Offload in mixed precision: {"device", "host"}. P2 section 4.1; P3 section 5.1.
 
     P2: 16-bit weights stay on the device, gradients and optimizer states go to the host. P3 also moves the weights.
     """
@@ -102,21 +104,21 @@ def offloaded_states_bytes(parameters: float, stage: int, ranks: int, weights_to
 
 
 def published_traffic_bytes(parameters: float, stage: int, ranks: int, element_bytes: float = 2) -> float:
-    """Bytes a rank sends in a step, P1 section 7: (N - 1) / N of 2 Psi up to stage 2, of 3 Psi in stage 3."""
+    """Bytes that a rank sends in a step, P1 section 7: (N - 1) / N of 2 Psi up to stage 2, of 3 Psi in stage 3."""
     return (3 if stage == 3 else 2) * parameters * element_bytes * (ranks - 1) / ranks
 
 
 def wire_bytes(traffic: dict[str, float], ranks: int) -> float:
-    """Bytes a rank sends in rings for collectives over tensors of these sizes: an all-reduce takes two rounds."""
+    """Bytes that a rank sends in rings, for collectives over tensors of these sizes. An all-reduce takes two rounds."""
     share = (ranks - 1) / ranks
     return sum(size * share * (2 if kind == "all_reduce" else 1) for kind, size in traffic.items())
 
 
 def infinity_efficiency(intensity: float, bytes_per_s: float, peak_flops_per_s: float) -> float:
-    """Share of the peak that is left if nothing overlaps, from operations per byte moved. P3 eq. 6."""
+    """The share of the peak that remains if nothing overlaps, from operations per byte moved. P3 eq. 6."""
     return intensity * bytes_per_s / (intensity * bytes_per_s + peak_flops_per_s)
 
 
 def infinity_intensities(rows: int, sequence: int, hidden: int, every: int = 1) -> dict[str, float]:
-    """Operations per byte of what is transferred. P3 eq. 9 to 11."""
+    """Operations per transferred byte. P3 eq. 9 to 11."""
     return {"weights_gradients": sequence * rows, "optimizer": sequence * rows / 4, "checkpoints": 24 * hidden * every}

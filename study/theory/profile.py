@@ -1,7 +1,7 @@
-"""What the activations of a forward and backward pass take, from moment to moment: all that memory needs to know of it.
+"""Bytes of activations from moment to moment of a forward and backward pass: all that the formulas of memory need.
 
-A profile is the same whoever made it: formulas (`activations.py`), or a trace of the model (`tracing.py`). Weights,
-gradients that are complete and everything of the engine come on top (`deepspeed_memory.py`).
+Formulas (`activations.py`) and traces of a model (`tracing.py`) both make such a profile. Weights, complete gradients
+and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head"; a frozen one has no gradient."""
+    """A parameter tensor. `block` is "embeddings", "layer.<i>" or "head". Frozen tensors have no gradient."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,10 +36,10 @@ class Held(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The moments of a parameter tensor's gradient, which is not counted in them."""
+    """What is held until a tensor's gradient is complete. The gradient itself is not included."""
 
     tensor: Tensor
-    most: Held  # at most, since the gradient before it
+    most: Held  # the most since the gradient before it
     complete: Held  # when it is complete, and the engine takes it
 
 
@@ -48,6 +48,6 @@ class Profile:
     """A forward and a backward pass over a microbatch."""
 
     kept: int  # at the end of the forward pass
-    most: Held  # until the first gradient is complete: in the forward pass, for the loss, and for the logits' gradient
-    at_use: Mapping[str, float]  # kept when the forward pass has come to a tensor
+    most: Held  # the most until the first gradient is complete: forward pass, loss, gradient of the logits
+    at_use: Mapping[str, float]  # kept when the forward pass reaches a tensor
     gradients: tuple[Gradient, ...]  # in the order of the backward pass

@@ -1,4 +1,4 @@
-"""How many of which GPUs a training needs, and what would help where nothing fits."""
+"""How many GPUs of which kind a training needs, and what would help if nothing fits."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from study.theory.question import Given, Question
 from study.theory.transformer import Transformer
 
 LORA_RANK = 16  # a usual one; others need about as much memory
-MOST_GPUS = 64  # that are tried where the user's do not suffice
+MOST_GPUS = 64  # the most that are tried if the user's GPUs do not suffice
 
 
 def fewest(model: Architecture | Transformer, counts: tuple[int, ...], gpu: str, given: Given) -> list[Advice]:
-    """For the fewest GPUs of a kind that suffice; before them, for fewer that do with states in host memory."""
+    """The advice for the fewest GPUs that suffice; before it, that for fewer GPUs with states in host memory."""
     enough = []
     for gpus in counts:
         if (given.batch or 0) % gpus or gpus % min(gpus, given.gpus_per_node or gpus):
@@ -27,7 +27,7 @@ def fewest(model: Architecture | Transformer, counts: tuple[int, ...], gpu: str,
 
 
 def remedies(question: Question, given: Given) -> list[tuple[str, Advice]]:
-    """What would make a training fit that does not: adapters only, more host memory, more GPUs, larger GPUs."""
+    """What would make the training fit: only adapters, more host memory, more GPUs, larger GPUs."""
     model, helps = question.model, []
     if isinstance(model, Transformer) and model.lora_rank is None and model.train_only is None:
         adapters = advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))

@@ -1,4 +1,4 @@
-"""The question that an advice answers: what to train, and on which machine. What a user leaves out has a default."""
+"""The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
 
 import re
 from dataclasses import dataclass, fields
@@ -12,16 +12,19 @@ from study.theory.architecture import Architecture
 from study.theory.setup import Frozen, Optimizer
 from study.theory.transformer import Transformer
 
-# All assumed until measured; an advice says so.
-SEQUENCE, BATCH = 2048, 128  # tokens of a row, if the model reads so many; rows of a step, up to a multiple of the GPUs
+# All of these are assumed, and an advice says so.
+SEQUENCE, BATCH = (
+    2048,
+    128,
+)  # tokens of a row, if the model reads as many; rows of a step, rounded up to a multiple of the GPUs
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
-LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # a node's memory is mostly twice that of its GPUs or more
+LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user says besides the model and the GPUs. None: take the default, or try what there is."""
+    """What a user says besides the model and the GPUs. None: the default, or all possibilities are tried."""
 
     sequence: int | None = None
     batch: int | None = None
@@ -42,7 +45,7 @@ class Question:
     model: Architecture | Transformer
     gpus: int
     gpu: str
-    link: str | None  # the slowest between GPUs: a name in papers.LINKS; None for a single GPU
+    link: str | None  # the slowest link between GPUs, a name in papers.LINKS; None for a single GPU
     host_memory_bytes: float  # of a node
     sequence: int
     batch: int
@@ -50,7 +53,7 @@ class Question:
     checkpointing: bool | None = None  # None: both are tried
     disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
     gpus_per_node: int = NODE_GPUS
-    frozen: Frozen = "bf16"  # weights that do not train, where the others are not bf16: as experts load them
+    frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
     optimizer: Optimizer = "fused"
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
@@ -64,7 +67,7 @@ class Question:
 
     @classmethod
     def of(cls, model: Architecture | Transformer, gpus: int, gpu: str, given: Given) -> "Question":
-        """The question with a default for everything that is not given."""
+        """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
         kind = GPUS[name]
         per_node = given.gpus_per_node or next(n for n in range(kind.per_node, 0, -1) if gpus % n == 0)
@@ -89,7 +92,7 @@ class Question:
 
 
 def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
-    """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean those that a GPU has."""
+    """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean the links of this GPU."""
     if text is None:
         return gpu.network if several_nodes else gpu.peer_link
     lower = text.lower().replace("_", "-").replace(" ", "-")
@@ -115,7 +118,7 @@ def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
 
 
 def counts_of(text: str) -> tuple[int, ...]:
-    """How many GPUs to try: "8", or the ends of "1..64" and the powers of two between them."""
+    """How many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
     match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high <= 2**16:

@@ -1,10 +1,10 @@
-"""The tape of a whole model from that of one with fewer layers of each kind (`models/stacks.py`).
+"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`models/stacks.py`).
 
-The marks on a tape cut it into sections: what one layer does in one phase, and what is done around the layers. A layer
-that was left out has the sections of one that was not, with names and tensors of its own. That is right only if layers
-of the same surroundings do the same, so the sections of all that were followed are compared, entry by entry: wherever
-one layer stands for others there are two. A section may free tensors of its layer, of the two layers beside it, and of
-what is around them all; from around the layers, those of any layer.
+The marks on a tape cut it into sections: what one layer does in one phase, and what happens around the layers. A layer
+that was left out gets the sections of a layer that was followed, with its own names and tensors. That is right only if
+layers with the same surroundings do the same. So wherever a layer stands for others, two such layers are followed, and
+their sections are compared entry by entry. The section of a layer may free tensors of its layer, of the two layers
+beside it, and of what is around the layers. A section around the layers may free tensors of any layer.
 """
 
 import re
@@ -19,11 +19,11 @@ Alike = dict[str, list[list[int]]]  # by the name of a stack, for each of its la
 
 
 class Unlike(Exception):
-    """Layers do not repeat each other, so the model has to be followed with all of them."""
+    """Layers that should be alike are not, so the model has to be followed with all of its layers."""
 
 
 class Place(NamedTuple):
-    """Where a section is: a phase of a layer; without a stack, around the layers."""
+    """Where a section is: in a phase of a layer; without a stack, around the layers."""
 
     phase: str
     stack: str | None
@@ -31,20 +31,20 @@ class Place(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor as a section sees it."""
+    """A tensor, relative to the section that uses it."""
 
-    place: Place  # where it is made; if near, `layer` is how many layers further on
+    place: Place  # where it is made; if near, `layer` counts the layers from the section to there
     near: bool
-    nth: int  # of those that are made there
-    made: tuple[int, bool]  # its bytes and pass
+    nth: int  # its number among the tensors made there
+    made: tuple[int, bool]  # its bytes, and whether the backward pass makes it
 
 
 @dataclass
 class Section:
     entries: list[tuple] = field(default_factory=list)
     made: list[tuple[int, bool]] = field(default_factory=list)
-    freed: set[int] = field(default_factory=set)  # which of its tensors are freed at some time
-    freed_around: list[tuple] = field(default_factory=list)  # those that other parts of the model free, and where
+    freed: set[int] = field(default_factory=set)  # numbers of its tensors that are freed
+    freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
 
 
 def repeat(tape: Tape, alike: Alike) -> Tape:
@@ -81,16 +81,16 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
 
 
 def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
-    """The sections of a tape in their order, with tensors and names as a section sees them."""
+    """The sections of a tape in their order, with tensors and names relative to the section."""
     sections, origins = _cut(tape)
     followed = {stack: _followed(groups) for stack, groups in alike.items()}
 
-    def steps(place: Place, layer: int) -> int:
-        """How many layers further on a layer is, of those that were followed."""
-        away = followed[place.stack].index(layer) - followed[place.stack].index(place.layer)
-        if abs(away) > 1:
+    def distance(place: Place, layer: int) -> int:
+        """How many of the followed layers it is from a place to a layer."""
+        layers = followed[place.stack].index(layer) - followed[place.stack].index(place.layer)
+        if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
-        return away
+        return layers
 
     for place, section in sections.items():
         named = re.compile(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)") if place.stack else None
@@ -98,18 +98,18 @@ def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
             if kind in ("freed", "gradient"):
                 made_in, number = origins[what]
                 near = made_in.stack is not None and made_in.stack == place.stack
-                where = made_in._replace(layer=steps(place, made_in.layer)) if near else made_in
+                where = made_in._replace(layer=distance(place, made_in.layer)) if near else made_in
                 sections[made_in].freed |= {number} if kind == "freed" else set()
                 section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].made[number]))
                 if made_in.stack and not near:
                     sections[made_in].freed_around.append((place, number))
             elif kind == "event" and named and (name := named.fullmatch(what)):
-                section.entries[at] = (kind, (name[1], steps(place, int(name[2])), name[3]), *rest)
+                section.entries[at] = (kind, (name[1], distance(place, int(name[2])), name[3]), *rest)
     return sections
 
 
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
-    """The sections of a tape; and of each tensor, in which one it is made, and as which one there."""
+    """The sections of a tape; and for each tensor, the section that makes it and its number there."""
     place = following = Place("around", None, 0)
     sections, origins, around = {place: Section()}, [], 0
     for entry in in_order(tape):
@@ -117,7 +117,7 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
             around += entry[2] is None
             following = Place(*entry[1:]) if entry[2] else Place("around", None, around)
             continue
-        if following != place and entry[0] != "freed":  # what a layer took is freed when it has returned
+        if following != place and entry[0] != "freed":  # a layer's inputs are freed after it has returned
             place = following
             if place in sections:
                 raise Unlike(f"{place} comes twice")
@@ -143,7 +143,7 @@ def _compare(sections: dict[Place, Section], alike: Alike) -> None:
 
 
 def _models(sections: dict[Place, Section], alike: Alike) -> dict[Place, Place]:
-    """The section that each one of the whole tape is like, in their order."""
+    """For each section of the whole tape, in order: the followed section that it repeats."""
     models: dict[Place, Place] = {}
     for (phase, stack), places in groupby(sections, key=lambda place: place[:2]):
         if stack is None:

@@ -1,4 +1,4 @@
-"""A step on a timeline: tasks on streams, each as early as its stream and what it waits for allow."""
+"""A step on a timeline: tasks on streams, each as early as its stream and the tasks that it waits for allow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,13 +7,15 @@ STREAMS = ("launch", "compute", "communication", "host link", "host", "disk")
 
 
 class Task(NamedTuple):
-    """Something that takes a stream for a while. Tasks of a stream run in the order in which they are given."""
+    """Something that occupies a stream for a while. Tasks of a stream run in the order of the list."""
 
     name: str
     stream: str
     seconds: float
-    after: tuple[int, ...] = ()  # tasks that end before this one starts, by their places in the list
-    launched_by: int | None = None  # the host issues this task's kernels in that one: it starts and ends no earlier
+    after: tuple[int, ...] = ()  # places in the list of the tasks that must end before this one starts
+    launched_by: int | None = (
+        None  # the task in which the host issues these kernels; this one starts and ends no earlier
+    )
 
 
 class Span(NamedTuple):
@@ -25,7 +27,7 @@ class Span(NamedTuple):
 
 
 def replay(tasks: Sequence[Task]) -> list[Span]:
-    """When each task runs. A task waits for earlier ones only, so one pass over the list decides everything."""
+    """When each task runs. Tasks only wait for earlier tasks, so one pass over the list is enough."""
     free_s, spans = dict.fromkeys(STREAMS, 0.0), []
     for task in tasks:
         start_s = free_s[task.stream]
@@ -46,7 +48,7 @@ def length_s(spans: Sequence[Span]) -> float:
 
 
 def busy_s(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds of each stream's tasks, without waiting."""
+    """Seconds of the tasks of each stream, without waiting."""
     busy = dict.fromkeys(STREAMS, 0.0)
     for span in spans:
         busy[span.task.stream] += span.task.seconds

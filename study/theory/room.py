@@ -1,4 +1,4 @@
-"""Whether the memory of this machine's host is enough, checked before anything is built. Needs no torch."""
+"""Checks before anything is built whether the host has enough memory. Needs no torch."""
 
 import psutil
 
@@ -11,16 +11,18 @@ from study.theory.architecture import named
 from study.theory.estimate import estimate
 from study.theory.setup import Setup, distribution
 
-# A virtual rank's Python, PyTorch, DeepSpeed and what malloc keeps after a free: 0.7 to 1.5 GB beyond the prediction
-# were seen, and 2.4 in an arm that releases every parameter after use.
+# A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
+# were seen, and 2.4 GB with an arm that releases every parameter after use.
 PROCESS_BYTES = 1.5e9
 HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
 
 
 def check(settings: Settings, arm: Arm, gpu: bool) -> None:
-    """Refuse a virtual rank that has no group, no values to write to disk, or not enough memory."""
+    """Refuse virtual ranks of an arm without a group, without values to write to disk, or without enough memory."""
     if arm.distributed_type == "NO":
-        raise Stop(f"virtual ranks need a group of ranks, and {arm.name} has none", "give another arm, such as ddp")
+        raise Stop(
+            f"virtual ranks need an arm for several ranks, and {arm.name} is for one", "give another arm, such as ddp"
+        )
     if settings.init == "none" and arm.uses_nvme:
         raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")
     needed, available = needed_bytes(settings, arm, gpu), psutil.virtual_memory().available
@@ -34,7 +36,7 @@ def check(settings: Settings, arm: Arm, gpu: bool) -> None:
 def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     """Host memory that a virtual rank with values is known to need.
 
-    On a GPU this is what is offloaded. Whether the rest fits, the GPU says.
+    On a GPU this is what the arm offloads. The GPU itself will tell whether the rest fits.
     """
     if settings.init == "none":
         return 0
@@ -43,8 +45,8 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     try:
         prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     except Stop:
-        return 0  # not known here; the trainer says what is wrong with the model
-    # Weights are drawn whole and in fp32 before stage 3 takes its part. Weights that are read are not all in memory.
+        return 0  # unknown; the trainer will say what is wrong with the model
+    # Random weights are drawn whole and in fp32 before stage 3 takes its part. Loaded weights are never all in memory.
     drawn = 4 * prediction.parameters if settings.init == "random" else 0
     return PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
 
@@ -52,7 +54,7 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
 def host_is_too_small(
     model: str, arm: Arm, precision: str, ranks: int, virtual_ranks: int | None, host_memory_bytes: int
 ) -> Stop | None:
-    """Why the host cannot hold what the ranks of an arm offload to it. Linux would kill them without a message."""
+    """Why the host cannot hold what an arm offloads; None if it can. Linux would kill the ranks without a message."""
     if model not in SHAPES:
         return None
     values = {"ranks": virtual_ranks or ranks, "precision": precision, "micro_batch": 1, "device": "cuda"}

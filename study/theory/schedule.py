@@ -1,7 +1,7 @@
-"""The tasks of an optimizer step, in the order in which the host issues them: what overlaps follows from the streams.
+"""The tasks of an optimizer step, in the order in which the host issues them. Tasks on different streams overlap.
 
-Read in PyTorch's FSDP and DDP and in DeepSpeed 0.19.8. Weights that are sharded are gathered a block ahead; gradients
-are reduced block by block, beside the backward pass or in its way.
+The order was read in PyTorch's FSDP and DDP and in DeepSpeed 0.19.8. Sharded weights are gathered a block ahead.
+Gradients are reduced block by block, either beside the backward pass or while it waits.
 """
 
 import functools
@@ -15,29 +15,29 @@ from study.theory.setup import Setup
 from study.theory.work import Block
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch.nn.parallel.DistributedDataParallel, bucket_cap_mb
-# Bytes of memory traffic for a parameter that a GPU updates, counted: the gradient is read for its norm and for Adam,
-# weights and two moments are read and written. bf16_cast: the gradient is copied to fp32 first (6), the new weight is
+# Bytes of memory traffic for each parameter that a GPU updates: the gradient is read for its norm and for Adam, weights
+# and two moments are read and written. With bf16_cast the gradient is first copied to fp32 (6), the new weight is
 # rounded (2), and the old gradient is set to zero (2).
 UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure": 18}
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a rank does for the others, by its arm."""
+    """What a rank gathers and reduces, by its arm."""
 
-    stage: int  # 3: weights are gathered for each pass; FSDP is the same to this module
-    gathers_again: float  # the share of the weights that the backward pass gathers once more
+    stage: int  # 3: weights are gathered for each pass, as also under FSDP
+    gathers_again: float  # the share of the weights that the backward pass gathers again
     reduces_each_pass: bool
     overlaps: bool  # reductions run beside the backward pass
     reduce: str  # the collective
     reduced_bytes: int  # of an element of the gradients
     gathered_bytes: int  # of an element of the weights
     bucket_bytes: float
-    # DeepSpeed's stage 3: Python gathers and releases the weights of each module that has a tensor of more elements;
-    # smaller ones stay (stage3_param_persistence_threshold). None: nothing of a module is done in Python.
+    # DeepSpeed's stage 3: Python gathers and releases the weights of each module with a tensor of more elements.
+    # Smaller tensors stay whole (stage3_param_persistence_threshold). None: Python does nothing for a module.
     hooks_above: int | None
-    # Ranks within which weights are gathered in the forward and the backward pass; and gradients reduced, before that
-    # is done between the groups. None: all.
+    # Size of the groups of ranks that gather weights, in the forward and in the backward pass; and of the groups that
+    # reduce gradients, before they are reduced between groups. None: all ranks.
     gathers_within: tuple[int | None, int | None] = (None, None)
     reduces_within: int | None = None
 
@@ -65,7 +65,7 @@ class Sharing:
 
 @dataclass
 class Schedule:
-    """Tasks as they are issued."""
+    """Builds the list of tasks, in the order in which they are issued."""
 
     setup: Setup
     links: Links
@@ -75,10 +75,10 @@ class Schedule:
     sharing: Sharing
     host: "Host"
     tasks: list[Task] = field(default_factory=list)
-    slowed_s: float = 0.0  # of the kernels that run next, beside collectives
+    slowed_s: float = 0.0  # added to the next kernels, because collectives run beside them
 
     def step(self, passes: int) -> list[Task]:
-        """The tasks of a step of so many microbatches."""
+        """The tasks of a step with `passes` microbatches."""
         last = None
         for number in range(passes):
             last = self.microbatch(number == passes - 1, last)
@@ -86,12 +86,12 @@ class Schedule:
         return self.tasks
 
     def add(self, name: str, stream: str, seconds: float, *after: int | None, launched_by: int | None = None) -> int:
-        awaited = tuple([place for place in after if place is not None])  # a list: three times as fast
+        awaited = tuple([place for place in after if place is not None])  # three times as fast as from a generator
         self.tasks.append(Task(name, stream, seconds, awaited, launched_by))
         return len(self.tasks) - 1
 
     def compute(self, block: Block, phase: str, *after: int | None) -> int:
-        """The kernels of a pass over a block, and their launches."""
+        """Add the kernels of a pass over a block, and their launches."""
         seconds = self.seconds[block.name][phase == "backward"]
         passes = 2 if phase == "backward" and self.setup.checkpointing and block.name.startswith("layer") else 1
         hooks_s = 0.0
@@ -104,10 +104,10 @@ class Schedule:
         return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
 
     def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
-        """What ranks that share rows or layers send each other for a layer, which waits for it."""
+        """Add what ranks that share rows or layers send each other for a layer. The layer waits for it."""
         setup, links = self.setup, self.links.within(self.setup.sequence_ranks * self.setup.tensor_ranks)
         kind, pairs = "all_to_all", [(sequence.EXCHANGES * passes, passes * sequence.layer_bytes(setup))]
-        if setup.tensor_ranks > 1:  # computed again, a layer sums what it did in the forward pass
+        if setup.tensor_ranks > 1:  # a layer that is recomputed sums as in the forward pass
             kind, phases = "all_reduce", [phase] + ["forward"] * (passes - 1)
             pairs = [tensor.layer_bytes(setup, each) for each in phases]
         seconds = sum(calls * collective_s(kind, size / calls, links, self.constants) for calls, size in pairs)
@@ -124,7 +124,7 @@ class Schedule:
         return calls * collective_s(kind, size_bytes / calls, links, self.constants)
 
     def gathered_pass(self, order: list[Block], phase: str, share: float, last: int | None) -> dict[str, int]:
-        """A pass over blocks whose weights are gathered one block ahead; without sharing, nothing is gathered."""
+        """Add a pass over blocks. Their weights are gathered one block ahead, if they are sharded."""
         ends: dict[str, int] = {}
         waits: dict[str, int | None] = {}
         links = self.links.within(self.sharing.gathers_within[phase == "backward"])
@@ -164,7 +164,7 @@ class Schedule:
         return ends[self.blocks[0].name]
 
     def update(self) -> None:
-        """The optimizer's step once all gradients are there; stages 1 and 2 then gather the new weights."""
+        """Add the update, once all gradients are there. Stages 1 and 2 then gather the new weights."""
         last_of_stream = {task.stream: place for place, task in enumerate(self.tasks)}
         done = self.host.update(self, *last_of_stream.values())
         if self.sharing.stage in (1, 2) and self.links.ranks > 1:
@@ -175,12 +175,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Host:
-    """Where the optimizer's states live, and what goes between a GPU and its host or disk for them."""
+    """Where the optimizer's states are, and what moves between a GPU and its host or disk for them."""
 
     on_host: bool
     weights_on_host: bool
     owned: float  # parameters that a rank updates
-    update_s: float  # on the GPU, or of the whole host
+    update_s: float  # of the GPU, or of the whole host
     element_bytes: int
     bytes_per_s: float  # of the host link
     ranks: int
@@ -193,7 +193,7 @@ class Host:
         return schedule.add(f"weights {block.name}", "host link", size / self.bytes_per_s, before)
 
     def gradients_down(self, schedule: Schedule, block: Block, reduced: int) -> int:
-        """A rank's part of the gradients; with several passes those of earlier ones come up to be added to."""
+        """A rank's part of the gradients goes to the host. With several passes, the sum so far is fetched first."""
         if not self.on_host:
             return reduced
         share = 1 if schedule.setup.accumulation == 1 else 2

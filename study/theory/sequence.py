@@ -1,7 +1,7 @@
 """DeepSpeed Ulysses: what ranks that share rows send each other around attention (0.19.8, ulysses_sp.py).
 
-Each has a part of the tokens. Before attention they exchange queries, keys and values, so that each has all tokens of
-some heads; after it they exchange back. The backward pass does the same with the gradients.
+Each rank has a part of the tokens. Before attention the ranks exchange queries, keys and values, so that each has all
+tokens of some heads; after attention they exchange back. The backward pass does the same with the gradients.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Heads:
 
 
 def heads(model: Architecture | Transformer) -> Heads:
-    """What Ulysses asks a model's config. A Stop where DeepSpeed or Accelerate refuse the model."""
+    """What Ulysses reads from a model's config. A Stop if DeepSpeed or Accelerate refuse the model."""
     if isinstance(model, Architecture) and model.family == "llama":
         return Heads(model.layers, model.heads, model.kv_heads, model.head_width)
     config = {} if isinstance(model, Architecture) else model.dimensions
@@ -41,32 +41,32 @@ def heads(model: Architecture | Transformer) -> Heads:
 
 
 def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
-    """Why rows of a model are not shared by so many ranks."""
+    """Why `ranks` ranks cannot share rows of a model; None if they can."""
     try:
         its = heads(model)
     except Stop as stop:
         return stop.what
     if its.count % ranks or (its.of_keys % ranks and ranks % its.of_keys):
-        return f"{its.count} heads and {its.of_keys} of keys do not come out even on {ranks} ranks"
+        return f"{its.count} heads and {its.of_keys} of keys do not divide evenly among {ranks} ranks"
     return None
 
 
 def exchanged(setup: Setup) -> dict[str, int]:
-    """Bytes by collective that a rank's step moves among those that share its rows, as records count them."""
+    """Bytes by collective that a rank moves in a step among the ranks that share its rows, counted as in records."""
     among = setup.sequence_ranks
     if among == 1:
         return {}
     if reason := refusal(setup.model, among):
         raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
     forward, passes = 2 if setup.checkpointing else 1, setup.accumulation * heads(setup.model).layers
-    positions = setup.sequence * POSITION_BYTES  # one row's: they are alike in all
+    positions = setup.sequence * POSITION_BYTES  # of one row: all rows have the same
     return {"all_to_all": layer_bytes(setup) * (forward + 1) * passes, "all_gather": positions * forward * passes}
 
 
 def layer_bytes(setup: Setup) -> int:
-    """What a rank exchanges in a pass over a layer, forward or backward."""
+    """Bytes that a rank exchanges in a forward or backward pass over a layer."""
     its = heads(setup.model)
-    of_keys = max(its.of_keys, setup.sequence_ranks)  # fewer are repeated, until each rank has one
-    # Under autocast queries and keys are rotated in fp32, and taken to 16 bits by attention itself.
+    of_keys = max(its.of_keys, setup.sequence_ranks)  # if there are fewer than ranks, they are repeated
+    # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
     return setup.tokens * its.width * (rotated + setup.product_bytes) * (its.count + of_keys)

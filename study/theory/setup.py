@@ -1,4 +1,4 @@
-"""The values that describe a training, and on which every prediction depends."""
+"""The values that describe a training. Every prediction depends on them alone."""
 
 import functools
 from dataclasses import dataclass, field
@@ -32,49 +32,49 @@ class Setup:
     attention: str = "sdpa"
     checkpointing: bool = False
     device: str = "cpu"
-    data_bytes: int = 0  # what a rank holds of its data set
-    # From all logits at once, as the trainer does; by a kernel that overwrites them; or chunked, as Liger does it.
+    data_bytes: int = 0  # the part of the data set that a rank holds
+    # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
     loss: Loss = "whole"
-    logits: Literal["fp32", "as_computed"] = "fp32"  # the loss's; older models of transformers leave them in 16 bits
-    keeps_cache: bool = False  # of keys and values, until the loss is there: older GPT-BigCode, where it is recomputed
-    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: in what a looked-at model is followed as CUDA does it
-    optimizer: Optimizer = "fused"  # as the trainer's AdamW; foreach needs a copy of a moment during the update
+    logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
+    keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
+    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
+    optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
     fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
-    # Ranks that share states (and weights) among themselves; such groups hold the same: FSDP's HYBRID_SHARD, or stage 1
-    # within a node. None: all ranks.
+    # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
+    # or stage 1 within a node. None: all ranks are one group.
     group: int | None = None
-    fsdp_by: FsdpBy = "torch"  # whose units: a layer each and the root, or more of them, as the arms have it
+    fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
-    frozen: Frozen = "as_weights"  # weights that do not train: of the others' type, or under autocast in bf16
-    tensor_ranks: int = 1  # that divide each layer among themselves, and read the same rows
-    sequence_ranks: int = 1  # that share rows, each with a part of the tokens; micro_batch counts their common rows
+    frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
+    tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
 
     def __post_init__(self):
         if self.precision == "fp8":
-            what = "what a training in fp8 holds depends on the library that does it, and is not known here"
-            raise Stop(what, "give bf16: weights, gradients and states are the same", "unavailable")
+            what = "the memory of a training in fp8 depends on the library, and is unknown here"
+            raise Stop(what, "give bf16: weights, gradients and states take the same memory", "unavailable")
         if self.fsdp and self.deepspeed:
-            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "leave one of them out")
+            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
         if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
             what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
             raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
         if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
             what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
-            raise Stop(what, "give multiples of that")
+            raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
         for name in ("ranks", "micro_batch", "accumulation", "sequence"):
             if getattr(self, name) < 1:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
 
     @classmethod
     def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
-        """The setup of an arm of `accelerate_configs/`. An arm without a group runs on one rank."""
+        """The setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
         arm = arm_named(arm_name)
         ranks = 1 if arm.distributed_type == "NO" else ranks
         return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
 
     @classmethod
     def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
-        """The setup of a run's settings, or of what its record says was requested."""
+        """The setup of a run, from its settings or from the requested values of its record."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
         optimizer = "fused" if settings.optimizer in ("adamw", None) else settings.optimizer  # None: of older records
         return cls(model=model, optimizer=optimizer, **{name: getattr(settings, name) for name in names}, **values)
@@ -85,12 +85,12 @@ class Setup:
 
     @property
     def sharing_ranks(self) -> int:
-        """Ranks over which states are sharded, where anything is."""
+        """The ranks over which states are sharded, if they are."""
         return self.group or self.ranks
 
     @property
     def second_partition(self) -> int | None:
-        """Ranks that share a second copy of the weights for the backward pass (hpZ of ZeRO++), if there is one."""
+        """How many ranks share a second copy of the weights for the backward pass (ZeRO++'s hpZ). None: no copy."""
         among = self._zero.get("zero_hpz_partition_size", 1)
         return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
@@ -104,16 +104,17 @@ class Setup:
 
     @property
     def tokens(self) -> int:
-        """Of a microbatch, on a rank."""
+        """Tokens of a microbatch on a rank."""
         return self.micro_batch * self.row_tokens
 
     @property
     def row_tokens(self) -> int:
-        """Of a row, on a rank."""
+        """Tokens of a row on a rank."""
         return self.sequence // self.sequence_ranks
 
     @property
     def way(self) -> Pass:
+        """What a trace of the model depends on."""
         cuda = self.cuda if self.on_gpu else ()
         own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
         precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
@@ -127,12 +128,12 @@ class Setup:
 
     @property
     def autocast(self) -> bool:
-        """Whether products take copies of fp32 weights in 16 bits. FSDP gathers weights in 16 bits already."""
+        """Whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
         return self.precision in AUTOCAST and not self.fsdp
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of an element of the weights in a pass, and of what runs from layer to layer.
+        """Bytes of an element of the weights in a pass, and of the values between layers.
 
         Accelerate's FSDP gathers fp32 weights in the 16 bits of autocast (MixedPrecision.param_dtype).
         """
@@ -146,7 +147,7 @@ class Setup:
 
     @property
     def frozen_bytes(self) -> int:
-        """Bytes of an element of the weights that do not train."""
+        """Bytes of an element of the frozen weights."""
         return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
 
     @property
@@ -156,17 +157,17 @@ class Setup:
 
     @property
     def product_bytes(self) -> int:
-        """Bytes of an element of what matrices are multiplied with."""
+        """Bytes of an element in matrix products."""
         return 4 if self.precision == "fp32" else 2
 
 
 def trainers_name(optimizer: Optimizer) -> str:
-    """What the trainer calls an optimizer: both ways of AdamW are one to it."""
+    """The trainer's name for an optimizer. Both AdamW implementations have the same name."""
     return "adamw" if optimizer in ("fused", "foreach") else optimizer
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:
-    """What a setup says of how training is distributed over so many ranks, as the files of an arm have it."""
+    """The fields of a setup that say how an arm distributes the training over `ranks` ranks."""
     sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
         shared = {"sequence_ranks": arm.sequence_ranks, "tensor_ranks": arm.tensor_ranks}

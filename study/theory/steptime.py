@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step, replayed on a timeline: the work of each block at the pace of a machine."""
+"""The seconds of an optimizer step: the work of each block at the pace of a machine, replayed on a timeline."""
 
 from dataclasses import dataclass, replace
 
@@ -14,25 +14,25 @@ from study.theory.schedule import UPDATE_BYTES, Host, Schedule, Sharing
 from study.theory.setup import Setup
 from study.theory.work import blocks, has_single_kernels
 
-MOST_PASSES = 3  # that are replayed: further ones take as long as the one in the middle
+MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
 ON_GPU = ("products", "attention", "memory traffic")
-PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # streams, as resources are called
+PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # the resource of each stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The GPUs of a training and what joins them. None: as such machines are mostly built."""
+    """The GPUs of a training and their links. None: the usual link of such machines."""
 
     gpu: str
     gpus_per_node: int = 8
     link: str | None = None  # between GPUs of a node
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
-    fused_kernels: bool = False  # torch.compile, Liger's kernels or others in place of transformers' own
+    fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
 
     @classmethod
     def of(cls, question: Question) -> "Machine":
-        """The link of a question is the slowest: between nodes, where there are several."""
+        """The link of a question is the slowest one: with several nodes, the link between nodes."""
         several = question.gpus > question.local
         return cls(
             gpu=question.gpu,
@@ -49,12 +49,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step: seconds, an interval meant to hold 80 % of measurements, and how it came about."""
+    """A predicted step: its seconds, an interval meant to hold 80 % of measurements, and its parts."""
 
     seconds: float
-    least_s: float  # with a host that needs least for a module
-    peak_s: float  # of its products at the peak of the datasheet, which nothing undercuts
-    factor: float  # by which the interval goes beyond what is predicted
+    least_s: float  # with a host that spends the least time on a module
+    peak_s: float  # its products at the datasheet's peak: no step is faster
+    factor: float  # by which the interval exceeds the prediction
     parts: dict[str, float]  # busy seconds by resource; they overlap
     timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
 
@@ -68,7 +68,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What is busy for longest."""
+        """The resource that is busy for the longest time."""
         busy_s = {"compute": sum(self.parts.get(name, 0.0) for name in ON_GPU)}
         busy_s |= {name: part_s for name, part_s in self.parts.items() if name not in ON_GPU}
         return max(busy_s, key=busy_s.get)
@@ -79,7 +79,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     constants = constants or pace()
     seconds, parts, spans = _step(setup, machine, constants)
     least_s = seconds
-    if Sharing.of(setup).hooks_above is not None:  # what a host needs for a module is known least
+    if Sharing.of(setup).hooks_above is not None:  # the host's time for a module is the least certain constant
         least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     gpu = GPUS[machine.gpu]
@@ -100,7 +100,7 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
-    """Spans of a step of so many passes, and the busy seconds of each resource."""
+    """The spans of a step with `passes` passes, and the busy seconds of each resource."""
     single, whole = machine.fused_kernels and has_single_kernels(setup.model), setup.precision == "fp32"
     of_blocks = blocks(setup if whole or not single else replace(setup, precision="bf16_cast"))  # casts are fused away
     alike = {id(work): (work, block) for block in of_blocks for work in (block.forward, block.backward)}
@@ -122,9 +122,9 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
 
 
 def update_bytes(setup: Setup) -> float:
-    """Bytes of memory traffic for a parameter: with other moments than AdamW's, those less that are read and written.
+    """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
 
-    What Muon multiplies in an update is not counted.
+    Muon's products are not counted.
     """
     adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
     return UPDATE_BYTES[setup.precision] - 2 * (adam - others)
@@ -137,7 +137,7 @@ def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     offloads = engine.optimizer_home != "none" or setup.fsdp_offload
     update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
-    if offloads:  # the published speed is that of a whole host, which updates what all its ranks own
+    if offloads:  # the published speed is that of a whole host, which updates the parts of all its ranks
         update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION
     if engine.optimizer_home == "nvme" and machine.disk_bytes_per_s:
         moved = disk_bytes(engine)

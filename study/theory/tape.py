@@ -1,14 +1,14 @@
-"""A pass over a model as it was watched: what was made and freed, by which kernels, in one list; and lines through two.
+"""A tape: the list of all that a pass over a model makes and frees, and of its kernels; and lines through two tapes.
 
 An entry of a tape is a tuple:
 
     ("made", bytes, whether in the backward pass)   tensors are numbered in this order
     ("freed", number of the tensor)
     ("gradient", number of the tensor)              it is complete
-    ("kernel", kind and sizes or None, operations)  of matrix products; None if it moves nothing
+    ("kernel", kind and sizes or None, operations)  operations of matrix products; None if it moves nothing
     ("event", name, bytes of a complete gradient)   "use <tensor>", "gradient <tensor>" or "end of forward"
     ("layer", phase, stack, index)                  a layer begins; without a stack: the layers are done
-    ("inputs", bytes)                               what the model is fed
+    ("inputs", bytes)                               the inputs of the model
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Tape = list[tuple]
 
 @dataclass
 class Event:
-    """A moment of the pass: what is held then, and all that was held since the event before it."""
+    """A moment of the pass: the bytes held then, and at all times since the event before it."""
 
     name: str
     kept: int
@@ -31,7 +31,7 @@ class Event:
 
 
 def in_order(tape: Tape) -> Tape:
-    """A tape on which what is freed at once is in the order of the numbers.
+    """The tape with consecutive "freed" entries sorted by number.
 
     Autocast drops its copies of weights in an order that differs from run to run.
     """
@@ -66,7 +66,7 @@ def _events(tape: Tape) -> list[Event]:
 
 
 def _log(tape: Tape) -> list[int]:
-    """What is made, freed and complete, in the numbers of `Transformer.allocations`."""
+    """The "made", "freed" and "gradient" entries as the numbers of `Transformer.allocations`."""
     return [
         0 if kind == "made" else number + 1 if kind == "freed" else -number - 1
         for kind, number, *_ in tape
@@ -75,20 +75,20 @@ def _log(tape: Tape) -> list[int]:
 
 
 def lines(tapes: list[Tape], rows: tuple[int, ...], blocks: Mapping[str, str]) -> dict:
-    """The pass as lines over the number of rows: of one row count, or of two, and exact beyond them.
+    """The pass as lines over the number of rows, from the tapes of two row counts; or of one, without slopes.
 
-    Every tensor's size is a number plus a number for each row, so what is held at a moment is, too. What is held at
-    most between two moments is the largest of several such lines. `blocks` has the block of each tensor's name.
+    Every tensor's size is a constant plus a constant for each row, and so are the bytes held at a moment. The most that
+    is held between two moments is the largest of several such lines. `blocks` has the block of each tensor by name.
     """
     if len(rows) == 1:  # no slope is known, and none is needed
         tapes, rows = tapes * 2, (0, 1)
     events = [_events(tape) for tape in tapes]
     alike = [[(event.name, event.gradient, len(event.since)) for event in each] for each in events]
     if alike[0] != alike[1]:
-        raise AssertionError(f"other operations for {rows[0]} rows than for {rows[1]}")
+        raise AssertionError(f"a pass over {rows[0]} rows does other operations than one over {rows[1]}")
 
     def line(first: tuple[int, ...], second: tuple[int, ...]) -> list[int]:
-        """A number at no row and for each row, for each of some numbers."""
+        """For each number: its value at no rows, and its slope for each row."""
         slopes = [(b - a) // (rows[1] - rows[0]) for a, b in zip(first, second, strict=True)]
         return [n for a, slope in zip(first, slopes, strict=True) for n in (a - slope * rows[0], slope)]
 
@@ -118,7 +118,7 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], blocks: Mapping[str, str]) -
 
 
 def _work(events: list[list[Event]], line, blocks: Mapping[str, str]) -> list[list]:
-    """Kernels as [phase, block, kind, how many, line], like ones together; those that only move bytes are summed."""
+    """Kernels as [phase, block, kind, count, line]. Equal products are one entry; other kernels are summed by kind."""
     counts, moved, phase, block = Counter(), {}, "forward", next(iter(blocks.values()))
     for first, second in zip(*events, strict=True):
         kind, _, name = first.name.partition(" ")
@@ -138,7 +138,7 @@ def _work(events: list[list[Event]], line, blocks: Mapping[str, str]) -> list[li
 
 
 def _envelope(points: list[list[int]], least: int) -> list[list[int]]:
-    """Those of some lines that are the highest somewhere from `least` rows on."""
+    """The lines that are the highest ones somewhere from `least` rows on."""
     best: list[list[int]] = []
     for point in sorted(points, key=lambda p: (p[1] + p[3], p[0] + p[2])):
         at, slope = point[0] + point[2], point[1] + point[3]

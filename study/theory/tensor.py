@@ -1,6 +1,6 @@
 """Tensor parallelism by DeepSpeed's AutoTP (0.19.8): what a rank holds of each layer, and what it sends for it.
 
-Queries, keys, values, gate and up are divided by columns, the two projections back by rows, an untied head by its
+Queries, keys, values, gate and up are divided by columns, the two projections back by rows, and an untied head by its
 vocabulary. Norms and embeddings are whole on each rank (module_inject/layers.py).
 """
 
@@ -12,13 +12,13 @@ from study.theory.architecture import Architecture, tensors
 from study.theory.profile import Profile, Tensor
 from study.theory.transformer import Transformer
 
-TRIED = ("llama", "qwen2", "qwen3", "mistral")  # families whose division is known here
-BY_COLUMNS, BY_ROWS = 5, 2  # linear layers of a layer: each is an all-reduce, of the backward or of the forward pass
+TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
+BY_COLUMNS, BY_ROWS = 5, 2  # linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def config_of(model: Architecture | Transformer) -> dict:
-    """The config of a model that AutoTP is known to divide. A Stop for others."""
+    """The config of a model, if this code knows how AutoTP divides it; else a Stop."""
     if isinstance(model, Transformer) and model.family in TRIED and not model.lora_rank:
         return model.dimensions
     if isinstance(model, Architecture) and model.family == "llama":
@@ -30,18 +30,18 @@ def config_of(model: Architecture | Transformer) -> dict:
 
 
 def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
-    """Why the layers of a model are not divided among so many ranks."""
+    """Why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
     try:
         config = config_of(model)
     except Stop as stop:
         return stop.what
     uneven = [f"{config[name]} {name}" for name in DIVIDED if name not in config or config[name] % ranks]
-    return f"{' and '.join(uneven)} do not come out even on {ranks} ranks" if uneven else None
+    return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks" if uneven else None
 
 
 @functools.cache
 def of_a_rank(model: Architecture | Transformer, ranks: int) -> Transformer:
-    """What each of so many ranks computes, as a model: fewer heads, a narrower feed-forward layer, the whole head."""
+    """What each rank computes, as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
     if reason := refusal(model, ranks):
         raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
     config = config_of(model)
@@ -52,7 +52,7 @@ def of_a_rank(model: Architecture | Transformer, ranks: int) -> Transformer:
 
 @functools.cache
 def tensors_of_a_rank(model: Architecture | Transformer, ranks: int) -> tuple[Tensor, ...]:
-    """Its parameter tensors, the part of the head among them."""
+    """The parameter tensors of a rank, with its part of the output matrix."""
     return tuple(_part(tensor, ranks) for tensor in tensors(of_a_rank(model, ranks)))
 
 
@@ -63,16 +63,16 @@ def _part(tensor: Tensor, ranks: int) -> Tensor:
 
 
 def profile_of_a_rank(seen: Profile, ranks: int) -> Profile:
-    """Activations as that model's were seen, with the gradient of the part of the head that a rank has."""
+    """The traced activations of that model, with the gradient of the rank's part of the output matrix."""
     gradients = tuple(each._replace(tensor=_part(each.tensor, ranks)) for each in seen.gradients)
     return replace(seen, gradients=gradients)
 
 
 def layer_bytes(setup, phase: str) -> tuple[int, int]:
-    """All-reduces of a pass over a layer, and the bytes of all of them.
+    """The number of all-reduces in a pass over a layer, and the bytes of all of them.
 
-    A layer's outputs are summed as products leave them; the gradients of its inputs in the type of what runs from layer
-    to layer. Megatron-LM sums once for queries, keys and values; AutoTP does so for each of them.
+    A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
+    between layers. Megatron-LM sums once for queries, keys and values; AutoTP sums for each of them.
     """
     one = setup.tokens * config_of(setup.model)["hidden_size"]
     calls, size = (BY_ROWS, setup.product_bytes) if phase == "forward" else (BY_COLUMNS, setup.weight_bytes)
@@ -80,7 +80,7 @@ def layer_bytes(setup, phase: str) -> tuple[int, int]:
 
 
 def exchanged(setup) -> dict[str, int]:
-    """Bytes by collective that a rank's step moves among those that divide its layers, as records count them."""
+    """Bytes by collective that a rank moves in a step among the ranks that divide its layers, counted as in records."""
     if setup.tensor_ranks == 1:
         return {}
     config = config_of(setup.model)

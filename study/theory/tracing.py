@@ -1,7 +1,7 @@
-"""A model looked at: built without values, one forward and one backward pass, every tensor that lives in between.
+"""Traces a model: it is built without values, and one forward and one backward pass show every tensor that they make.
 
-The only module of `theory` that needs torch. It is imported where a model has to be looked at, and not when an earlier
-look is in the cache.
+This is the only module of `theory` that needs torch. It is imported when a model has to be traced, and not if an
+earlier trace is in the cache.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from study.models.adapters import freeze
 from study.models.build import build
 from study.models.losses import InPlace, without_logits
 from study.models.on_cuda import AsOnCuda
-from study.models.shapes import WithoutValues
+from study.models.shapes import GROUPED, WithoutValues
 from study.models.stacks import shorten
 from study.models.step import Batch, inputs, logits_and_losses
 from study.models.zero3_linear import zero3_linear
@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 class _Watch(TorchDispatchMode):
-    """Writes a tape: every tensor that lives in between, every kernel, and the operations of matrix products."""
+    """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
 
     def __init__(self, known: list[torch.Tensor]):
         super().__init__()
@@ -49,7 +49,7 @@ class _Watch(TorchDispatchMode):
         self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def event(self, name: str, gradient: torch.Tensor | None = None) -> None:
-        """A moment; or that a gradient is complete."""
+        """Note a moment; with a gradient, that it is complete."""
         if gradient is None:
             self.tape.append(("event", name, 0))
         else:
@@ -96,20 +96,16 @@ def _attention_backward_flops(gradient, query, key, value, *_, **__) -> int:
     return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
 
 
-def _grouped_flops(left, right, *_, out_val, **__) -> int:
-    """Each row of the left is multiplied with one group of the right."""
-    inner = left.shape[-1]
-    rows = out_val.numel() if left.dim() != 2 or right.dim() == 3 else left.shape[0] * right.shape[1]
-    return 2 * rows * inner
-
-
-PRODUCTS = flop_registry | {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-    aten._grouped_mm: _grouped_flops,
-    torch.ops.study.fused_attention: _attention_flops,
-    torch.ops.study.fused_attention_backward: _attention_backward_flops,
-}
+PRODUCTS = (
+    flop_registry
+    | GROUPED
+    | {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+        torch.ops.study.fused_attention: _attention_flops,
+        torch.ops.study.fused_attention_backward: _attention_backward_flops,
+    }
+)
 
 
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
@@ -117,8 +113,10 @@ MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where th
 
 
 def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
-    """A kernel as what its time depends on: ("product", (count, m, n, k)), ("attention", (operations,)), or the bytes
-    that it reads and writes. A convolution is a product of the same operations with an inner size of 1024."""
+    """What a kernel's time depends on: "product", (count, m, n, k); "attention", (operations,); or "other", (bytes,).
+
+    A convolution is a product with as many operations and an inner size of 1024.
+    """
     if packet in MATRICES:
         left, right = args[MATRICES[packet] :][:2]
         count = left.shape[0] if left.dim() == 3 else 1
@@ -132,12 +130,12 @@ def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]
 
 
 def _read_bytes(tensor: torch.Tensor) -> int:
-    """What a kernel reads or writes of a tensor: an expanded one, such as a bias, has fewer bytes than elements."""
+    """Bytes that a kernel reads or writes of a tensor. An expanded one, such as a bias, is smaller than its shape."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def look(model: Transformer) -> Look:
-    """What a model is: its tensors, buffers, kind and limits. Built on `meta`."""
+    """A model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
     blocks, tensors = [], []
@@ -179,7 +177,7 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
     with _quiet():
         try:
             built = build(config, "meta", dtype)
-        except Exception as error:  # whatever a wrong number in a config leads to
+        except Exception as error:  # a wrong number in a config may cause any error
             raise _refusal(model, "cannot be built from its config", error) from error
         with torch.device("meta"):
             freeze(built, model.lora_rank, model.train_only)
@@ -187,20 +185,20 @@ def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def _freeze_in_bf16(model: torch.nn.Module) -> None:
-    """Frozen weights as an expert loads them; what trains keeps its type."""
+    """Convert frozen weights to bf16, as an expert loads them. Trained weights keep their type."""
     for tensor in model.parameters():
         if not tensor.requires_grad:
             tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
-    """The tape of a pass over so many rows."""
+    """The tape of a pass over `rows` rows."""
     config = _config(model, way.attention)
     dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
     if way.frozen == "bf16":
         _freeze_in_bf16(built)
-    # Code of its own may tell layers apart in ways that nobody has looked for.
+    # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
@@ -219,7 +217,7 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
                 _pass(config, way, built, batch, watch)
         except Stop:
             raise
-        except Exception as error:  # of code that is not ours, for a config that nobody has tried
+        except Exception as error:  # in foreign code, with a config that nobody has tried
             if stacks:
                 raise Unlike("the model does not run with fewer layers") from error
             raise _refusal(model, "cannot be followed without values", error) from error
@@ -239,7 +237,7 @@ def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch
 
 
 def _give_device(model: torch.nn.Module) -> None:
-    """Replace the tensors on `meta` by ones that claim to be on a CPU, whose operations then are a CPU's."""
+    """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
     made: dict[int, torch.Tensor] = {}
 
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,11 +255,11 @@ def _give_device(model: torch.nn.Module) -> None:
 
 
 def _follow(model: torch.nn.Module, watch: _Watch) -> None:
-    """Events when the forward pass comes to a tensor, and when a gradient is complete; it is dropped then."""
+    """Note when the forward pass reaches a tensor, and when a gradient is complete; then the gradient is dropped."""
     names: dict[int, str] = {id(tensor): name for name, tensor in model.named_parameters()}
     used = set()
 
-    def comes_to(module: torch.nn.Module, _) -> None:
+    def reaches(module: torch.nn.Module, _) -> None:
         for tensor in module.parameters(recurse=False):
             if id(tensor) not in used and not _in_backward():
                 used.add(id(tensor))
@@ -273,21 +271,21 @@ def _follow(model: torch.nn.Module, watch: _Watch) -> None:
 
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):
-            module.register_forward_pre_hook(comes_to)
+            module.register_forward_pre_hook(reaches)
     for tensor in model.parameters():
         if tensor.requires_grad:
             tensor.register_post_accumulate_grad_hook(complete)
 
 
 def _mark(layers: torch.nn.ModuleList, stack: str, watch: _Watch) -> None:
-    """Marks on the tape where each layer of a stack begins in each phase, and where they are done."""
+    """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
 
     def forward(stack: str | None, place: int) -> None:
         if not _in_backward():
             watch.tape.append(("layer", "forward", stack, place))
 
     def backward(values, stack: str | None, place: int) -> None:
-        """From when the gradient of these values is there."""
+        """The mark comes when the gradient of these values is computed."""
         tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.requires_grad)
         if not _in_backward() and (tensor := next(tensors, None)) is not None:
             tensor.register_hook(lambda _: watch.tape.append(("layer", "backward", stack, place)))
@@ -302,7 +300,7 @@ def _mark(layers: torch.nn.ModuleList, stack: str, watch: _Watch) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of transformers on configs, and PyTorch's on devices that are not there."""
+    """Silence transformers' remarks on configs, and PyTorch's on missing devices."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -317,7 +315,7 @@ def _quiet() -> Iterator[None]:
 def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
     """The pass as lines over the number of rows, from one row count or from two: see `tape.py`.
 
-    Without `with_all_layers` only some of the layers are followed, where they repeat each other.
+    Without `with_all_layers`, only some of the layers are followed if they repeat each other.
     """
     try:
         tapes = [_followed(model, way, count, with_all_layers) for count in rows]

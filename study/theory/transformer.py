@@ -1,4 +1,4 @@
-"""Any transformers model as theory knows it: its config, and what was seen by looking at the model."""
+"""Any transformers model as theory knows it: its config, and what a trace of the model has shown."""
 
 import functools
 import hashlib
@@ -12,13 +12,13 @@ from study.spec.settings import Settings
 from study.text import numbers
 from study.theory.profile import Gradient, Held, Profile, Tensor
 
-FORMAT = 7  # of what is in the cache: one more for each change of its meaning
-# Attention that keeps no scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
+FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
+# Attention without kept scores, masks of one byte, and what autocast computes in fp32: see study/models/on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
 
 class Pass(NamedTuple):
-    """What decides a pass over a model's rows, beside their number."""
+    """All that decides a pass over a model, besides the number of rows."""
 
     sequence: int
     precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
@@ -26,13 +26,13 @@ class Pass(NamedTuple):
     checkpointing: bool
     loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
     zero3_linear: bool  # linear layers are stage 3's own: see study/models/zero3_linear.py
-    cuda: tuple[str, ...]  # in what CUDA's kernels are followed where they differ from a CPU's
-    logits: str = "fp32"  # or as_computed: the type in which the loss is taken
-    frozen: str = "as_weights"  # or bf16: the type of the weights that do not train
+    cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
+    logits: str = "fp32"  # or as_computed: the type of the logits in the loss
+    frozen: str = "as_weights"  # or bf16: the type of the frozen weights
 
 
 class Look(NamedTuple):
-    """What a model is, whatever is done with it."""
+    """What is true of a model in every training."""
 
     kind: str  # decoder, encoder, seq2seq, vision or speech
     family: str
@@ -48,13 +48,13 @@ class Look(NamedTuple):
 class Transformer:
     """A config.json of transformers, and which part of the model trains.
 
-    What it means is found out by building the model without values, once: the answer stays in the cache.
+    The model is built once without values to find out what the config means. The answer stays in the cache.
     """
 
     name: str  # as the user calls it
     config: str  # JSON with sorted keys
     lora_rank: int | None = None  # only adapters of this rank train
-    train_only: str | None = None  # only tensors train whose name this regular expression matches
+    train_only: str | None = None  # only the tensors train whose names match this regular expression
     dropout: float | None = None  # in place of every probability of the config
     code_from: str | None = None  # a model whose own Python code the user trusts
 
@@ -86,7 +86,7 @@ class Transformer:
 
     @property
     def positions(self) -> int | None:
-        """The most tokens of a row, None where the config says nothing."""
+        """The most tokens of a row; None if the config says nothing."""
         return self.look.limit
 
     @property
@@ -99,7 +99,7 @@ class Transformer:
         return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES), 1)
 
     def flops(self, way: Pass, rows: int) -> int:
-        """Operations of matrix products in a pass, those of layers that are computed again included."""
+        """Operations of matrix products in a pass, including those of recomputed layers."""
         return _at(self._lines(way, rows)["flops"], rows)
 
     def work(self, way: Pass, rows: int) -> list[list]:
@@ -128,8 +128,8 @@ class Transformer:
         )
 
     def allocations(self, way: Pass, rows: int) -> tuple[list[int], list[int]]:
-        """Sizes of the tensors of a pass in the order in which they are made; and what happens, one after the other:
-        0, the next is made; n + 1, tensor n is freed; -n - 1, tensor n is a gradient that is complete."""
+        """Sizes of a pass's tensors in the order in which they are made; and the log of what happens:
+        0: the next tensor is made; n + 1: tensor n is freed; -n - 1: tensor n is a complete gradient."""
         seen = self._lines(way, rows)
         return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
 
@@ -137,7 +137,7 @@ class Transformer:
         return _at(self._lines(way, rows)["inputs"], rows)
 
     def _lines(self, way: Pass, rows: int) -> dict:
-        """A pass as lines over the number of rows. One row has its own: dimensions of size 1 take other ways."""
+        """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
         exact = rows if rows == 1 or way.loss == "chunked" else None
         key = [*self._key, list(way), exact]
         return _cached(key, lambda tracing: tracing.lines(self, way, (rows,) if exact else (2, 3)))
@@ -158,12 +158,12 @@ _seen: dict[str, dict | list] = {}
 
 @functools.cache
 def _versions() -> tuple[str, str]:
-    """Read once: for a version importlib reads all that is known of a package, and a report asks thousands of times."""
+    """Cached, because importlib reads all metadata of a package each time, and a report asks thousands of times."""
     return version("torch"), version("transformers")
 
 
 def _cached(key: list, look) -> dict | list:
-    """An answer by its key: from this process, from the cache folder, or from a new look, which needs torch."""
+    """An answer by its key: from this process, from the cache folder, or from a new trace, which needs torch."""
     key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:

@@ -1,14 +1,14 @@
-"""What a GPU has to do for a microbatch: products of matrices by their sizes, attention, bytes moved, kernels.
+"""What a GPU has to do for a microbatch: matrix products by their sizes, attention, bytes moved, kernels.
 
-A looked-at model is followed kernel by kernel (`tracing.py`). The shapes that have formulas have them here: their
-products follow from their matrices, and `kernels.toml` has the bytes and the kernels of everything else, as lines that
-were drawn through traces of transformers' own modules. A test holds the two together.
+A traced model is followed kernel by kernel (`tracing.py`). For the shapes that have formulas, the products follow from
+their matrices, and `kernels.json` has the bytes and the number of all other kernels, as lines through traces of
+transformers' own modules. A test compares both ways.
 """
 
 import functools
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from study.theory.tensor import of_a_rank, tensors_of_a_rank
 from study.theory.transformer import Transformer
 
 PHASES = ("forward", "backward")
-GROUPED = ("llama", "gemma2")  # families in which heads may share keys and values
-TRANSPOSED = ("gpt2",)  # families that store their matrices inputs first
+GROUPED = ("llama", "gemma2")  # families whose heads may share keys and values
+TRANSPOSED = ("gpt2",)  # families that store their matrices as inputs x outputs
 
 
 class Product(NamedTuple):
@@ -37,7 +37,7 @@ class Product(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Of both factors and the product."""
+        """Elements of both factors and of the product."""
         return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
@@ -46,9 +46,9 @@ class Work:
     """The kernels of a pass over a block of a model."""
 
     products: tuple[Product, ...] = ()
-    attention_flops: float = 0  # of fused kernels; a written-out attention is products and moved bytes
+    attention_flops: float = 0  # of fused kernels; written-out attention is products and moved bytes
     attention_kernels: int = 0
-    moved_bytes: float = 0  # read and written by kernels that are neither
+    moved_bytes: float = 0  # read and written by all other kernels
     moving_kernels: int = 0
 
     @property
@@ -57,12 +57,12 @@ class Work:
 
     @property
     def kernels(self) -> int:
-        return sum(1 for _ in self.products) + self.attention_kernels + self.moving_kernels
+        return len(self.products) + self.attention_kernels + self.moving_kernels
 
 
 @dataclass(frozen=True)
 class Block:
-    """A layer, or an end of the model: what its forward and its backward pass do, with what is computed again."""
+    """A layer, or an end of the model: the work of its forward and backward pass, including recomputation."""
 
     name: str
     forward: Work
@@ -78,7 +78,7 @@ class Block:
         return sum(tensor.elements for tensor in self.tensors)
 
     def modules_above(self, elements: int) -> int:
-        """Modules with a tensor of more elements."""
+        """How many modules have a tensor with more than `elements` elements."""
         return len({tensor.name.rpartition(".")[0] for tensor in self.tensors if tensor.elements > elements})
 
     @functools.cached_property
@@ -87,18 +87,18 @@ class Block:
 
 
 def has_single_kernels(model: Architecture | Transformer) -> bool:
-    """Whether norms and activation functions are a kernel each anyway, so that fusing them spares casts and no more."""
+    """Whether norms and activation functions already are single kernels, so that fusing them only saves casts."""
     return isinstance(model, Architecture) and (model.family == "bert" or model.activation == "gelu")
 
 
 @functools.cache
 def blocks(setup: Setup) -> tuple[Block, ...]:
-    """What a microbatch does, block by block, in the order of the forward pass."""
+    """The work of a microbatch, block by block, in the order of the forward pass."""
     if setup.tensor_ranks > 1:
         seen = blocks(replace(setup, model=of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1))
         own = {tensor.name: tensor for tensor in tensors_of_a_rank(setup.model, setup.tensor_ranks)}
         return tuple(replace(block, tensors=tuple(own[each.name] for each in block.tensors)) for block in seen)
-    if setup.sequence_ranks > 1:  # all tokens in some heads are that much more than some tokens in all heads
+    if setup.sequence_ranks > 1:  # attention has all tokens in some heads: more work than some tokens in all heads
         return tuple(
             replace(block, **{phase: _more_attention(getattr(block, phase), setup.sequence_ranks) for phase in PHASES})
             for block in blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
@@ -112,7 +112,7 @@ def _more_attention(work: Work, times: int) -> Work:
     return replace(work, attention_flops=work.attention_flops * times)
 
 
-# --- seen ----------------------------------------------------------------------------------------------------------
+# --- traced --------------------------------------------------------------------------------------------------------
 
 
 def _seen(setup: Setup) -> tuple[Block, ...]:
@@ -160,7 +160,7 @@ def _by_block(model: Architecture | Transformer) -> dict[str, tuple[Tensor, ...]
 
 
 def features(model: Architecture, rows: int, sequence: int, block: str) -> list[float]:
-    """What the bytes that a block moves are a line of."""
+    """The values of which the bytes that a block moves are a linear function."""
     tokens, matrices = rows * sequence, [t for t in tensors(model) if t.block == "layer.0" and len(t.shape) == 2]
     if block != "layer":
         table = model.vocabulary * model.hidden
@@ -212,22 +212,17 @@ def _family(model: Architecture) -> str:
 
 
 def _precision(setup: Setup) -> str:
-    """fp16 is as wide as bf16; weights in bf16 do the same whatever the optimizer keeps."""
+    """The precision whose lines apply: fp16 is as wide as bf16, and the optimizer's states do not matter."""
     return {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(setup.precision, setup.precision)
 
 
 def _sum(passes: list[Work]) -> Work:
-    return Work(
-        sum((each.products for each in passes), ()),
-        *(
-            sum(getattr(each, name) for each in passes)
-            for name in ("attention_flops", "attention_kernels", "moved_bytes", "moving_kernels")
-        ),
-    )
+    """The work of several passes together."""
+    return Work(*(sum((getattr(each, part.name) for each in passes), part.default) for part in fields(Work)))
 
 
 def _matrices(model: Architecture, kind: str) -> list[Tensor]:
-    """The matrices that a block multiplies with. A tied head multiplies with the embeddings, which are looked up."""
+    """The matrices of a block's products. Embeddings are looked up, but a tied head multiplies with them."""
     if kind == "embeddings":
         return []
     if kind == "head" and model.tied and model.family != "bert":
@@ -247,12 +242,12 @@ def _times(model: Architecture, tensor: Tensor, setup: Setup) -> list[Product]:
 
 @functools.cache
 def lines() -> dict[str, list[float]]:
-    """By family, precision, attention, block and phase: kernels, then bytes for each of the features."""
+    """By family, precision, attention, block and phase: the number of kernels, then the bytes for each feature."""
     return json.loads(Path(__file__).with_name("kernels.json").read_text())
 
 
 def as_architecture(config: dict) -> Architecture:
-    """A decoder of today from its config: what `decoder` makes of a few numbers."""
+    """A modern decoder from its config, as `architecture.decoder` makes it from a few numbers."""
     sizes = {key: next(config[name] for name in names if name in config) for key, names in NAMES.items()}
     sizes |= {"vocabulary": config["vocab_size"], "kv_heads": config.get("num_key_value_heads", sizes["heads"])}
     sizes["head_width"] = config.get("head_dim") or sizes["hidden"] // sizes["heads"]

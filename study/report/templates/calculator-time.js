@@ -4,7 +4,7 @@
 
 const GROUPED = ["llama", "gemma2"];
 const TILE = [128, 64];
-const TURNS = 4;
+const NORM = 4;
 const MOST_PASSES = 3;
 const DDP_BUCKET_BYTES = 25 * 2 ** 20;
 
@@ -81,7 +81,7 @@ function secondsOf(work, gpu, whole, pace) {
   const attention = work.attention / (peak * gpu.attention_ceiling) / pace.attention_share;
   const working = sum(products) + attention + work.moved / gpu.memory_bytes_per_s / movingShare;
   const launching = work.kernels * pace.kernel_s;
-  return { launching, onGpu: (working ** TURNS + launching ** TURNS) ** (1 / TURNS) };
+  return { launching, onGpu: (working ** NORM + launching ** NORM) ** (1 / NORM) };
 }
 
 function blocksOf(setup, data, gpu) {
