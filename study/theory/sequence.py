@@ -20,8 +20,8 @@ class Heads:
     """The attention of a model."""
 
     layers: int
-    count: int
-    of_keys: int
+    queries: int
+    keys: int
     width: int
 
 
@@ -30,24 +30,24 @@ def heads(model: Architecture | Transformer) -> Heads:
     if isinstance(model, Architecture) and model.family == "llama":
         return Heads(model.layers, model.heads, model.kv_heads, model.head_width)
     config = {} if isinstance(model, Architecture) else model.dimensions
-    count, of_keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if not count or not of_keys or not model.has_fused_attention:
-        what = f"Ulysses divides attention by heads of keys that a config names, and {model.family} has none"
-        if config and of_keys:
-            what = f"Ulysses takes fused attention alone, and {model.family} has none"
-        raise Stop(what, "take a decoder such as a Llama, or an arm that divides no rows", "unavailable")
-    width = config.get("head_dim") or config["hidden_size"] // count
-    return Heads(config["num_hidden_layers"], count, of_keys, width)
+    queries, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if not queries or not keys or not model.has_fused_attention:
+        what = f"Ulysses divides attention by heads of keys, and the config of {model.family} names none"
+        if config and keys:
+            what = f"Ulysses needs fused attention, and {model.family} has none"
+        raise Stop(what, "use a decoder such as a Llama, or an arm that divides no rows", "unavailable")
+    width = config.get("head_dim") or config["hidden_size"] // queries
+    return Heads(config["num_hidden_layers"], queries, keys, width)
 
 
 def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
     """Why `ranks` ranks cannot share rows of a model; None if they can."""
     try:
-        its = heads(model)
+        attention = heads(model)
     except Stop as stop:
         return stop.what
-    if its.count % ranks or (its.of_keys % ranks and ranks % its.of_keys):
-        return f"{its.count} heads and {its.of_keys} of keys do not divide evenly among {ranks} ranks"
+    if attention.queries % ranks or (attention.keys % ranks and ranks % attention.keys):
+        return f"{attention.queries} heads and {attention.keys} of keys do not divide evenly among {ranks} ranks"
     return None
 
 
@@ -65,8 +65,8 @@ def exchanged(setup: Setup) -> dict[str, int]:
 
 def layer_bytes(setup: Setup) -> int:
     """Bytes that a rank exchanges in a forward or backward pass over a layer."""
-    its = heads(setup.model)
-    of_keys = max(its.of_keys, setup.sequence_ranks)  # if there are fewer than ranks, they are repeated
+    attention = heads(setup.model)
+    keys = max(attention.keys, setup.sequence_ranks)  # if there are fewer than ranks, they are repeated
     # Under autocast, queries and keys are rotated in fp32, and attention itself converts them to 16 bits.
     rotated = setup.weight_bytes if setup.autocast else setup.product_bytes
-    return setup.tokens * its.width * (rotated + setup.product_bytes) * (its.count + of_keys)
+    return setup.tokens * attention.width * (rotated + setup.product_bytes) * (attention.queries + keys)

@@ -99,17 +99,17 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], blocks: Mapping[str, str]) -
     sizes = ([entry[1] for entry in tape if entry[0] == "made"] for tape in tapes)
     seen["made"] = [n for first, second in zip(*sizes, strict=True) for n in line((first,), (second,))]
     before: tuple[list, list] = ([], [])
-    for one, two in zip(*events, strict=True):
-        kind, _, name = one.name.partition(" ")
-        now = line((one.kept, one.in_use), (two.kept, two.in_use))
+    for first, second in zip(*events, strict=True):
+        kind, _, name = first.name.partition(" ")
+        now = line((first.kept, first.in_use), (second.kept, second.in_use))
         if not seen["gradients"]:
-            before[0].extend(one.since)
-            before[1].extend(two.since)
+            before[0].extend(first.since)
+            before[1].extend(second.since)
         if kind == "use":
             seen["at_use"][name] = now[:2]
         elif kind == "gradient":
-            seen["gradients"].append([name, one.gradient, highest(one.since, two.since), now])
-        elif one.name == "end of forward":
+            seen["gradients"].append([name, first.gradient, highest(first.since, second.since), now])
+        elif first.name == "end of forward":
             seen["kept"] = now[:2]
     operations = [sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes]
     inputs_bytes = [sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes]

@@ -25,8 +25,8 @@ def config_of(model: Architecture | Transformer) -> dict:
         sizes = {"hidden_size": model.hidden, "num_hidden_layers": model.layers, "vocab_size": model.vocabulary}
         sizes |= dict(zip(DIVIDED, (model.heads, model.kv_heads, model.inner), strict=True))
         return {"model_type": "llama", "head_dim": model.head_width, "tie_word_embeddings": model.tied} | sizes
-    what = f"how AutoTP divides {model.family} is not known here"
-    raise Stop(what, f"take one of {', '.join(TRIED)}, or another arm", "unavailable")
+    what = f"how AutoTP divides {model.family} is unknown here"
+    raise Stop(what, f"use one of {', '.join(TRIED)}, or another arm", "unavailable")
 
 
 def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
@@ -74,9 +74,9 @@ def layer_bytes(setup, phase: str) -> tuple[int, int]:
     A layer's outputs are summed in the type of the products; the gradients of its inputs in the type of the values
     between layers. Megatron-LM sums once for queries, keys and values; AutoTP sums for each of them.
     """
-    one = setup.tokens * config_of(setup.model)["hidden_size"]
-    calls, size = (BY_ROWS, setup.product_bytes) if phase == "forward" else (BY_COLUMNS, setup.weight_bytes)
-    return calls, calls * one * size
+    elements = setup.tokens * config_of(setup.model)["hidden_size"]
+    calls, element_bytes = (BY_ROWS, setup.product_bytes) if phase == "forward" else (BY_COLUMNS, setup.weight_bytes)
+    return calls, calls * elements * element_bytes
 
 
 def exchanged(setup) -> dict[str, int]:
