@@ -111,7 +111,7 @@ def test_a_claim_is_read(claims):
         ({"quote": f'"{"word " * 41}"'}, "line 9, claim X-1: quote must have 1 to 40 words (got 41)"),
         ({"tolerance": "0.07"}, "line 15, claim X-1: tolerance 0.07 has no reason; the file has those of 0.05, 0.02"),
         ({"value": "{ low = 3, high = 2 }"}, "line 13, claim X-1: value must go from low to high"),
-        ({"better": '"lower"', "relation": '"below"'}, "line 7, claim X-1: better goes with a number and the relation"),
+        ({"better": '"lower"', "relation": '"below"'}, "line 7, claim X-1: better needs a number and the relation"),
         ({"unsaid": "{ tims = [[4]] }"}, "line 7, claim X-1: unsaid tims is not known; did you mean 'times'"),
         ({"unsaid": "{ times = [] }"}, "line 19, claim X-1: unsaid must have 1 to 200 combinations (got 0)"),
         (STATES | {"unit": '"parameters"'}, "value is in 'parameters' and states_bytes is in bytes"),

@@ -173,7 +173,7 @@ CAUGHT = {
     "relabelled zero2_cpu": (relabelled("zero2_cpu", 2), "optimizer_home is 'none'"),
     "the observed stage alone": (put_in(observed__stage=3), "stage: requested 2"),
     "the config's stage alone": (put_in(observed__deepspeed__zero_optimization__stage=3), "DeepSpeed resolved 3"),
-    "another arm's file": (put_in(requested__config_file="accelerate_configs/zero3.yaml"), "but its file zero3.yaml"),
+    "another arm's file": (put_in(requested__config_file="accelerate_configs/zero3.yaml"), "but its file is zero3.yaml"),
     "no config": (put_in(observed__deepspeed=None), "resolved config is not recorded"),
     "another precision": (put_in(requested__precision="fp32"), "fp32 means float32"),
     "another model": (put_in(requested__model="bert-tiny"), "bert-tiny has"),

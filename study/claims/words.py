@@ -226,7 +226,7 @@ def lines(verdict: Verdict) -> list[str]:
         *_line("where", claim.where),
         *_line("quote", claim.quote and f"“{claim.quote}”"),
         *_line("claimed", value_words(verdict.claimed, claim.unit) and f"{claimed_words(claim, verdict)}{tolerance}"),
-        *_finding(verdict, claim.unit),
+        *_line("found", found_words(verdict, claim.unit)),
         *_line("verdict", verdict.verdict),
         *_line("basis", basis_words(verdict)),
         *_line("group", claim.contradiction and f"one contradiction of several cells: {claim.contradiction}"),
@@ -245,7 +245,8 @@ def lines(verdict: Verdict) -> list[str]:
     for other, check in zip(verdict.also, claim.also, strict=True):
         against = f" of {claimed_words(check, other)}" if value_words(other.found, check.unit) else ""
         words += ["", *_line("also", f"the value{against}, by {check.check}: {other.verdict} ({other.basis})")]
-        words += [*_finding(other, check.unit), *_line("working", other.working), *_evidence(other)]
+        words += _line("found", found_words(other, check.unit))
+        words += [*_line("working", other.working), *_evidence(other)]
     return words
 
 
@@ -258,10 +259,6 @@ def _line(label: str, text: str | None) -> list[str]:
     """A labelled text, wrapped under its label. No line if there is no text."""
     look = {"initial_indent": f"{label:<{LABEL}}", "subsequent_indent": " " * LABEL, "break_on_hyphens": False}
     return textwrap.wrap(text, WIDTH, **look) if text else []
-
-
-def _finding(verdict: Verdict, unit: str) -> list[str]:
-    return _line("found", found_words(verdict, unit))
 
 
 def found_words(verdict: Verdict, unit: str) -> str:

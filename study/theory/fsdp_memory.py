@@ -12,7 +12,6 @@ pass of a step; until then they are kept whole (`no_sync`).
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from math import ceil
 
 from study.theory import moments as moment_bytes
@@ -29,27 +28,24 @@ READS_OUT = re.compile(r"^(lm_head|embed_out|proj_out)\.")
 FINAL_NORM = re.compile(r"^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\.")
 
 
-@dataclass(frozen=True)
 class Sharding:
-    """The units of a model and how their weights are kept. Sizes are in bytes."""
+    """The units of a model and how their weights are kept. Sizes are in bytes.
 
-    setup: Setup
-    units: dict[str, list[Tensor]] = field(init=False)  # in the order of the forward pass; the root is first
-    stay: frozenset[str] = field(init=False)  # whole from the forward pass on
-    late: frozenset[str] = field(init=False)  # reduced at the end: their inputs need no gradient
+    `units` are in the order of the forward pass, the root first. Those in `stay` are whole from the forward pass on.
+    Those in `late` are reduced at the end, because their inputs need no gradient.
+    """
 
-    def __post_init__(self):
-        tied = self.by_accelerate and reads_out_by_embeddings(self.setup.model)
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.by_accelerate:
             units[TAIL if tied else EMBEDDINGS] = []
-        for tensor in tensors(self.setup.model):
+        for tensor in tensors(setup.model):
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
-        units = {unit: held for unit, held in units.items() if held or unit == ROOT}
-        stay = {ROOT, TAIL} if self.releases else set(units)
-        object.__setattr__(self, "units", units)
-        object.__setattr__(self, "stay", frozenset(stay & units.keys()))
-        object.__setattr__(self, "late", frozenset({ROOT, TAIL if tied else EMBEDDINGS} & units.keys()))
+        self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
+        self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
+        self.late = {ROOT, TAIL if tied else EMBEDDINGS} & self.units.keys()
 
     def _unit(self, tensor: Tensor, tied: bool) -> str:
         if tensor.block.startswith("layer"):

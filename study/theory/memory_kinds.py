@@ -154,7 +154,7 @@ def _beside(setup: Setup) -> list[int]:
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)
         layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
-        return [*map(sharding.gradient, sharding.late), layers, layers]
+        return [*map(sharding.gradient, sorted(sharding.late)), layers, layers]
     if not setup.deepspeed:
         return []
     moments = estimates.moments(Engine(setup), estimates.profile(setup))

@@ -4,8 +4,9 @@ Formulas (`activations.py`) and traces of a model (`tracing.py`) both make such 
 and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
 """
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -18,10 +19,10 @@ class Tensor:
     shape: tuple[int, ...]
     block: str
     trains: bool = True
-    elements: int = field(init=False, compare=False)
 
-    def __post_init__(self):
-        object.__setattr__(self, "elements", prod(self.shape))
+    @functools.cached_property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 class Held(NamedTuple):
