@@ -1,4 +1,4 @@
-"""What is advised: held to the formulas it rests on, to arithmetic by hand, and to what an expert would try."""
+"""Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_what_is_left_out_has_a_default_that_is_said():
 
 
 def test_every_arm_is_a_row(gemma):
-    """The batch comes out; what does not fit has no time."""
+    """Rows, passes and GPUs give the batch. Arms that do not fit have no time."""
     assert [row.arm for row in gemma.rows] == list(arms.NAMES)
     for row in gemma.rows:
         assert row.fits == (row.step_s is not None) == (row.tokens_per_s is not None)
@@ -123,7 +123,7 @@ def test_every_arm_is_a_row(gemma):
 
 
 def test_the_largest_microbatch_that_fits_with_a_margin():
-    """The next larger one that divides the batch does not. Where even a single row has no margin, it does without."""
+    """The next larger divisor of the batch does not fit. If even a single row has no margin, it goes without."""
     question = replace(BERT, sequence=512, batch=2 * 96, gpu="T4")
     row = advised(question)["ddp"]
     available = GPUS["T4"].memory_bytes - reserve_bytes(GPUS["T4"])
@@ -162,7 +162,7 @@ def test_the_disk_is_for_those_who_have_one():
 
 
 def test_seconds_are_those_of_the_replay():
-    """With the interval around them, tokens per second from them, and what is busy for longest."""
+    """So are the interval, the tokens per second and the limiting resource."""
     row = advised(BERT)["zero2"]
     share = BERT.batch // BERT.gpus // row.micro_batch
     values = {"precision": BERT.precision, "sequence": BERT.sequence, "device": "cuda", "ranks": BERT.gpus}
@@ -176,14 +176,14 @@ def test_seconds_are_those_of_the_replay():
 
 
 def test_the_link_of_a_question_is_the_slowest():
-    """Between nodes where there are several; else between the GPUs of the one."""
+    """It is the link between nodes if there are several, else the link between the GPUs of a node."""
     one, two = Machine.of(GEMMA), Machine.of(replace(GEMMA, gpus=16, link="ib-ndr"))
     assert (one.link, one.network) == ("nvswitch", None)
     assert (two.link, two.network, two.gpus_per_node) == (None, "ib-ndr", 8)
 
 
 def test_hosts_share_the_update():
-    """A host updates what all its ranks own: half of it, where each rank has a host of its own."""
+    """A host updates the parts of all its ranks: with two hosts, each updates half."""
     seconds_of = {}
     for size in (2, 1):
         question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
@@ -224,7 +224,7 @@ def test_single_is_for_one_gpu():
 
 
 def test_what_an_expert_would_try(gemma):
-    """Recomputation, though something fits without it; it makes place for more rows per pass, and for a simpler arm."""
+    """Recomputation, although an arm fits without it: it allows more rows per pass and a simpler arm."""
     without = advise(replace(GEMMA, checkpointing=False))
     assert gemma.choice.checkpointing
     assert gemma.choice.simplicity < without.choice.simplicity
@@ -279,7 +279,7 @@ def test_when_nothing_fits_it_says_what_would_help():
 
 
 def test_how_many_are_needed():
-    """The fewest without states on the host; one fewer step is not enough."""
+    """The fewest GPUs without states on the host; half as many are not enough."""
     counts, model = (1, 2, 4, 8, 16), describe("gpt-j-6b")
     *_, enough = fewest(model, counts, "A100-40GB", Given())
     fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB", Given()))

@@ -48,7 +48,7 @@ def meta(settings: Settings):
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if SHAPES[name]["model_type"] in architecture.FAMILIES])
 def test_tensors_are_the_models_own(name):
-    """The same names and shapes in the same order, tied heads once."""
+    """Names, shapes and their order are the same, and tied heads count once."""
     theirs = [(key, tuple(value.shape)) for key, value in meta(settings_for(name)).named_parameters()]
     model = architecture.describe(name, VOCABULARY)
     assert [(tensor.name, tensor.shape) for tensor in architecture.tensors(model)] == theirs
@@ -57,7 +57,7 @@ def test_tensors_are_the_models_own(name):
 
 @pytest.mark.parametrize("name", ["bert-base", "gpt2", "gpt-j-6b", "gemma2-9b", "gpt-neox-20b"])
 def test_a_whole_config_says_the_same_as_the_shape(name):
-    """What transformers writes into config.json, with its own names and all defaults, dropout among them."""
+    """Configs as transformers writes them, with its own names and all defaults, including dropout."""
     config = models.model_config(settings_for(name), VOCABULARY).to_dict()
     ours = architecture.describe(name)
     assert architecture.describe(config) == ours
@@ -125,7 +125,7 @@ CASES = [
 
 
 def measured(monkeypatch, shape: dict, rows: int, sequence: int, precision, attention, checkpointing, dropout):
-    """Bytes that live at the end of a forward pass of the real model on a CPU, and at most until the backward's end."""
+    """Bytes that the real model holds on a CPU: at the end of a forward pass, and at most until the backward ends."""
     monkeypatch.setitem(SHAPES, "small", shape)
     task = "imdb" if shape["model_type"] == "bert" else "wikitext"
     values = {"precision": precision, "attention": attention, "checkpointing": checkpointing, "dropout": dropout}
@@ -180,7 +180,7 @@ QUICK = {  # of each family and of each other value, together with the fp32 ones
     [pytest.param(*case, marks=() if (case[1], *case[3:]) in QUICK else pytest.mark.slow) for case in CASES],
 )
 def test_activations_are_what_the_model_keeps(monkeypatch, family, precision, attention, checkpointing, dropout):
-    """Within 2 % of what the real model holds at the end of its forward pass, and 12 % at the backward pass's peak."""
+    """Within 2 % of the real model's bytes at the end of the forward pass, and within 12 % at the backward's peak."""
     shape, rows, sequence = SMALL[family], 3, 40
     kept, peak = measured(monkeypatch, shape, rows, sequence, precision, attention, checkpointing, dropout)
     model = architecture.describe(shape, dropout=dropout)

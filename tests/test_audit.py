@@ -1,4 +1,4 @@
-"""Faults of real instruments, planted one at a time in a record that is right: each is named, and nothing else.
+"""Faults of real instruments, planted one at a time in a correct record: the audit names this fault and no other.
 
 The twelve are those of published benchmarks. If a record cannot have one, because it does not keep the number, the
 comparison of runs must catch it: those tests say so. Arms of unlike batches (9) are in `test_checks`.
@@ -29,7 +29,7 @@ def faults(fields: dict, reached: float | None = None) -> list[str]:
 
 
 def caught(fields: dict, words: str, alone: bool = True) -> None:
-    """The record has a fault of these words, and no other if `alone`."""
+    """The record has a fault with these words, and if `alone` no other fault."""
     named = faults(fields)
     assert any(words in fault for fault in named), named
     assert not alone or all(words in fault for fault in named), named
@@ -63,7 +63,7 @@ def test_all_kept_records_pass():
 
 
 def test_the_shape_is_that_of_a_record_really_written(trained):
-    """Every field that the shaped records have, at any depth, a real one has as well, and of the same type."""
+    """Every field of the shaped records, at any depth, is also in a real record, with the same type."""
     real = trained("zero2", *flags_for("wikitext", "bf16_cast", 1)).record
     assert faults(real) == []
     assert unlike(finished(), real) == []
@@ -172,7 +172,7 @@ def test_what_is_not_a_record_at_all_is_refused_before(tmp_path, changes):
 
 
 def test_1_a_total_divided_by_the_mean_step():
-    """optimum-benchmark: the volume of all steps over the mean time of a step, so as many times too fast."""
+    """optimum-benchmark: the work of all steps over the mean time of one step."""
     for rate in RATES:
         caught(
             scaled(finished(), len(finished()["time"]["step_s"]), rate), f"{rate.removeprefix('time__')} x seconds are"
@@ -180,14 +180,14 @@ def test_1_a_total_divided_by_the_mean_step():
 
 
 def test_2_ranks_averaged_instead_of_added():
-    """The world size left out of the batch, or put in twice."""
+    """The batch lacks the world size, or contains it twice."""
     for factor in (1 / 4, 4):
         caught(scaled(finished(ranks=4), factor, *PER_STEP, *RATES), "rows x 1 passes x 4 ranks are 8")
 
 
 @pytest.mark.parametrize("peak", [1978.8e12, 494.7e12, 312e12], ids=["sparse", "TF32", "an A100"])
 def test_3_the_wrong_peak(peak):
-    """Sparse for dense, TF32 for bf16, an A100's for an unknown GPU: the share of the peak follows."""
+    """Sparse for dense, TF32 for bf16, an A100's for an unknown GPU: all change the share of the peak."""
     fields = finished(**GPU)
     share = fields["time"]["mfu"] * fields["time"]["peak_flops_per_s"] / peak
     caught(changed(fields, time__peak_flops_per_s=peak, time__mfu=share), "dense peak of NVIDIA H200 is")
@@ -213,7 +213,7 @@ def test_3_more_than_this_machine_was_measured_to_do(tmp_path):
 
 
 def test_4_part_of_a_step_read_as_a_step():
-    """DeepSpeed's autotuner: a timer of the forward pass. Records have whole steps; a part of one is refused."""
+    """DeepSpeed's autotuner times the forward pass. Records have whole steps; a part of a step is refused."""
     for quantity in ("time.forward_s", "forward_s", "time.step_s"):
         with pytest.raises(Stop, match="There is no quantity"):
             ratio_of(quantity, arms_and_seeds())
@@ -239,7 +239,7 @@ def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
 
 
 def test_a_record_of_version_2_has_no_wall_time_of_its_windows():
-    """Its rates are over the sum of its steps. A newer record without it is at fault."""
+    """Its rates refer to the sum of its steps. In a newer record the missing wall time is a fault."""
     old = changed(finished(), measure_version=2, time__window_s=None)
     assert faults(old) == []
     caught(changed(old, measure_version=3), "the wall time of the timed windows is not recorded")
@@ -250,7 +250,7 @@ def test_6_accumulation_left_out():
 
 
 def test_7_scaling_without_a_run_on_a_single_rank():
-    """No record is at fault: a ratio to a single rank has no other side, and is not made up."""
+    """No record has a fault, but a ratio to a single rank has no other side, so there is none."""
     two = [finished(f"r{n}", "zero2", ranks=2, seed=n) for n in range(3)]
     finding = ratio_of("tokens_per_s", two, {"ranks": 2}, {"ranks": 1})
     assert (finding.value, finding.without) == (None, "not tested here")
@@ -290,7 +290,7 @@ def test_11_the_first_rank_alone():
 
 
 def test_12_out_of_memory_is_an_answer_and_not_a_gap(tmp_path):
-    """It needs a reason, and it is not a measurement: neither zero nor a guess takes its place."""
+    """The record must say why, and no number takes the place of the missing measurement."""
     gathered = evidence.gather(shaped.runs(put(tmp_path, failed("known"), failed("silent") | {"error": None})))
     assert [run.status for run in gathered.runs] == ["oom"]
     assert "'error' does not say why" in gathered.set_aside[0]

@@ -1,4 +1,4 @@
-"""The report's calculator: what its JavaScript computes, and what the page shows, is what `study estimate` says."""
+"""The report's calculator: its JavaScript and its page give the numbers of `study estimate`."""
 
 import json
 import random
@@ -84,7 +84,7 @@ def decoder(draw: random.Random) -> dict:
 
 
 def answer(question: dict) -> dict:
-    """What Python says."""
+    """Python's answer."""
     model, names = Architecture(**question["model"]), ("accumulation", "sequence", "precision", "checkpointing")
     values = {name: question[name] for name in names} | {"micro_batch": question["microBatch"], "device": "cuda"}
     values["attention"] = "sdpa" if model.has_fused_attention else "eager"
@@ -104,7 +104,7 @@ def answer(question: dict) -> dict:
 
 
 def differs(ours: dict, theirs: dict) -> dict:
-    """In what two answers differ."""
+    """The fields in which two answers differ."""
     return {
         name: (value, theirs[name])
         for name, value in ours.items()
@@ -119,7 +119,7 @@ def asked() -> list[tuple[dict, dict]]:
 
 
 def wrong(page, asked: list[tuple[dict, dict]]) -> list[tuple[dict, dict]]:
-    """The questions that the page answers otherwise than Python, and in what."""
+    """The questions with other answers on the page than in Python, and the fields that differ."""
     theirs = page.execute_script(f"{ASK}\nreturn ask(data, arguments[0])", [question for question, _ in asked])
     both = zip(asked, theirs, strict=True)
     return [(question, missed) for (question, ours), each in both if (missed := differs(ours, each))]
@@ -141,7 +141,7 @@ def test_a_thousand_random_questions_have_the_answers_of_python(page, asked):
     ],
 )
 def test_a_mistake_in_a_formula_is_noticed(function, mistake, page, asked):
-    """Planted for some questions; then the page has its own function again."""
+    """A fault is planted for some questions; then the page has its own function again."""
     page.execute_script(f"window.kept = {function}; {function} = {mistake}")
     try:
         assert wrong(page, asked[:200])

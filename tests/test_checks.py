@@ -124,7 +124,7 @@ def test_runs_are_chosen_by_what_they_are():
     ],
 )
 def test_a_value_that_no_run_can_have_is_an_error(where, words):
-    """It was "not tested here", as if that run had not been made yet."""
+    """The verdict used to be "not tested here", as if that run had not been made yet."""
     with pytest.raises(Stop) as caught:
         choose(gathered(finished()), claim("bytes"), where)
     assert words in f"{caught.value.what}. {caught.value.remedy}"
@@ -138,7 +138,7 @@ def test_an_arm_of_somebody_else_is_known_by_its_records():
 @pytest.mark.parametrize("path", ["memory.peak", "tme.mfu", "time.median_step", "requested.modle"])
 @pytest.mark.parametrize("runs", [(), (finished(),)], ids=["no runs", "a run"])
 def test_a_path_that_leads_nowhere_in_any_record_is_an_error(path, runs):
-    """It was inconclusive, as if these records lacked it."""
+    """The verdict used to be inconclusive, as if these records lacked the value."""
     with pytest.raises(Stop, match="record has no field"):
         observed(gathered(*runs), claim("time"), field=path, where=ZERO2)
     with pytest.raises(Stop, match=r"record has no field|There is no quantity"):
@@ -178,7 +178,7 @@ def test_observed_numbers_have_their_range_and_texts_must_agree():
 
 
 def test_times_and_losses_decide_claims_of_their_kind_only():
-    """Other kinds accept evidence from other machines."""
+    """Claims of other kinds accept evidence from other machines."""
     runs = gathered(finished())
     with pytest.raises(Stop, match="step_s is of kind time, but the claim is of kind memory"):
         ratio(runs, claim("memory"), quantity="step_s", **SIDES)
@@ -219,7 +219,7 @@ def test_an_arm_that_may_yet_come_is_not_tested_here():
 
 
 def test_a_finding_on_virtual_ranks_says_so():
-    """One of them is enough; and so is a run without values."""
+    """One virtual run, or one run without values, is enough."""
     real, unreal = finished("a"), finished("b", virtual=True, ranks=8)
     how = {"field": "observed.wrapper", "kind": "configuration"}
     assert seen(real, **how).basis == "measured"
@@ -332,7 +332,7 @@ def test_an_order_is_undecided_if_an_interval_reaches_both_sides():
 
 @pytest.mark.parametrize(("steps", "word"), [((0.1, 0.2, 0.4), "rises"), ((0.4, 0.2, 0.1), "falls")])
 def test_a_trend_is_each_value_against_the_one_before(steps, word):
-    """A quantity that goes up and down has none; neither has one that stays, or changes by no more than is allowed."""
+    """A quantity that goes up and down has no trend, nor one that stays the same or changes by less than is allowed."""
 
     def along(*steps, **how):
         runs = [
@@ -357,7 +357,7 @@ def test_a_trend_is_each_value_against_the_one_before(steps, word):
 
 
 def test_equal_compares_a_field_cell_by_cell():
-    """Each run with those of its own cell: two sides that differ from cell to cell are no contradiction."""
+    """Each run is compared with those of its own cell: differences between cells do not matter."""
     runs = [finished(f"{arm}-{rows}", arm, micro_batch=rows, loss=rows) for arm in ("ddp", "zero2") for rows in (1, 4)]
     same = equal(gathered(*runs), claim("convergence"), field="loss.train", **SIDES)
     assert same.value is True
@@ -417,7 +417,7 @@ def test_losses_are_equivalent_or_not_or_undecided(shift, noise, margin, expecte
     [(-0.1, 0.0001, True), (0.0, 0.0001, False), (-0.01, 0.0001, False), (0.1, 0.0001, False), (-0.1, 0.2, None)],
 )
 def test_losses_are_lower_or_not(shift, noise, expected):
-    """A one-sided test: what is higher, or equal within the margin, is not lower."""
+    """A one-sided test: losses that are higher, or equal within the margin, are not lower."""
     ours = losses("zero2", (2 + n / 50 + shift + noise * (-1) ** n for n in range(4)))
     theirs = losses("ddp", (2 + n / 50 for n in range(4)))
     for curve in ("eval", "train"):
@@ -439,7 +439,7 @@ def test_curves_that_cross_are_not_the_same_because_their_means_are():
 
 
 def test_too_few_or_too_unlike_seeds_show_nothing():
-    """Three seeds far apart: no test can tell the arms apart, and none shows that they are equal."""
+    """With three seeds far apart, no test shows that the arms differ, and none that they are equal."""
     finding = compared_losses(*losses("zero2", (1.0, 2.0, 3.0)), *losses("ddp", (1.1, 2.1, 2.9), first=10))
     assert (finding.value, finding.missing) == (None, "more seeds: see the working")
     two = seeds("zero2", 2) + seeds("ddp", 2)

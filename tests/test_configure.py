@@ -1,4 +1,4 @@
-"""What is written is what our own arms say, with processes, batch and precision; and `accelerate launch` takes it."""
+"""Written configs are those of the arms, with processes, batch and precision, and `accelerate launch` accepts them."""
 
 import functools
 import json
@@ -46,7 +46,7 @@ def test_what_is_written_is_the_arm(arm, tmp_path):
 
 
 def test_groups_are_written_as_large_as_nodes(tmp_path):
-    """Where there are several nodes. On one, such an arm is not advised."""
+    """Only with several nodes: on one node, such an arm is not advised."""
     with pytest.raises(Stop, match="hsdp is not predicted to fit"):
         write(tmp_path / "mine.yaml", advised(), "hsdp")
     nodes = advised(gpus=16, gpus_per_node=4)
@@ -65,7 +65,7 @@ def of_eight_gpus() -> Advice:
 
 @pytest.mark.parametrize("name", DECODERS_ALONE)
 def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
-    """Written as advised, and not as in the arm's file; a BERT, or GPUs of three a node, share none."""
+    """The config has the advised groups, not those of the arm's file. BERT, or three GPUs a node, cannot share rows."""
     advice = of_eight_gpus()
     row = next(row for row in advice.rows if row.arm == name)
     assert row.fits
@@ -94,7 +94,7 @@ def test_the_choice_is_what_is_written_by_default(tmp_path):
 
 
 def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
-    """Json has no comments, so the yaml says why each of its lines is there."""
+    """JSON has no comments, so the yaml explains each line of the json."""
     defaults = {"compute_environment", "num_machines", "deepspeed_config", "deepspeed_config_file"}
     for arm in ("ddp", "zero2", "zero3_nvme"):
         path = tmp_path / f"{arm}.yaml"
@@ -113,7 +113,7 @@ def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero3", "zero3_nvme"])
 @pytest.mark.parametrize("gpus", [2, 16])
 def test_accelerate_reads_it(arm, gpus, tmp_path):
-    """Its own classes refuse what they do not know; what the launcher and the plugin take over is what was meant."""
+    """Accelerate's classes refuse unknown keys, and the launcher and the plugin take over the intended values."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DeepSpeedPlugin
 
@@ -201,7 +201,7 @@ SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, *DIVIDED, "zero1")
 
 @pytest.mark.parametrize("arm", ["zero1", *FLAGS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in SELDOM)])
 def test_accelerate_launches_it(arm, trained):
-    """The trainer takes the same file as a user's own script, and holds what it observes to it."""
+    """The trainer accepts the same file as a user's own script, and compares what it observes with it."""
     record = trained(arm, *FLAGS.get(arm, SHORT), advised=True).record
     file, ours = Path(record["requested"]["config_file"]), arms.read(arms.all_paths()[arm])
     assert file.name == f"{arm}.yaml"

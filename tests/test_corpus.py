@@ -27,7 +27,7 @@ def class_of(tokens: np.ndarray) -> np.ndarray:
 
 
 def transitions(tokens: np.ndarray) -> np.ndarray:
-    """How often each class is followed by each."""
+    """How often each class follows each other class."""
     table = np.zeros((NUM_CLASSES, NUM_CLASSES), int)
     np.add.at(table, (class_of(tokens)[:-1], class_of(tokens)[1:]), 1)
     return table
@@ -102,7 +102,7 @@ def test_stream_ids_are_words(tokens):
 
 
 def test_the_next_class_is_predictable(tokens):
-    """Nine times in ten by the rule, and the tenth time by chance in one of eight."""
+    """Nine of ten times the rule decides; the tenth time, one of eight at random."""
     table = transitions(tokens)
     right = table.max(1).sum() / table.sum()
     assert right == pytest.approx(0.9 + 0.1 / NUM_CLASSES, abs=0.01)

@@ -91,7 +91,7 @@ def test_a_virtual_rank_is_a_real_one(arm, trained):
     ],
 )
 def test_what_is_refused(arm, flags, words, tmp_path, cache):
-    """In the library's words where it is the library that refuses, and without a traceback."""
+    """If a library refuses, the record quotes its error, without a traceback."""
     run = launch(arm, tmp_path / "run", "--steps", "6", *flags, cache=cache)
     assert run.code != 0
     assert words in run.output
@@ -100,7 +100,7 @@ def test_what_is_refused(arm, flags, words, tmp_path, cache):
 
 
 def test_parts_of_rows_have_the_tokens_after_them():
-    """The token after a part's last is the first of the next part; after the last of the row there is none."""
+    """The token after a part's last one is the first of the next part. The last token of the row has none."""
     rows = {"input_ids": torch.arange(2 * 3 * 8).view(1, 2, 3, 8)}
     first, second = (part_of_rows(rows, part, 2) for part in (0, 1))
     assert torch.cat([first["input_ids"], second["input_ids"]], -1).equal(rows["input_ids"])
@@ -133,7 +133,7 @@ def test_models_that_a_library_refuses_are_not_predicted():
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_audit_knows_who_shares(arm):
-    """Kept records have no faults; states that are not a rank's share are one, and so are more rows than were read."""
+    """Kept records have no faults. States other than a rank's share are a fault, and so are too many rows."""
     kept = runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "dimensions"])
     record = next(run.record for run in kept.runs if run.arm == arm)
     assert audit.faults(record) == []

@@ -1,4 +1,4 @@
-"""What of a protocol fits a machine, before anything is launched: the T4 that Colab lends for nothing."""
+"""Which cells of a protocol fit a machine, before any launch: the free T4 of Colab."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""FSDP in theory, against PyTorch's own tracker on a group of ranks that are not there, and against published bytes."""
+"""Compares theory of FSDP with PyTorch's own tracker on a fake group of ranks, and with published bytes."""
 
 import dataclasses
 import warnings

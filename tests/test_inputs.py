@@ -29,7 +29,7 @@ def test_a_name_that_can_be_a_files_is_not_changed(name, tmp_path):
 
 @pytest.fixture
 def place(tmp_path) -> Path:
-    """A folder with one file, and what else may lie in a stranger's."""
+    """A folder with one file, and with other things that a stranger's folder may contain."""
     (tmp_path / "secret").write_text("private")
     place = tmp_path / "place"
     (place / "deep").mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_a_file_that_the_user_named_may_be_a_link_and_is_a_file_of_limited_size(
 
 
 def test_a_file_that_becomes_a_link_meanwhile_is_never_followed(place, tmp_path):
-    """Looking first and opening then would read the secret sooner or later: the kernel looks while it opens."""
+    """Checking first and opening later would read the secret sooner or later: so the kernel checks while it opens."""
     other, file, ended = place / "deep" / "other", place / "deep" / "file", threading.Event()
 
     def change() -> None:

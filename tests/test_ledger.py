@@ -51,7 +51,7 @@ STATES |= {"with": '{ quantity = "states_bytes", parameters = 1e9, stage = 0, ra
 
 
 def text(**fields) -> str:
-    """A claim as it stands in a file. A field that is None is left out."""
+    """A claim as a file writes it. A field that is None is left out."""
     lines = (FIELDS | fields).items()
     return "\n[[claim]]\n" + "".join(f"{name} = {value}\n" for name, value in lines if value is not None)
 
@@ -140,7 +140,7 @@ def test_a_claim_is_read(claims):
     ],
 )
 def test_a_malformed_claim_is_one_clear_sentence(claims, fields, what):
-    """It names the file, the line and the claim, what came, and what is possible."""
+    """The sentence names the file, the line and the claim, the wrong value, and possible values."""
     with pytest.raises(Stop) as caught:
         claims(text(**fields))
     assert caught.value.what.startswith("claims.toml, line ")
@@ -190,7 +190,7 @@ def test_an_id_stands_once_in_all_files(tmp_path):
     ],
 )
 def test_a_number_is_held_against_what_the_claim_allows(relation, tolerance, supported, refuted, inconclusive):
-    """The claim is of 100. Of an interval, all must be allowed or nothing."""
+    """The claim is 100. An interval must be allowed as a whole, or not at all."""
     expected = {"supported": supported, "refuted": refuted, "inconclusive": inconclusive}
     for verdict, values in expected.items():
         for result in values:
@@ -224,7 +224,7 @@ def test_all_of_several_values_must_hold(claims):
     ],
 )
 def test_a_claim_that_its_check_cannot_decide_is_an_error(claims, fields, what):
-    """For one, a value of a kind that the check never finds: such a claim could only be refuted."""
+    """An example is a value of a kind that the check never finds: such a claim could only be refuted."""
     with pytest.raises(Stop, match=rf"claims\.toml, line 7, claim X-1, arithmetic: {what}"):
         judged(claims(text(**fields)))
 
@@ -237,7 +237,7 @@ def test_further_evidence_is_shown_and_never_decides(claims):
 
 
 def test_the_verdict_comes_from_one_place():
-    """Nobody else compares a finding with a claim, and no claims file says what comes of it."""
+    """No other module compares a finding with a claim, and no claims file contains a verdict."""
     for path in sorted((ROOT / "study" / "claims").glob("*.py")):
         words = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         assert path.stem == "verdict" or not words & {"supported", "refuted"}, path.name
@@ -291,12 +291,12 @@ def test_what_is_unsaid_must_not_decide(claims, unsaid, verdict, holds, fails):
     ],
 )
 def test_a_claim_has_a_direction(claims, fields, expected):
-    """A truth that is better than what is said is understated. "Up to" is said of the best case."""
+    """A claim is understated if the truth is better. "Up to" is about the best case."""
     assert judged_states(claims, **{"value": "8e9"} | fields).verdict == expected
 
 
 def test_a_value_may_be_what_another_check_finds(claims):
-    """No threshold is copied by hand. Where the other finds nothing, neither does this."""
+    """No threshold is copied by hand. If the other check finds nothing, this one finds nothing."""
     first = text(**STATES)
     other = STATES["with"].replace("stage = 0", "stage = 3")
     also = f"{ALSO}".replace("arithmetic", "theory") + f"with = {other}\n"
@@ -447,7 +447,7 @@ def test_a_weaker_check_is_of_a_claim_about_runs(claim, what, claims):
 
 @pytest.mark.parametrize("check", CLAIMS)
 def test_another_number_in_a_record_is_another_verdict(check, claims, tmp_path):
-    """And without the records there is none."""
+    """Without the records there is no verdict."""
     several, change = claims(TOML[check]), CLAIMS[check][3]
     other = [change(record) if record["requested"]["arm"] == "zero2" else record for record in PER_ARM]
     before = only(judged(several, *PER_ARM, folder=tmp_path / "before"))
@@ -461,7 +461,7 @@ def test_another_number_in_a_record_is_another_verdict(check, claims, tmp_path):
 
 
 def test_the_same_records_give_the_same_numbers(claims, tmp_path):
-    """In any order, and whatever was drawn before."""
+    """The order of the records and earlier random numbers do not matter."""
     several = claims(*NUMBERED)
     forth = judged(several, *PER_ARM, folder=tmp_path / "a")
     back = judged(several[::-1], *PER_ARM[::-1], folder=tmp_path / "b")[::-1]
@@ -496,7 +496,7 @@ def test_two_thousand_records_take_less_than_ten_seconds(claims, tmp_path):
 
 @pytest.fixture
 def printed(tmp_path, capsys):
-    """A function that gives what `study claims` prints for the claims file of the test."""
+    """A function that returns what `study claims` prints for the claims file of the test."""
 
     def run(*words, records=(), to_json: bool = False, **filters) -> str:
         runs = tmp_path / "runs"
@@ -614,7 +614,7 @@ def test_what_was_set_aside_is_shown(claims, printed):
 
 
 def test_the_studys_claims_are_well_formed():
-    """Every file is read; what is predicted or read is decided without a run."""
+    """Every file is valid; claims that rest on predictions or sources are decided without a run."""
     claims = [claim for claim in files.read_all() if claim.basis not in (model.MEASURED, model.TRIED)]
     for verdict in [ledger.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id

@@ -66,7 +66,7 @@ def test_blocks_are_split_joined_and_given_back():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_replay_allocates_what_is_predicted(checkpointing):
-    """A second way to the same peak: every tensor by itself, in its order, against the moments of theory."""
+    """A second way to the same peak: tensor by tensor in their order, compared with the moments of theory."""
     setup = setup_of(precision="bf16_pure", checkpointing=checkpointing, optimizer="foreach", micro_batch=8)
     replay = _Replay(setup, Allocator())
     replay.run()
@@ -99,7 +99,7 @@ def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():
 
 
 def test_a_loss_in_16_bits_holds_half_of_it():
-    """Of the loss's last step: the log-softmax, its gradient and that of the logits, each of all logits."""
+    """The last step of the loss holds the log-softmax, its gradient and that of the logits, each as large as the logits."""
     values = {"precision": "bf16_pure", "micro_batch": 16}
     whole, half = (profile(setup_of(logits=logits, **values)) for logits in ("fp32", "as_computed"))
     logits = setup_of(**values).tokens * 512
@@ -107,7 +107,7 @@ def test_a_loss_in_16_bits_holds_half_of_it():
 
 
 def test_frozen_weights_are_loaded_in_bf16():
-    """Under autocast; where all weights are bf16 already, nothing changes."""
+    """Under autocast. If all weights are bf16 already, nothing changes."""
     model = dataclasses.replace(Transformer.of(config_of("llama"), "llama"), lora_rank=4)
     setup = Setup(model=model, precision="bf16", micro_batch=2, sequence=32, device="cuda")
     as_weights, half = (estimate(dataclasses.replace(setup, frozen=kind)) for kind in ("as_weights", "bf16"))

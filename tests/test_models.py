@@ -1,4 +1,4 @@
-"""Any transformers model from its config: what it is, what it is fed, and what it may not do."""
+"""Any transformers model from its config: its kind, its inputs, and what it must not do."""
 
 import json
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_built_is_a_sentence(values, words):
 
 
 def test_a_config_cannot_name_code_that_is_run(tmp_path, monkeypatch):
-    """Of a key that the trainer sets itself where the user trusts the code: a stranger may write it as well."""
+    """The trainer sets this key if the user trusts the code, but a stranger may write it as well."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     evil, ran = tmp_path / "evil", tmp_path / "ran"
     evil.mkdir()

@@ -1,4 +1,4 @@
-"""Bytes inside a node and between nodes: by hand, and where they are read from records."""
+"""Bytes inside a node and between nodes, computed by hand and read from records."""
 
 import functools
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_between_nodes_by_the_papers():
 
 
 def test_with_several_passes_hpz_gathers_between_nodes_once():
-    """Its copy serves all passes of a step but the first forward pass."""
+    """The second copy serves all passes of a step except the first forward pass."""
     thrice = between("zero3_hpz_textbook", accumulation=3)
     assert thrice == pytest.approx({"all_gather": 1, "reduce_scatter": 3}, rel=0.02)
     assert between("zero3_textbook", accumulation=3)["all_gather"] == pytest.approx(6, rel=0.02)
@@ -103,7 +103,7 @@ def test_zeropp_sends_a_quarter_of_stage_3():
 
 
 def test_the_table_of_a_folder_of_runs(tmp_path):
-    """Two ranks are one node of two: they have no row."""
+    """Two ranks are one node of two, so they have no row."""
     counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
     of_four = finished("four", "ddp", 4)
     of_four["traffic"]["per_rank"] = [counts] * 4

@@ -1,4 +1,4 @@
-"""What changes the 16 bytes: other optimizers, bf16 states, adapters and frozen weights, measured and predicted."""
+"""Optimizers, bf16 states, adapters and frozen weights change the 16 bytes a parameter: measured and predicted."""
 
 import importlib.util
 import os
@@ -103,7 +103,7 @@ def test_bf16_states_are_in_bf16(run):
 
 
 def test_kept_records_hold_what_is_predicted():
-    """Of each component, of the peak and of each collective; and the table of the report shows them."""
+    """For each component, the peak and each collective. The report's table shows them."""
     kept = states.of_protocol(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
     assert len({states.what_changes(run) for run in kept}) >= 6
     rows = states.bytes_per_parameter(replace(runs.load([]), runs=tuple(kept)))

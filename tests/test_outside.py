@@ -1,4 +1,4 @@
-"""Measurements that others published: how rows are read, what setups they are, and how they judge predictions."""
+"""Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
 
 import csv
 import itertools
@@ -115,7 +115,7 @@ def test_seconds_of_a_step_come_from_tokens_where_the_row_has_only_those():
 
 
 def test_models_of_formulas_have_the_parameters_that_their_sources_print():
-    """To the last one: MosaicML's MPT at every length of rows, and vTrain's GPTs."""
+    """Exactly: MosaicML's MPT at every row length, and vTrain's GPTs."""
     exact = {
         (each.model, each.params, each.seq): parameters(models.model_of(each.model, each.params, each.seq))
         for each in rows.own()
@@ -225,7 +225,7 @@ def test_a_group_is_as_large_as_the_row_says_or_a_node():
 
 
 def test_what_would_not_fit_was_recomputed():
-    """A source that does not say so, and 32 rows of 1024 tokens with a written-out attention."""
+    """The source does not say so, and written-out attention over many rows would not fit."""
     unsaid = {"activation_checkpointing": None, "micro_batch": "256", "notes": "eager attention", "step_time_s": 1}
     training = training_of(row(**unsaid))
     assert training.setup.checkpointing
@@ -250,7 +250,7 @@ def test_a_source_says_that_its_kernels_are_fused():
 
 @pytest.mark.slow
 def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
-    """24 layers keep what query, key and value are parts of: 2,304 numbers of 2 bytes a token. So it was measured."""
+    """24 layers keep the tensor of query, key and value: 2,304 numbers of 2 bytes a token, as was measured."""
     for each in (each for each in rows.own() if each.micro_batch == 8 and "santacoder" in each.model):
         training = training_of(each)
         held, spared = (estimate(replace(training.setup, keeps_cache=cache)).peak_bytes for cache in (True, False))
@@ -276,7 +276,7 @@ def test_a_machine_that_is_not_known_is_said_and_memory_needs_none():
 
 
 def judged(predicted: list[float], measured: list[float], **change) -> list[Compared]:
-    """Rows of one table whose times are so predicted and measured."""
+    """Rows of one table with these predicted and measured times."""
     interval = (0.5, 1.5)
     return [
         Compared(row(step_time_s=m, **change), (Quantity("time", p, m, interval, {"flat": 2 * m}),), None, ())
@@ -303,7 +303,7 @@ def test_every_miss_of_the_projects_own_rows_is_explained_and_no_explanation_is_
 
 
 def test_complete_rows_are_counted():
-    """Three of four are complete, of which two are within 10 % and all within 30 %."""
+    """Three of four rows are complete: two of them are within 10 %, and all within 30 %."""
     members = judged([1.05, 2.5, 3.0], [1, 2, 3])
     members += [replace(each, assumed=("a guess",)) for each in judged([9.0], [1])]
     line = words.lines({"a lab": asdict(summary.summary(members)["a lab"])})[0]
@@ -319,7 +319,7 @@ def test_what_a_simulator_says_of_itself_stands_beside_ours():
 
 
 def test_kendall_s_tau_is_of_step_times_and_of_tokens_per_second():
-    """Longer rows take longer, whoever predicts; which of them has more tokens a second is another question."""
+    """Any prediction says that longer rows take longer. The order by tokens a second is harder."""
     members = [
         *judged([1.0], [1.0], seq="512"),
         *judged([2.1], [1.9], seq="1024"),
@@ -440,7 +440,7 @@ def cells(count: int) -> list[Row]:
 
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_thousand_cells_take_a_minute(count):
-    """Of CPU time: 60 ms for each, memory and time."""
+    """60 ms of CPU time for each cell, for memory and time."""
     chosen = cells(1440)[:: 1440 // count][:count]
     start_s = time.process_time()
     predicted = [compared(each) for each in chosen]

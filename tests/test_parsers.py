@@ -1,4 +1,4 @@
-"""Every parser of what a stranger may write, on arbitrary values: valid, or a Stop with one sentence. Nothing else."""
+"""Gives every parser of strangers' files arbitrary values. They are valid, or a Stop with one sentence."""
 
 import contextlib
 import copy
@@ -80,7 +80,7 @@ def places(value, place: tuple = ()) -> list[tuple]:
 
 @st.composite
 def spoiled(draw, whole: dict):
-    """Something valid, of which one to three places have another value, are gone, or have something beside them."""
+    """A valid value in which one to three places are changed, removed, or extended."""
     value = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
         *above, last = draw(st.sampled_from(places(value)))
@@ -100,7 +100,7 @@ def spoiled(draw, whole: dict):
 
 
 def as_toml(value) -> str:
-    """A value as TOML, tables in braces. What TOML cannot hold is left out; it is its parser that is tested."""
+    """A value as TOML, with tables in braces. Values that TOML cannot hold are left out."""
     if isinstance(value, dict):
         return "{" + ", ".join(as_lines(value)) + "}"
     if isinstance(value, (list, tuple)):
@@ -129,7 +129,7 @@ def as_file(value: dict) -> str:
 
 
 def is_valid_or_a_sentence(parse: Callable, *given) -> None:
-    """A parser gives something, or raises a Stop whose sentence a person can read."""
+    """A parser returns a value, or raises a Stop with a readable sentence."""
     try:
         parse(*given)
     except Stop as caught:
@@ -360,5 +360,5 @@ def test_a_value_that_is_read_is_not_changed(value):
 @QUICK
 @given(st.text(alphabet=string.printable, max_size=80))
 def test_leaving_out_what_is_private_happens_once(text):
-    """A record that is shared twice says the same."""
+    """Sharing a record twice gives the same result."""
     assert without_paths(without_paths(text)) == without_paths(text)

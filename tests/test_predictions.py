@@ -1,4 +1,4 @@
-"""What is decided without a run: arithmetic, what is not said, theory, bounds, what fits, sources."""
+"""Checks that need no run: arithmetic, missing statements, theory, bounds, what fits, sources."""
 
 import inspect
 import math
@@ -166,7 +166,7 @@ def test_a_quantity_over_the_same_elsewhere_or_over_another():
 
 
 def test_one_recipe_is_found_from_three_memory_figures():
-    """Made from a recipe of 16 bytes, the figures give it back; those of document 000 give another one."""
+    """Figures computed with a recipe of 16 bytes give this recipe back; those of document 000 give another one."""
     of_16 = [theory("states_bytes", stage=stage, ranks=8, parameters=9e9).value + 5e9 for stage in (0, 2, 3)]
     given = {"memory_bytes": of_16, "stages": [0, 2, 3], "ranks": 8, "parameters": 9e9}
     assert theory("fitted_bytes_per_parameter", **given).value == pytest.approx(16)
@@ -240,7 +240,7 @@ def test_a_gpu_is_used_for_a_share_of_its_peak_or_of_the_time():
 
 @pytest.mark.parametrize("name", THEORY)
 def test_every_quantity_says_what_it_is(name):
-    """And takes its arguments by name only, so that a claims file can be checked against them."""
+    """It also takes its arguments by name only, so that a claims file can be checked against them."""
     function = THEORY[name]
     assert function.__doc__
     parameters = inspect.signature(function).parameters.values()
@@ -304,7 +304,7 @@ def test_the_list_of_sources_is_checked(known, text, what):
 
 
 def test_what_each_rests_on():
-    """A difference of a document's own figures is no prediction."""
+    """A difference of a document's own figures is not a prediction."""
     expected = dict.fromkeys(("arithmetic", "stated"), "own numbers")
     expected |= dict.fromkeys(("bound", "fits", "trend", "quotient", "theory"), "predicted")
     assert {name: kind.basis for name, kind in KINDS.items()} == expected

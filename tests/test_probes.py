@@ -72,7 +72,7 @@ TRIALS = [
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Answers are kept here, and nowhere else."""
+    """The folder of the kept answers, for this test alone."""
     monkeypatch.setattr(probes, "_folder", lambda: tmp_path / "trials")
     monkeypatch.setattr(probes, "REPORTS", tmp_path / "reports")
     return tmp_path / "trials"
@@ -131,7 +131,7 @@ def test_an_answer_is_sought_once(cache, monkeypatch):
 
 
 def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache, monkeypatch, tmp_path):
-    """Such an answer is not sought again on another machine with the same versions."""
+    """Another machine with the same versions does not try this again."""
     monkeypatch.setattr(probes, "_try", always(Answer(found=7, told="in /home/me/x")))
     claims = files.read_all()
     trial = next(trial for trial in probes._trials_of_all(claims) if trial["what"] == "default")
@@ -148,7 +148,7 @@ def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache
 
 
 def test_the_answers_in_the_repository_are_used(monkeypatch, tmp_path):
-    """Their keys are stable: with the versions they were made with, no configuration is tried again."""
+    """Keys are stable: with the versions of the kept answers, no configuration is tried again."""
     monkeypatch.setattr(probes, "_folder", lambda: tmp_path)
     entries = json.loads((probes.REPORTS / "cpu-2core" / "trials.json").read_text())
     configurations = [entry for entry in entries if entry["trial"]["what"] != "reproduction"]
@@ -215,7 +215,7 @@ FORBIDDEN += [({"what": "reproduction", "name": name}, "there is no reproduction
 
 @pytest.mark.parametrize(("trial", "what"), FORBIDDEN)
 def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
-    """Whatever a claims file names, which anybody may have written."""
+    """Anybody may have written the claims file that names it."""
     monkeypatch.setattr(probes, "_run", never)
     monkeypatch.setattr(probes, "_try", never)
     (cache.parent / "evil.py").write_text("")
@@ -252,7 +252,7 @@ time.sleep(0.2)
 
 @pytest.fixture
 def script(tmp_path, monkeypatch, cache):
-    """A function that writes a reproduction, and gives what comes of it."""
+    """A function that writes a reproduction, runs it and returns its answer."""
     monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
 
     def write(text: str):
@@ -285,7 +285,7 @@ def test_a_reproduction_that_fails_says_nothing_of_the_claim(script, monkeypatch
 
 
 def test_a_claim_rests_on_what_was_tried(cache, tmp_path):
-    """From a claims file to a verdict, through the real libraries; and everything is tried together."""
+    """From a claims file to a verdict, with the real libraries. All trials run together."""
     trials = [
         ('"accepted"', '{ what = "deepspeed_config", config = { train_batch_size = 1, bf16 = true } }'),
         ("[true, true]", '{ what = "member", of = "accelerate.utils.DistributedType", name = ["NO", "MPI"] }'),

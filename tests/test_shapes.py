@@ -1,4 +1,4 @@
-"""The built-in shapes: as many parameters as published, and refused where they do not fit."""
+"""The built-in shapes have as many parameters as published, and are refused if they do not fit."""
 
 import json
 
@@ -87,7 +87,7 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_a_shape_is_built_with_its_default_attention(model):
-    """Fused, wherever transformers has that: read from the classes themselves."""
+    """Attention is fused if transformers' classes support it."""
     settings = resolve(Settings(model=model, task=task_of(model), sequence=64), gpu=False)
     assert class_for(config_of(settings))._supports_sdpa == (model not in UNFUSED)
     attention = built(settings).config._attn_implementation
@@ -124,7 +124,7 @@ def test_token_ids_the_model_does_not_know_are_refused():
 
 
 def test_a_model_that_cannot_be_had_is_refused(tmp_path):
-    """A folder without a config.json, and no network needed to say so."""
+    """A folder without a config.json is refused without any network."""
     with pytest.raises(Stop, match=r"is not a built-in shape, nor a folder with a config\.json") as caught:
         config_of(settings_for(str(tmp_path)))
     assert "bert-tiny" in caught.value.remedy

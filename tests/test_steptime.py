@@ -1,4 +1,4 @@
-"""The time of a step: a replay checked by hand, limits that physics sets, and the same work however it is found."""
+"""The time of a step: replays checked by hand, physical limits, and equal work from formulas and traces."""
 
 import random
 from dataclasses import replace
@@ -37,7 +37,7 @@ def setup(arm: str = "zero2", model=MEDIUM, **values) -> Setup:
 
 
 def test_three_layers_by_hand():
-    """Weights come a layer ahead: 2 s each, and 3 s of computation. The first gather is in nobody's shadow.
+    """Weights are gathered a layer ahead: 2 s each, beside 3 s of computation. Nothing hides the first gather.
 
     gather  0-2, 2-4, then waits for the second layer's turn: 5-7
     compute       2-5, 5-8, 8-11
@@ -57,7 +57,7 @@ def test_three_layers_by_hand():
 
 
 def test_kernels_run_no_earlier_than_they_are_launched():
-    """A slow host: each pass ends with its last launch. A fast one runs ahead, and the GPU decides."""
+    """With a slow host, each pass ends with its last launch. A fast host runs ahead, and the GPU decides."""
     for launch_s, ends in ((4, [4, 8]), (1, [3, 6])):
         tasks = []
         for layer in range(2):
@@ -142,7 +142,7 @@ def test_faster_machines_are_faster():
 
 
 def test_a_ring_by_hand():
-    """NCCL's latencies along the ring, and (N - 1) / N of the tensor; an all-reduce goes round twice."""
+    """NCCL's latencies along the ring, plus (N - 1) / N of the tensor. An all-reduce goes round twice."""
     links, constants = Links(16, 8, "nvlink3", "ib-hdr"), pace.pace()
     bandwidth = min(300e9 * constants.link_share, 8 * 25e9 * constants.network_share)
     latency = 8.4e-6 + 14 * 3.4e-6 + 9.6e-6
@@ -160,7 +160,7 @@ def test_tiles_fill_waves():
 
 
 def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
-    """Scores of a head of 64 are bound by the memory; a product of large matrices by its operations."""
+    """Memory limits the scores of a head of 64; operations limit a product of large matrices."""
     constants, a100 = pace.pace(), GPUS["A100-80GB"]
     scores, large = Product(128, 512, 512, 64), Product(1, 8192, 8192, 8192)
     seconds = {
@@ -174,7 +174,7 @@ def test_a_product_takes_as_long_as_its_operations_or_its_bytes():
 
 @pytest.mark.parametrize(("rows", "sequence", "measured_s"), [(8, 512, 9.14e-3), (96, 128, 18.43e-3)])
 def test_a_layer_of_bert_on_a_v100_takes_what_was_published(rows, sequence, measured_s):
-    """spcl/substation, README: PyTorch, both passes. Both decide how much of the bandwidth is reached."""
+    """spcl/substation, README: PyTorch, both passes. Both measurements decide the reached share of the bandwidth."""
     bert = Setup(
         model=describe("bert-large"), micro_batch=rows, sequence=sequence, precision="bf16_cast", attention="eager"
     )
@@ -189,7 +189,7 @@ def test_a_layer_of_bert_on_a_v100_takes_what_was_published(rows, sequence, meas
 
 
 def test_groups_gather_inside_a_node_and_reduce_between_nodes():
-    """16 ranks in two nodes: a group of 8 never leaves its node, and its parts of the gradients do."""
+    """16 ranks in two nodes: a group of 8 stays inside its node, but its parts of the gradients leave it."""
     links = Links(16, 8, "nvlink3", "ib-hdr")
     assert (links.within(8).nodes, links.within(None)) == (1, links)
     assert (links.between(8).ranks, links.between(8).nodes) == (2, 2)
@@ -210,7 +210,7 @@ def test_groups_gather_inside_a_node_and_reduce_between_nodes():
 
 
 def test_a_second_partition_spares_the_network_in_the_backward_pass_and_takes_memory():
-    """hpZ: 2 bytes of each parameter that was released, over the ranks of a node. A billion are not, by default."""
+    """hpZ: 2 bytes of each released parameter, over the ranks of a node. By default a billion are not released."""
     large = describe("gpt2-xl")  # more than stay gathered for the backward pass
     plain = setup("zero3", large, ranks=16)
     hpz = replace(
@@ -242,13 +242,13 @@ def test_python_works_for_modules_whose_weights_are_gathered():
 
 
 def sizes(done: work.Work) -> list[tuple[int, ...]]:
-    """Of each product, whichever factor comes first."""
+    """For each product, whichever factor comes first."""
     return sorted((each.count, *sorted(each[1:])) for each in done.products)
 
 
 @pytest.mark.parametrize(("family", "attention"), [("gpt2 gelu", "eager"), ("llama", "sdpa")])
 def test_formulas_and_a_trace_find_the_same_work(family, attention):
-    """At sizes that the lines were not drawn through."""
+    """At sizes that were not used to draw the lines."""
     shape = config(family, (2, 5, 5, 40, 448, 1280, 80))
     formulas = work.as_architecture(shape) if family == "llama" else describe(shape, dropout=0.0)
     values = {"micro_batch": 3, "sequence": 80, "attention": attention}
@@ -280,7 +280,7 @@ def test_every_constant_has_an_origin():
 
 
 def test_the_fit_finds_constants_from_rows():
-    """Rows that were made with a slower host and products, from which the fit starts elsewhere."""
+    """The rows are made with a slower host and slower products than the fit starts from."""
     true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
     trainings = [each for each in timed("fit") if "vTrain" in each.row.source][::12]
     times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in trainings]
@@ -291,7 +291,7 @@ def test_the_fit_finds_constants_from_rows():
 
 
 def test_rows_of_the_test_are_not_fitted():
-    """Whole groups of width and layers, whole machines, whole sources: what is held out is held out in all its rows."""
+    """A held-out source has none of its rows in the fit; the same holds for models and machines."""
     fitted, held = ({(each.row.source, each.row.model, each.row.gpu) for each in timed(r)} for r in ("fit", "test"))
     assert fitted
     assert not fitted & held
@@ -303,7 +303,7 @@ def test_rows_of_the_test_are_not_fitted():
 
 
 def test_each_source_weighs_the_same_in_the_interval():
-    """Five sources, one of which has most rows: four are within 10 %, and those are 80 %."""
+    """Of five sources, one has most rows. Four are within 10 %, which makes 80 %."""
     off = {name: np.log([1.05, 1.1]) for name in "abcd"} | {"e": np.log(np.full(1000, 1.5))}
     assert interval.factor(off.values()) == pytest.approx(1.1)
     assert interval.factor([*list(off.values())[1:], np.log([1.5])]) == pytest.approx(1.5), "two of five"
@@ -347,7 +347,7 @@ def test_what_went_into_a_time_is_told_with_the_factor_of_its_interval():
 
 @pytest.mark.slow
 def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
-    """Two minutes: the fit, and once more without each source."""
+    """It takes two minutes: the fit, and another one without each source."""
     kept = {}
     monkeypatch.setattr("sys.argv", ["fit", "--write"])
     monkeypatch.setattr(fit, "write", lambda values, factors: kept.update(values | factors))
@@ -358,7 +358,7 @@ def test_the_intervals_are_those_that_the_rows_decide(capsys, monkeypatch):
 
 
 def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
-    """Its norms and its gelu are a kernel each anyway: only the ends of the model move fewer bytes."""
+    """Its norms and gelu already are single kernels: only the ends of the model move fewer bytes."""
     plain, fused = Machine(gpu="A100-80GB"), Machine(gpu="A100-80GB", fused_kernels=True)
 
     def moved(kind, **values):

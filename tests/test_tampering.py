@@ -1,4 +1,4 @@
-"""Records that were tampered with: each kind is set aside and named, or is in the list of what cannot be caught.
+"""Records that were tampered with: each kind is set aside and named, or listed as impossible to catch.
 
 The records are nine that agree: three arms, three seeds of each. Tampering changes one of them, zero2 with seed 1, and
 none of the others is set aside for it. CONTRIBUTING has the list of what no test of records can catch.
@@ -67,7 +67,7 @@ def both(*edits: Edit) -> Edit:
 
 
 def relabelled(arm: str, stage: int | None) -> Edit:
-    """As another arm, wherever a record names it."""
+    """The record, with another arm's name everywhere."""
     fields = finished(arm=arm)
     names = {f"observed__{name}": fields["observed"][name] for name in ("wrapper", "deepspeed", "distributed_type")}
     names |= {f"observed__{name}": fields["observed"][name] for name in ("offload_optimizer", "offload_param")}
@@ -173,7 +173,10 @@ CAUGHT = {
     "relabelled zero2_cpu": (relabelled("zero2_cpu", 2), "optimizer_home is 'none'"),
     "the observed stage alone": (put_in(observed__stage=3), "stage: requested 2"),
     "the config's stage alone": (put_in(observed__deepspeed__zero_optimization__stage=3), "DeepSpeed resolved 3"),
-    "another arm's file": (put_in(requested__config_file="accelerate_configs/zero3.yaml"), "but its file is zero3.yaml"),
+    "another arm's file": (
+        put_in(requested__config_file="accelerate_configs/zero3.yaml"),
+        "but its file is zero3.yaml",
+    ),
     "no config": (put_in(observed__deepspeed=None), "resolved config is not recorded"),
     "another precision": (put_in(requested__precision="fp32"), "fp32 means float32"),
     "another model": (put_in(requested__model="bert-tiny"), "bert-tiny has"),
@@ -261,7 +264,7 @@ def test_what_was_tampered_with_is_set_aside(records, kind):
 
 @pytest.mark.parametrize("kind", NOT_CAUGHT)
 def test_what_cannot_be_caught_is_listed(records, kind):
-    """If a check learns to catch one, it moves to the other table, and out of CONTRIBUTING."""
+    """If a check learns to catch one, move it to the other table and remove it from CONTRIBUTING.md."""
     tamper(records, NOT_CAUGHT[kind][0])
     assert kept(gathered(records)) == ALL
 
@@ -431,7 +434,7 @@ def test_a_manifest_that_cannot_be_read_seals_nothing(machine, text):
 
 
 def test_a_gpu_that_was_never_there_decides_nothing(tmp_path):
-    """Even if it is made up so well that it passes the audit: it is not sealed. Sealed, it counts."""
+    """Even a forgery that passes the audit does not count while it is not sealed. Once sealed, it counts."""
     put(tmp_path / "runs", finished("forged", gpu=True), of("zero2-1"))
     claim = SimpleNamespace(kind="bytes", conditions={})
     seen = gathered(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""The formulas against the papers' own tables, and what is replayed against what DeepSpeed was seen to hold."""
+"""Compares formulas with the papers' tables, and predicted peaks with the peaks that DeepSpeed was seen to hold."""
 
 import dataclasses
 
@@ -83,7 +83,7 @@ def test_parts():
 
 
 def test_what_stage_3_keeps_gathered():
-    """By DeepSpeed's defaults everything of a small model; textbook, what is small and a fetch ahead."""
+    """With DeepSpeed's defaults, all of a small model; in the textbook arm, small weights and one fetch ahead."""
     everything = parameters(describe("bert-base"))
     assert gathered(engine("zero3", 8)) == 4 * everything
     assert gathered(engine("zero3_textbook", 8)) < everything
@@ -192,7 +192,7 @@ def test_a_generic_model_is_partitioned():
 
 
 def test_silence_is_deepspeeds_default():
-    """Two buckets of half a billion elements where nobody says otherwise and both run at once."""
+    """The default is a bucket of half a billion elements, and two of them with overlap_comm."""
     quiet, both = (
         of_model("bert-tiny", {"zero_optimization": {"stage": 2} | overlap}, ranks=2).at_peak["buckets"]
         for overlap in ({}, {"overlap_comm": True})
@@ -206,7 +206,7 @@ def test_there_are_four_stages():
 
 
 def test_deeper_is_linear():
-    """Twice the layers, twice what layers add: nothing in the formulas depends on the depth otherwise."""
+    """Twice the layers add twice the bytes: the formulas are linear in the number of layers."""
     base = describe("bert-base")
     peaks = [of_model(dataclasses.replace(base, layers=layers)).peak_bytes for layers in (6, 12, 18)]
     assert peaks[2] - peaks[1] == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
@@ -222,7 +222,7 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
 
 
 def test_stage_3_updates_a_sub_group_at_a_time():
-    """Of a billion elements, by default. A virtual rank 0 of 2 was seen to hold 54.5 GB of GPT-J at its peak."""
+    """A sub-group has a billion elements by default. A virtual rank 0 of 2 held 54.5 GB of GPT-J at its peak."""
     how = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 32, "attention": "eager"}
     update = estimate(Setup.of_arm(describe("gpt-j-6b"), "zero3", ranks=2, **how))
     assert update.peak_when == "update"

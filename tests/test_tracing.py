@@ -1,4 +1,4 @@
-"""Any transformers model, looked at: against the real model, against the formulas, and against itself."""
+"""Traces of transformers models, compared with the real models, with the formulas, and with each other."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ def setup_of(name: str, rows: int = 3, **values) -> Setup:
 
 
 def measured(monkeypatch, setup: Setup) -> tuple[int, int]:
-    """Bytes that live at the end of a forward pass of the real model on a CPU, and at most until the backward's end."""
+    """Bytes that the real model holds on a CPU: at the end of a forward pass, and at most until the backward ends."""
     config = configs.of_dict(json.loads(setup.model.config), setup.attention)
     dtype = torch.bfloat16 if setup.precision == "bf16_cast" else torch.float32
     model = build(config, "cpu", dtype, setup.checkpointing)
@@ -80,7 +80,7 @@ LONG = ("gemma2", "mixtral", "t5", "qwen3_moe")
     [pytest.param(*case, marks=pytest.mark.slow if case[0] in LONG else ()) for case in REAL],
 )
 def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention, checkpointing):
-    """At the end of the forward pass but for single numbers, and within a thousandth at the peak of both passes."""
+    """Equal at the end of the forward pass except for scalars, and within a thousandth at the peak of both passes."""
     setup = setup_of(name, rows, precision=precision, attention=attention, checkpointing=checkpointing)
     seen = profile(setup)
     kept, peak = measured(monkeypatch, setup)
@@ -92,7 +92,7 @@ def test_a_pass_is_the_real_models(monkeypatch, name, rows, precision, attention
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
-    """DeepSpeed's own linear layer, on the real model; without it, autocast keeps a copy of every matrix."""
+    """With DeepSpeed's own linear layer in the real model. Without it, autocast keeps a copy of every matrix."""
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
     setup = setup_of("llama", precision="bf16", checkpointing=checkpointing)
@@ -110,7 +110,7 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
 
 @pytest.mark.parametrize(("name", "checkpointing"), [("llama", True), ("qwen3_moe", False)])
 def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing):
-    """Two looks give every number of rows: at seven it is what a look at seven sees."""
+    """Traces of two row counts give every number of rows: for seven rows, the same as a trace of seven."""
     setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
     lines = tracing.lines(setup.model, setup.way, (7,))
     fresh = Transformer.of(json.loads(setup.model.config), "fresh")
@@ -122,7 +122,7 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
 
 
 def looks(monkeypatch, model: Transformer, way: Pass) -> tuple[list[dict], list[list[int]]]:
-    """A look at some layers and one at all; and how many layers each followed."""
+    """A trace of some layers and one of all layers, with the number of layers that each followed."""
     seen, counts, follow = [], [], tracing._follow
 
     def counted(built, watch) -> None:
@@ -212,7 +212,7 @@ DIMENSIONS = {"layers": 3, "hidden": 96, "ffn": 352, "heads": 6, "kv_heads": 2, 
     [("fp32", "sdpa", False), ("bf16", "eager", False), ("bf16_cast", "sdpa", False), ("bf16_cast", "eager", True)],
 )
 def test_a_decoder_of_a_few_numbers_is_a_llama(precision, attention, checkpointing):
-    """The formulas that need no torch against a look at a Llama of the same dimensions."""
+    """Compares the formulas, which need no torch, with a trace of a Llama of the same dimensions."""
     config = {"model_type": "llama", "vocab_size": 1009, "hidden_size": 96, "intermediate_size": 352}
     config |= {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 0}
     looked_at = Transformer.of(config | {"max_position_embeddings": 64}, "small")
@@ -305,7 +305,7 @@ def test_foreach_needs_a_copy_of_a_moment():
 
 
 def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
-    """The first look is kept; with another transformers it would count for nothing."""
+    """The first trace is kept, but only for this version of transformers."""
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
     words = [sys.executable, "-c", CODE, str(tmp_path)]
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""No claim has a check that cannot fail: for each there is evidence, made up here, that would turn its verdict."""
+"""Every claim's check can fail: for each there is made-up evidence that changes its verdict."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from study.records.runs import Run, load
 
 
 def answering(case: Case, answers: list) -> Case:
-    """A case whose check gives these answers: one in each call, or all in one."""
+    """A case whose check gives these answers: one per call, or all in one call."""
     if len(case.calls) == 1:
         return replace(case, function=lambda *_, **__: Finding(answers if len(answers) > 1 else answers[0], ""))
     in_turn = itertools.cycle(answers)
@@ -35,7 +35,7 @@ def others(value, factor: float) -> list:
 
 
 def test_every_claim_could_fail(monkeypatch):
-    """For each claim there are findings for which the ledger says that it holds, and others for which it does not."""
+    """For each claim there are findings with which it holds, and findings with which it does not."""
     claims = files.read_all()
     monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
     for claim in claims:
@@ -61,13 +61,13 @@ def kept() -> Evidence:
 
 
 def side(check: str, call: dict) -> dict:
-    """Which runs a check compares with others, by its arguments."""
+    """The runs that a check compares with others, by its arguments."""
     of = {"arm": call["arms"][1:]} if call.get("arms") else call.get("of") or {}
     return (call.get("where") or {}) | {name: value for name, value in of.items() if name != TRAINING}
 
 
 def places(check: str, call: dict) -> list[str]:
-    """Where a record has what a check is about, by its arguments. * is every place of a list or table."""
+    """The paths of the values in a record that a check reads, by its arguments. * is every item of a list or table."""
     training = (call.get("of") or {}).get(TRAINING)
     if check == "same_loss":
         names = {None: {"eval": ["loss.final_eval.eval_loss"], "train": ["loss.train.*"]}}
@@ -91,7 +91,7 @@ def places(check: str, call: dict) -> list[str]:
 
 
 def put(fields, path: list[str], new) -> None:
-    """Change what is at a path of a record by a function of what was there."""
+    """Replace the value at a path of a record by a function of the value."""
     name, *rest = path
     known = range(len(fields)) if isinstance(fields, list) else list(fields)
     for key in known if name == "*" else [int(name) if isinstance(fields, list) else name]:
@@ -106,7 +106,7 @@ def put(fields, path: list[str], new) -> None:
 
 
 def other(value, found, holds: bool, relation: str):
-    """Another finding: one with which a claim of this value fails if it holds, or holds if it fails."""
+    """A finding that turns the verdict on a claim of this value."""
     if not is_number(value):
         return value if not holds else not value if isinstance(value, bool) else f"not {value}"
     within = {"at_least": 1000, "above": 1000, "at_most": 0.001, "below": 0.001}.get(relation, 1)
@@ -151,7 +151,7 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
 
 
 def test_other_records_turn_each_verdict_that_rests_on_records(kept):
-    """Copies of the records, in which only what the claim is about is another."""
+    """Copies of the records in which only the values of the claim differ."""
     claims = [claim for claim in files.read_all() if claim.basis == model.MEASURED]
     alone = {"also": (), "until_tested": None}
     verdicts = [ledger.judge(claim.model_copy(update=alone), kept) for claim in claims]

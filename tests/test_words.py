@@ -21,7 +21,7 @@ CLAIM |= {"with": {"quantity": "states_bytes", "stage": 2, "ranks": 8, "paramete
 
 
 def judged(word: str, basis: str = PREDICTED, found: object = 42.7e9, **more) -> Verdict:
-    """A verdict on a claim; the fields of the claim are given by their names."""
+    """A verdict on a claim. Fields of the claim are given by name."""
     fields = {name: more.pop(name) for name in list(more) if name not in Verdict.__dataclass_fields__}
     claim = Claim.model_validate(CLAIM | fields, strict=False)
     empty = {"interval": None, "working": "", "evidence": (), "differs": (), "missing": "", "claimed": claim.value}
@@ -106,7 +106,7 @@ RUNS = tuple(f"run{n}" for n in range(28))
     ],
 )
 def test_a_claim_begins_with_a_sentence(verdict, sentence):
-    """What they said, what we found, what it rests on: in human units."""
+    """The sentence has the claim, the finding and the basis, in human units."""
     assert sentence in words.plainly(verdict)
     assert words.plainly(verdict).endswith(".")
 
@@ -172,7 +172,7 @@ ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
 
 
 def test_headlines_say_what_rests_on_real_runs():
-    """What was not tested rests on nothing, a contradiction counts once, and a premise is ours."""
+    """Untested claims have no basis, a contradiction counts once, and premises do not count."""
     assert captions.verdicts(ROWS) == (
         "Of 3 claims about the world: **1 supported**, **1 refuted**, **1 not tested here**. The verdicts rest on "
         "**real runs (1)** and formulas (1). Of 2 that were held against their document's own numbers: "
@@ -182,7 +182,7 @@ def test_headlines_say_what_rests_on_real_runs():
 
 
 def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):
-    """Also where every number has two digits and a claim has long words."""
+    """It fits even if every number has two digits and a claim has long words."""
     verdicts = [judged(word, basis, premise=False) for word in v.VERDICTS for basis in model.BASES]
     monkeypatch.setattr(ledger, "row", lambda _: dict(ROWS[0]))
     results._summary(verdicts)
@@ -237,7 +237,7 @@ def test_examples_are_toml(value, text):
 
 
 def test_the_claims_file_of_the_guide_is_valid(tmp_path):
-    """Its three claims come to what the guide says."""
+    """Its three claims have the verdicts that the guide says."""
     guide = (ROOT / "CONTRIBUTING.md").read_text().split("## How to write a claims file")[1]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(re.findall(r"^    (.*)$", guide, re.MULTILINE)))
