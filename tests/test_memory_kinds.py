@@ -99,7 +99,7 @@ def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():
 
 
 def test_a_loss_in_16_bits_holds_half_of_it():
-    """The last step of the loss holds the log-softmax, its gradient and that of the logits, each as large as the logits."""
+    """The last step of the loss holds the log-softmax, its gradient and the logits' gradient, all of equal size."""
     values = {"precision": "bf16_pure", "micro_batch": 16}
     whole, half = (profile(setup_of(logits=logits, **values)) for logits in ("fp32", "as_computed"))
     logits = setup_of(**values).tokens * 512

@@ -17,7 +17,7 @@ from study.records import store
 from study.records.schema import Record
 from study.spec.shapes import SHAPES, VOCABULARY
 
-CHANCE = (0.75, 1.5)  # of the loss of a guess: where a model with random weights begins (0.94 to 1.02 in kept records)
+CHANCE = (0.75, 1.5)  # first loss over the loss of a guess, with random weights (0.94 to 1.02 in kept records)
 DRAWN = ("random", "in_place")
 NEEDED = {
     "requested": ("model", "data", "precision", "micro_batch", "accumulation", "sequence"),

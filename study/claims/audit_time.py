@@ -11,9 +11,9 @@ from study.records.schema import Record, Time
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.theory.architecture import FAMILIES, describe, flops_per_row, parameters
 
-CORE_FLOPS_PER_S = {"fp32": 5e11, None: 1e13}  # of a CPU's core: twice what AVX-512 can do, and what AMX can
-MOST_WATTS = 3000  # of one GPU
-DATASHEET = 0.1  # of a GPU's memory: what its driver keeps
+CORE_FLOPS_PER_S = {"fp32": 5e11, None: 1e13}  # more than a CPU core can do: twice AVX-512's speed, and AMX's
+MOST_WATTS = 3000  # more than one GPU can draw
+DATASHEET = 0.1  # a tolerance for a GPU's memory, of which the driver keeps a part
 WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
 
 

@@ -8,11 +8,11 @@ from study.claims.tolerances import PADDING, same, same_elements
 from study.records.metrics import ELEMENT_BYTES, gloo_wire_bytes
 from study.records.schema import Record
 
-SMALL_ELEMENTS = 100_000
-KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # of what the kernel counts: frames and log lines on top
-LINK, HEADERS = 0.02, 0.1  # of an emulated link: a burst at the start; packets' headers and acknowledgements
+SMALL_ELEMENTS = 100_000  # a tolerance for small collectives besides weights and gradients
+KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # tolerances of the kernel's count, which includes frames and log lines
+LINK, HEADERS = 0.02, 0.1  # tolerances of an emulated link: a burst at the start; headers and acknowledgements
 MUON_GATHERS = 6  # stage 3: whole gradients and momenta, and both again for each matrix, padded in its round
-GRADIENTS, WEIGHTS = ("all_reduce", "reduce_scatter", "reduce"), ("all_gather", "broadcast")  # what they move
+GRADIENTS, WEIGHTS = ("all_reduce", "reduce_scatter", "reduce"), ("all_gather", "broadcast")  # collectives of each
 
 
 def counts(record: Record) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _elements(collectives: dict, kinds: Iterable[str]) -> float:
 
 
 def collectives_of_the_stage(record: Record) -> Iterator[str]:
-    """The collectives are those of the stage, in the dtypes of what they move."""
+    """The collectives are those of the stage, in the dtypes of the weights and gradients."""
     observed, stage = record.observed, record.observed.stage
     trained = observed.trained_parameters or observed.parameters
     for number, seen in enumerate(record.traffic.per_rank):

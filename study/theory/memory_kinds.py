@@ -21,7 +21,7 @@ from study.theory.fsdp_memory import Sharding
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
-# A CUDA context with PyTorch's kernels: 300 MB where they are loaded as they are needed, since CUDA 11.7, more than
+# A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
 # 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
 CONTEXT_BYTES = 0.4e9
 # NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.

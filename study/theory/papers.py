@@ -25,7 +25,7 @@ RECIPES = {
     "fp32-adafactor": (4, 4, 0),  # a row and a column for each matrix, left out
     "mixed-adafactor": (2, 2, 4),
     "bf16-adafactor": (2, 2, 0),
-    "fp32-muon": (4, 4, 4),  # one momentum; what is not a matrix of a layer, with Adam's two, left out
+    "fp32-muon": (4, 4, 4),  # one momentum; the tensors that keep Adam's two moments are left out
     "mixed-muon": (2, 2, 8),
     "bf16-muon": (2, 2, 2),
 }

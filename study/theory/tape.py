@@ -149,7 +149,7 @@ def _envelope(points: list[list[int]], least: int) -> list[list[int]]:
                 continue
             if len(best) > 1:
                 before_at, before_slope = best[-2][0] + best[-2][2], best[-2][1] + best[-2][3]
-                # The last one counts only where it passes the one before it earlier than this one does.
+                # The last line is needed only if it crosses the one before it earlier than the new line does.
                 if (before_at - at) * (last_slope - before_slope) <= (before_at - last_at) * (slope - before_slope):
                     best.pop()
                     continue
