@@ -38,7 +38,7 @@ OF_CHECKS |= dict.fromkeys((("observed", "field"), ("observed", "over"), ("equal
 METRICS = (*metrics.QUANTITIES, f"{metrics.COMPONENT}weights")
 # Examples of checks that no claim of this study uses.
 UNUSED = {
-    "A rank holds less the more ranks there are": {
+    "With more ranks, each rank holds less": {
         "value": "falls",
         "check": "measured_trend",
         "with": {"quantity": "peak_bytes", "along": {"ranks": [1, 2, 4]}, "where": {"arm": "zero2"}},

@@ -30,8 +30,8 @@ def same_loss(
 ) -> Finding:
     """Whether losses are equivalent: two one-sided tests over seeds, against a margin relative to the loss.
 
-    Each quarter of a training curve is tested. Each of `arms` is compared with the first of them. With a direction, it
-    is whether the first side's losses are lower: a one-sided test, for a training curve of its last quarter alone.
+    Each quarter of a training curve is tested. Each of `arms` is compared with the first of them. With a direction, the
+    question is whether the first side's losses are lower: a one-sided test, of a training curve's last quarter alone.
     Losses within the margin count as equal.
     """
     if (arms is None) == (of is None or to is None):

@@ -173,7 +173,7 @@ def fits(
     host_memory_bytes: Number = None,
     **given,
 ) -> Finding:
-    """ "fits" or "does not fit": predicted bytes of a rank against the memory of its device.
+    """Whether the predicted bytes of a rank fit into the memory of its device: "fits" or "does not fit".
 
     With `states_only` it compares the ZeRO paper's model states: if they do not fit, nothing does. Otherwise it
     compares the whole peak of an arm with a GPU's memory, less what the driver and the allocator take.

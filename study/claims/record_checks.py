@@ -32,7 +32,7 @@ REFUSED = "unavailable"  # by a library
 
 
 def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over: str | None = None) -> Finding:
-    """The value of a field in the records, or its ratio to another field: a number with its range, or an equal text."""
+    """The value of a field, or its ratio to another field: a number with its range, or what all records agree on."""
     for path in filter(None, (field, over)):
         metrics.refuse_unknown(path)
     if over is None:  # a ratio within a run does not depend on the machine

@@ -26,7 +26,7 @@ def float_format(*, dtype: Literal["fp32", "fp16", "bf16"], bits: Literal["expon
 def arithmetic(
     *, times: list[float] = (), over: list[float] = (), plus: list[float] = (), saved: bool = False
 ) -> Finding:
-    """The document's own numbers: the product of some over the product of others, plus a sum."""
+    """From the document's own numbers: the product of `times` over the product of `over`, plus the sum of `plus`."""
     if 0 in over:
         raise Stop("an arithmetic check divides by 0", "give numbers other than 0 for over")
     result = (math.prod(times) / math.prod(over) if times or over else 0.0) + sum(plus)
@@ -38,7 +38,7 @@ def arithmetic(
 
 
 def stated(*, needed: list[str], given: list[str]) -> Finding:
-    """How many of the things that a reader has to know the document does not say."""
+    """How many of the facts in `needed` the document does not give."""
     lacking = [name for name in needed if name not in given]
     working = f"{len(needed) - len(lacking)} of {len(needed)} are given"
     return Finding(len(lacking), f"{working}; not given: {', '.join(lacking)}" if lacking else working)
