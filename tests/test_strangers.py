@@ -107,7 +107,7 @@ OTHERWISE = {
     "a folder's own name, as the file system has it": """
         cli/experiments: Path(os.path.relpath(pack, ROOT))
         cli/keep: into / 'runs' / top.resolve().name
-        cli/keep: into / 'runs' / top.resolve().name / (place if place.parts else folder.resolve().name)
+        cli/keep: into / 'runs' / top.resolve().name / (relative if relative.parts else folder.resolve().name)
         offline/pack: options.out / kind
         offline/pack: options.out / kind / folder.resolve().name
         offline/pack: options.out / kind / folder.resolve().name / path.relative_to(folder)
