@@ -81,7 +81,7 @@ OTHERWISE = {
         training/setup: folder / name
     """,
     "what the first rank of this launch said": """
-        watching/watch: Path(heard)
+        watching/watch: Path(folder)
     """,
     "made here: a number, a version, a temporary folder, a file beside another": """
         bench/bench: Path(folder)
