@@ -113,7 +113,7 @@ def test_each_machine_has_its_own_operators_and_disk(monkeypatch):
         (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), "machine 2 of 2"),
         (lambda: multinode.find_place(["a", "b"], 0, 0, 29500), "--processes must be at least 1"),
         (lambda: multinode.resolve("no-such-host.invalid"), "has no IPv4 address"),
-        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is no absolute path"),
+        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is not an absolute path"),
         (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is one process"),
     ],
 )

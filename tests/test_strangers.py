@@ -26,7 +26,7 @@ OTHERWISE = {
         machine/hub: Path(model)
         machine/launcher: Path(launch[1].config_file)
         machine/operators: Path(os.environ['TORCH_EXTENSIONS_DIR'], name)
-        machine/operators: Path(place)
+        machine/operators: Path(first_on_path)
         machine/software: Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         records/runs: Path(folder)
         machine/cluster: Path(os.environ.get('XDG_CACHE_HOME', '~/.cache'))
