@@ -157,7 +157,7 @@ def test_cells_that_do_not_say_which_cluster_go_over_the_one_that_stands():
         fixed.settings,
     ]
     assert over_hosts.spread([fixed], None) == [fixed]
-    with pytest.raises(Stop, match="no emulated cluster stands"):
+    with pytest.raises(Stop, match="no emulated cluster is up"):
         over_hosts.spread([free], None)
 
 

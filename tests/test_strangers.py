@@ -52,7 +52,7 @@ OTHERWISE = {
         watching/witness: Path(sys.argv[1])
     """,
     "a config's own file, which Accelerate opens too; of a stranger's config, `sources` reads only near it": """
-        diagnosis/sources: Path(*place)
+        diagnosis/sources: Path(*found_at)
         diagnosis/sources: Path(*where)
         diagnosis/sources: folder / name
         diagnosis/sources: folder / section
