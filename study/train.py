@@ -1,4 +1,4 @@
-"""What `accelerate launch` runs: read the request, prepare, train, measure, and leave a run folder.
+"""The trainer. `accelerate launch` starts it; it trains one model under one arm, measures, and writes a run folder.
 
 accelerate launch --config_file accelerate_configs/zero3.yaml study/train.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # the launcher puts study/ there, not the repository
-    gc.disable()  # what imports create stays: looking for garbage in it takes 0.5 s of 3.5
+    gc.disable()  # imported objects stay alive; searching them for garbage takes 0.5 s of the 3.5 s of imports
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from study.errors import Stop
 from study.measure import network
 from study.measure.clock import Clock, Energy
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
-from study.measure.readback import inner_optimizer
+from study.measure.roles import inner_optimizer
 from study.records.schema import Evaluation, Memory
 from study.spec.settings import learning_rate
 from study.training import checkpoints, finish, tasks
@@ -34,15 +34,15 @@ from study.training.run import History, Run, arrange, report, show, windows
 
 
 def train(run: Run) -> Callable[[], object]:
-    """Windows of steps with nothing else in them; between windows, everything else. Returns a call of one more step."""
+    """Train in windows of uninterrupted steps, and do everything else between them. Returns a call of one more step."""
     # No evaluation before the first step: stage 3 would learn its order of fetches from it, and then fetch almost twice
     # what training needs for the rest of the run (deepspeed 0.19.8, see reports/log.md).
-    # Every arm meets the same dropout masks from here on, and ranks that divide a layer meet those of one rank.
+    # From here on all arms draw the same dropout masks. Ranks that divide layers draw the same masks as each other.
     set_seed(run.settings.seed + run.accelerator.process_index // run.arm.tensor_ranks)
     history = History()
     first = checkpoints.begin(run, history)
     run.timed_from = first + min(run.settings.warmup_steps, run.steps - first - 1)  # after a resume, warm up again
-    for window in windows(run, first, run.timed_from):  # its losses count; its times and peaks do not
+    for window in windows(run, first, run.timed_from):  # warm-up: losses count, times and peaks do not
         train_window(run, window, history)
     setup_peaks = highest(history.peaks, peaks()) if run.has_values else None
     run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
@@ -52,9 +52,8 @@ def train(run: Run) -> Callable[[], object]:
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
     history.link = network.since(history.link_before)
-    history.peaks = highest(
-        history.peaks, peaks()
-    )  # before the last evaluation: on real data the first rank imports `evaluate` for it
+    # Before the last evaluation, for which the first rank imports `evaluate` on real data.
+    history.peaks = highest(history.peaks, peaks())
     if not run.is_virtual:
         history.evals.append(evaluate(run, run.steps))
     finish.finish(run, history)
@@ -62,7 +61,7 @@ def train(run: Run) -> Callable[[], object]:
 
 
 def train_window(run: Run, window: range, history: History) -> None:
-    """Train some steps without a pause; then show their losses, and evaluate if it is due."""
+    """Train some steps without a pause. Then show their losses, and evaluate and save if it is time."""
     batches = arrange(run, window)
     energy = Energy()
     with history.clock.window(run.accelerator.wait_for_everyone) as tick:
@@ -86,13 +85,13 @@ def train_window(run: Run, window: range, history: History) -> None:
 
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
-    """One update from `accumulation` microbatches. Returns its loss on the device: reading it would wait."""
+    """One update from `accumulation` microbatches. Returns the loss on the device, because reading it would wait."""
     total = 0.0
     for i in range(run.settings.accumulation):
         batch = {name: rows[i].to(run.accelerator.device, non_blocking=True) for name, rows in microbatches.items()}
         with run.accelerator.accumulate(run.model):
             loss = tasks.row_losses(run.settings, run.model, batch)[0].mean()
-            run.accelerator.backward(loss)  # under DeepSpeed this takes the optimizer step as well
+            run.accelerator.backward(loss)  # under DeepSpeed this also takes the optimizer step
             run.optimizer.step()
             run.optimizer.zero_grad()
         total = total + loss.detach()
@@ -101,22 +100,22 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(run: Run, step: int) -> Evaluation:
-    """Loss and metric over the evaluation rows, split over the ranks. Only the first rank computes the metric."""
+    """Loss and metric over the evaluation rows, which the ranks share. Only the first rank computes the metric."""
     accelerator, rows = run.accelerator, run.data.eval
     run.at(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])
     groups = max(1, accelerator.num_processes // run.arm.tensor_ranks)  # ranks that divide layers see the same rows
     share = run.settings.micro_batch * groups
-    order = torch.arange(math.ceil(count / share) * share) % count  # the last batch is filled with rows seen before
-    mine = order.view(-1, groups, run.settings.micro_batch)[:, accelerator.process_index // run.arm.tensor_ranks]
+    order = torch.arange(math.ceil(count / share) * share) % count  # the last batch is filled with repeated rows
+    batches = order.view(-1, groups, run.settings.micro_batch)[:, accelerator.process_index // run.arm.tensor_ranks]
     outputs = []
-    for chosen in mine:
-        batch = {name: values[chosen].to(accelerator.device) for name, values in rows.items()}
+    for rows_of_batch in batches:
+        batch = {name: values[rows_of_batch].to(accelerator.device) for name, values in rows.items()}
         outputs.append(torch.stack([x.double() for x in tasks.row_losses(run.settings, run.model, batch)]))
-    everyones = accelerator.gather(torch.stack(outputs).unsqueeze(0))  # ranks, batches, (loss, prediction), rows
-    everyones = everyones[:: run.arm.tensor_ranks]
-    row_losses, predictions = everyones.permute(2, 1, 0, 3).flatten(1)[:, :count].cpu().numpy()
+    gathered = accelerator.gather(torch.stack(outputs).unsqueeze(0))  # ranks, batches, (loss, prediction), rows
+    gathered = gathered[:: run.arm.tensor_ranks]
+    row_losses, predictions = gathered.permute(2, 1, 0, 3).flatten(1)[:, :count].cpu().numpy()
     run.model.train()
     if not np.isfinite(row_losses).all():
         raise Stop(f"the evaluation loss is not finite at step {step}", "give a lower --lr", "diverged", "evaluate")
@@ -129,6 +128,6 @@ def evaluate(run: Run, step: int) -> Evaluation:
 
 
 if __name__ == "__main__":
-    gc.freeze()  # nothing of the run exists yet, so no later collection has to look at the imports
+    gc.freeze()  # later collections skip the imported objects; nothing of the run exists yet
     gc.enable()
     main(train)

@@ -197,7 +197,7 @@ WRONG = {
     "sweep": "study sweep needs one more word. What to do: give a protocol in study/sweeps/protocols/",
     "sweep smoke --scale papr": "--scale cannot be 'papr'. What to do: did you mean 'paper'?",
     "sweep smoke --onyl arm=ddp": "study sweep has no option --onyl. What to do: did you mean '--only'?",
-    "report": "study report needs --runs. What to do: give folders with runs in them",
+    "report": "study report needs --runs. What to do: give folders that contain runs",
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
     "cluster": "give one of up, status, down",
     "cluster upp": "did you mean 'up'?",

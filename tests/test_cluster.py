@@ -72,7 +72,7 @@ def test_a_bandwidth_is_written_as_for_tc(text, mbit):
 
 @pytest.mark.parametrize("text", ["200", "0mbit", "-5mbit", "fast", "5 mbit", "1e3mbit"])
 def test_what_is_no_bandwidth_is_refused(text):
-    with pytest.raises(Stop, match="is no bandwidth"):
+    with pytest.raises(Stop, match="is not a bandwidth"):
         cluster.bandwidth(text)
 
 
@@ -102,7 +102,7 @@ def test_without_root_the_hub_owns_the_user_namespace_of_all():
     ("code", "says", "what"),
     [
         (1, "unshare: Operation not permitted", "an emulated cluster needs root"),
-        (3, "Unknown device type", "joins no namespaces with veth pairs"),
+        (3, "Unknown device type", "cannot join namespaces with veth pairs"),
         (4, "qdisc kind is unknown", "cannot limit a link's bandwidth"),
         (5, "qdisc kind is unknown", "cannot delay packets"),
     ],
@@ -157,7 +157,7 @@ def test_cells_that_do_not_say_which_cluster_go_over_the_one_that_stands():
         fixed.settings,
     ]
     assert over_hosts.spread([fixed], None) == [fixed]
-    with pytest.raises(Stop, match="no emulated cluster stands"):
+    with pytest.raises(Stop, match="no emulated cluster is up"):
         over_hosts.spread([free], None)
 
 

@@ -113,7 +113,7 @@ def test_each_machine_has_its_own_operators_and_disk(monkeypatch):
         (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), "machine 2 of 2"),
         (lambda: multinode.find_place(["a", "b"], 0, 0, 29500), "--processes must be at least 1"),
         (lambda: multinode.resolve("no-such-host.invalid"), "has no IPv4 address"),
-        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is no absolute path"),
+        (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is not an absolute path"),
         (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is one process"),
     ],
 )
@@ -182,7 +182,7 @@ def test_virtual_ranks_are_on_one_machine(monkeypatch):
 def test_the_first_reason_stays(meeting, tmp_path, capsys):
     failed(tmp_path, 1, Stop("the first", "nothing"))
     failed(tmp_path, 3, Stop("the second", "nothing"))
-    assert machines.told().what == "the first"
+    assert machines.earlier_reason().what == "the first"
     assert "the second" not in capsys.readouterr().out
 
 
@@ -190,7 +190,7 @@ def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsy
     monkeypatch.setenv("MASTER_PORT", "1")
     monkeypatch.setattr(machines, "ANSWERS_WITHIN_S", 0.2)
     monkeypatch.setattr(ending, "LINGER_S", 0.2)
-    assert machines.told() is None
+    assert machines.earlier_reason() is None
     failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room"))
     assert "its disk is full" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import torch
 
 from study.cli import commands
 from study.errors import Stop
-from study.measure import readback
+from study.measure import readback, roles
 from study.models.adapters import Adapted, freeze
 from study.models.build import build
 from study.models.config import load
@@ -184,7 +184,7 @@ def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
     optimizer = optimizers.build(Settings(optimizer="adamw_8bit", lr=0.1), model)
     model(torch.ones(2, 128)).sum().backward()
     optimizer.step()
-    tensors = [tensor for state in optimizer.state.values() for tensor in readback.tensors_in(state)]
+    tensors = [tensor for state in optimizer.state.values() for tensor in roles.tensors_in(state)]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     pieces = [Piece(tuple(parameter.shape)) for parameter in model.parameters()]
     assert sum(storages.values()) == held_bytes("adamw_8bit", pieces, 4)

@@ -6,7 +6,7 @@ import types
 
 import torch
 
-from study.measure import readback
+from study.measure import readback, roles
 from study.training import patches
 
 
@@ -32,7 +32,7 @@ def test_a_hook_before_updates_is_gone_when_a_step_fails():
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer, calls = torch.optim.SGD([parameter], lr=0.1), []
     wrapped = types.SimpleNamespace(optimizer=optimizer)
-    with contextlib.suppress(ZeroDivisionError), readback.before_each_update(wrapped, lambda: calls.append(1)):
+    with contextlib.suppress(ZeroDivisionError), roles.before_each_update(wrapped, lambda: calls.append(1)):
         optimizer.step()
         raise ZeroDivisionError
     optimizer.step()

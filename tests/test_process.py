@@ -300,7 +300,7 @@ def test_a_run_that_gets_two_signals_ends_once(tmp_path):
     code = """
         import os, signal
         from study.training import ending
-        ending.interrupt_when_told(os.getppid())
+        ending.interrupt_on_signals(os.getppid())
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.sigtimedwait([], 5)
@@ -321,9 +321,9 @@ def test_a_rank_that_waits_in_native_code_ends_when_told(folder):
         from study.measure.collectives import Heartbeat
         from study.training import ending
         from study.training.launch import Launch
-        ending.DEAF_S, folder = 0.5, Path({str(folder)!r})
-        ending.interrupt_when_told(os.getppid())
-        Heartbeat(folder, 0, functools.partial(ending.end_if_deaf, folder, 0, Launch(1, 0.0, "x", None)))
+        ending.UNRESPONSIVE_S, folder = 0.5, Path({str(folder)!r})
+        ending.interrupt_on_signals(os.getppid())
+        Heartbeat(folder, 0, functools.partial(ending.end_if_unresponsive, folder, 0, Launch(1, 0.0, "x", None)))
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
         library.pthread_mutex_lock(mutex)
@@ -356,7 +356,7 @@ def test_a_run_that_is_given_no_more_memory_at_all_still_says_why(folder):
         import os, resource
         from pathlib import Path
         from study.training import ending
-        ending.interrupt_when_told(os.getppid())
+        ending.interrupt_on_signals(os.getppid())
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + 2**23, now + 2**23))
         hoard = []

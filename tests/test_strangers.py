@@ -26,7 +26,7 @@ OTHERWISE = {
         machine/hub: Path(model)
         machine/launcher: Path(launch[1].config_file)
         machine/operators: Path(os.environ['TORCH_EXTENSIONS_DIR'], name)
-        machine/operators: Path(place)
+        machine/operators: Path(first_on_path)
         machine/software: Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
         records/runs: Path(folder)
         machine/cluster: Path(os.environ.get('XDG_CACHE_HOME', '~/.cache'))
@@ -52,7 +52,7 @@ OTHERWISE = {
         watching/witness: Path(sys.argv[1])
     """,
     "a config's own file, which Accelerate opens too; of a stranger's config, `sources` reads only near it": """
-        diagnosis/sources: Path(*place)
+        diagnosis/sources: Path(*found_at)
         diagnosis/sources: Path(*where)
         diagnosis/sources: folder / name
         diagnosis/sources: folder / section
@@ -81,7 +81,7 @@ OTHERWISE = {
         training/setup: folder / name
     """,
     "what the first rank of this launch said": """
-        watching/watch: Path(heard)
+        watching/watch: Path(folder)
     """,
     "made here: a number, a version, a temporary folder, a file beside another": """
         bench/bench: Path(folder)
@@ -107,7 +107,7 @@ OTHERWISE = {
     "a folder's own name, as the file system has it": """
         cli/experiments: Path(os.path.relpath(pack, ROOT))
         cli/keep: into / 'runs' / top.resolve().name
-        cli/keep: into / 'runs' / top.resolve().name / (place if place.parts else folder.resolve().name)
+        cli/keep: into / 'runs' / top.resolve().name / (relative if relative.parts else folder.resolve().name)
         offline/pack: options.out / kind
         offline/pack: options.out / kind / folder.resolve().name
         offline/pack: options.out / kind / folder.resolve().name / path.relative_to(folder)

@@ -523,7 +523,7 @@ def test_ctrl_c_ends_the_launch_too(tmp_path, cache):
     process.send_signal(signal.SIGINT)
     output = finish(process)
     assert process.returncode == 130
-    assert "start it again" in output
+    assert "run the same command again to continue" in output
     assert "Traceback" not in output
     assert working_on(runs) == []
     assert list(statuses(runs).values()) == ["interrupted"]

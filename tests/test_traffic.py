@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import ranks_of
 
-from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted, socket_bytes_written
+from study.measure.memory import written_bytes
+from study.measure.traffic import KINDS, CollectiveCounter, refuse_uncounted
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Collective
 
@@ -56,7 +57,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from study.measure.traffic import CollectiveCounter, socket_bytes_written
+from study.measure.memory import written_bytes
+from study.measure.traffic import CollectiveCounter
 from study.records.metrics import gloo_wire_bytes
 
 warnings.simplefilter("ignore")  # torch 2.13 is about to rename two of these
@@ -81,11 +83,11 @@ seen = {}
 for name, run in RUNS.items():
     run()
     dist.barrier()
-    before = socket_bytes_written()
+    before = written_bytes()
     with CollectiveCounter() as counter:
         run()
     dist.barrier()  # the other rank may still be sending
-    after = socket_bytes_written()
+    after = written_bytes()
     counts = {kind: count.model_dump() for kind, count in counter.counts.items()}
     seen[name] = {"counts": counts, "wire": gloo_wire_bytes(counter.counts, ranks), "kernel": after - before}
     whole.fill_(1), half.fill_(1)
@@ -166,10 +168,10 @@ def test_an_unknown_collective_is_not_passed_over():
 
 
 def test_socket_bytes_are_the_kernels(tmp_path, monkeypatch):
-    before = socket_bytes_written()
+    before = written_bytes()
     if before is None:
         pytest.skip("this kernel does not say what a process wrote")
     (tmp_path / "file").write_bytes(bytes(MIB))
-    assert MIB <= socket_bytes_written() - before < MIB + 10_000
+    assert MIB <= written_bytes() - before < MIB + 10_000
     monkeypatch.setattr(Path, "read_text", lambda _: "read_bytes: 5\nwrite_bytes: 6\n")
-    assert socket_bytes_written() is None, "a kernel that does not count writes"
+    assert written_bytes() is None, "a kernel that does not count writes"

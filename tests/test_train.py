@@ -223,7 +223,7 @@ def test_components_add_up_to_the_peak(arm, trained):
     for components in memory["components"]["per_rank"]:
         assert sum(components["at_peak"].values()) == components["tracked_peak_bytes"]
         assert components["tracked_peak_step_before_bytes"] == components["tracked_peak_bytes"], "two steps are alike"
-        assert components["at_peak"]["other"] < rows_bytes + 0.5e6, "a large tensor has no role in readback.ROLES"
+        assert components["at_peak"]["other"] < rows_bytes + 0.5e6, "a large tensor has no role in roles.ROLES"
         after_step_bytes = sum(components["after_step"].values())
         assert after_step_bytes < components["tracked_mean_bytes"] < components["tracked_peak_bytes"]
     for rank, setup in zip(memory["per_rank"], memory["setup_per_rank"], strict=True):

@@ -1,1 +1,1 @@
-"""Speed: our trainer against others, the machine's peaks, and who predicts memory best."""
+"""Benchmarks: our trainer against others, the machine's peaks, and predictors of memory."""

@@ -1,9 +1,9 @@
-"""Document 002's appendix: its three trainings in one process, in its order, as published or with its faults repaired.
+"""Runs the published script of document 002: three trainings in one process, as published or with its faults repaired.
 
-accelerate launch --config_file accelerate_configs/single.yaml study/as_printed.py --repair none
+accelerate launch --config_file accelerate_configs/single.yaml study/bench/as_printed.py --repair none
 
-The published script sets DeepSpeed's settings on the arguments after their creation, trains one model object three
-times, and reads a peak counter that it never resets. This run observes what each of these does.
+The published script gives the arguments their DeepSpeed settings only after it has created them, trains one model
+object three times, and reads a peak counter that it never resets. This program records the effect of each.
 """
 
 import gc
@@ -37,7 +37,7 @@ from study.training.limits import set_threads
 from study.training.log import quiet, say
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-RUNS = (("standard", 1), ("zero", 1), ("zero", 2))  # what each is called, and its batch in units of the first's
+RUNS = (("standard", 1), ("zero", 1), ("zero", 2))  # the name of each training, and its batch over that of the first
 AS_PUBLISHED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 NEEDED_TO_ENGAGE = {"train_micro_batch_size_per_gpu": "auto"}  # without it DeepSpeed refuses to start
 LOGGING_STEPS, EVAL_STEPS = 10, 50  # as published
@@ -47,11 +47,11 @@ def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) 
     """Train three times as the published script does.
 
     Args:
-        repair: none: as published. fresh_model: every training starts from the same weights. engaged: that, and
-            DeepSpeed's settings are given when the arguments are made.
-        settings: What to train. --micro-batch is the batch of the first two; the third's is twice that.
+        repair: none: as published. fresh_model: every training starts from the same weights. engaged: as fresh_model,
+            and the arguments get their DeepSpeed settings when they are created.
+        settings: The trainer's settings. --micro-batch is the batch of the first two trainings; the third has twice it.
     """
-    ending.interrupt_when_told(os.getppid())
+    ending.interrupt_on_signals(os.getppid())
     folder, launch, code = None, None, 1
     try:
         launch = find_launch()
@@ -77,7 +77,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
     calls = count_initialize()
     if repair == "engaged":
         setup.load_operators(["cpu_adam"] if CUDA else ["deepspeed_shm_comm", "cpu_adam"], folder)
-        # What DeepSpeed needs to know of a group of one, as transformers' documentation has it for notebooks.
+        # DeepSpeed needs a process group of one rank, as in transformers' documentation for notebooks.
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
         torch.distributed.init_process_group("nccl" if CUDA else "gloo")
@@ -87,7 +87,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
     setup_s = time.perf_counter() - started
     for number, (name, factor) in enumerate(RUNS, start=1):
         if number > 1 and repair != "none":
-            model = None  # free the last model first, and what is left of its trainer
+            model = None  # first free the last model and its trainer
             gc.collect()
             model = new_model(settings, data)
         calls.clear()
@@ -95,7 +95,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
         run = train(settings, model, data, name, settings.micro_batch * factor, repair, folder)
         run.weights_from, run.deepspeed_initialize_calls = weights_from, len(calls)
         runs.append(run)
-        # The script reads a counter that is never reset, so it prints the highest peak of the process so far.
+        # The script never resets the counter, so it prints the highest peak of the process so far.
         run.printed_peak_bytes = max(earlier.peak_bytes for earlier in runs)
         if repair != "engaged":
             ends[weights_digest(model)] = f"the end of training {number}"
@@ -116,7 +116,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
 
 
 def count_initialize() -> list:
-    """A list that grows by one with every call of deepspeed.initialize."""
+    """A list that gets an entry with every call of deepspeed.initialize."""
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     import deepspeed

@@ -5,9 +5,9 @@ study bench --model bert-base --precision bf16 --json bench.json
 study bench --task wikitext --model gpt2-xl --sequence 1024 --precision bf16 --peaks peaks.json
 
 Each repeat runs `ours` (accelerate launch, study/train.py), `bare` and `hf` (study/bench/rivals.py) as fresh processes,
-in a different order each time. It gives one ratio of median steps to each rival; the result is the median of these
+in a different order each time. It gives a ratio of median step times for each rival. The result is the median of these
 ratios with its interval over the repeats. Disturbances only make steps slower, so the fastest tenth of the steps, which
-contains fewer of them, is compared as well.
+is disturbed less, is compared too.
 """
 
 import contextlib
@@ -34,28 +34,28 @@ from study.text.tables import say, show
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
-PART = ".part"  # beside --json, written after each repeat: an interrupted bench continues from it
+PART = ".part"  # suffix of a file beside --json, from which an interrupted bench continues
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """Compare the step times of our trainer and its rivals, on one device and the embedded corpus."""
 
-    task: Literal["imdb", "wikitext"] = "imdb"  # imdb, with a BERT, or wikitext, with a GPT.
+    task: Literal["imdb", "wikitext"] = "imdb"  # imdb trains a BERT, wikitext a GPT.
     model: str = "bert-tiny"  # A built-in shape. All three start from the same random weights.
     steps: int = 60  # Optimizer steps of each process.
-    warmup_steps: int = 10  # The first of these steps, which are not timed.
-    repeats: int = 9  # How often each of the three is run. The interval is over these.
+    warmup_steps: int = 10  # So many first steps are not timed.
+    repeats: int = 9  # The number of runs of each of the three. The interval is over these.
     micro_batch: int = 8  # Rows per forward pass.
     accumulation: int = 1  # Forward and backward passes per optimizer step.
     sequence: int = 128  # Tokens per row.
     precision: Literal["fp32", "bf16"] = "fp32"  # fp32, or bf16: autocast over fp32 weights.
     compile: bool = False  # Compile the model with torch.compile, in all three.
-    threads: int | None = None  # CPU threads. Default: as many as our trainer takes.
+    threads: int | None = None  # CPU threads. Default: as in our trainer.
     seed: int = 42  # Decides the weights, the order of the rows, the dropout masks and the bootstrap.
     peaks: Path | None = None
-    """What `study peaks` wrote on this machine: the speed is then also shown as a share of the measured matrix peak."""
-    json: Path | None = None  # Where to write every number, with the machine that it was measured on.
+    """A file that `study peaks` wrote on this machine: also show the speed as a share of the measured matrix peak."""
+    json: Path | None = None  # Write every number into this file, with a description of the machine.
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def run(bench: Bench) -> None:
                 results[name] = measure(settings, name, Path(folder) / f"{name}-{repeat}")
                 step_ms = results[name]["median_step_s"] * 1000
                 say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {step_ms:.2f} ms")
-            for name in TRAINERS:  # whole repeats only: ratios are taken within a repeat
+            for name in TRAINERS:  # only whole repeats, because ratios are within a repeat
                 runs[name].append(results[name])
             if part:
                 part.write_text(json.dumps({"settings": settings, "runs": runs}) + "\n")
@@ -100,7 +100,7 @@ def run(bench: Bench) -> None:
 
 
 def kept_repeats(part: Path | None, settings: dict) -> dict[str, list[dict]]:
-    """The repeats of an earlier, interrupted bench with the same settings."""
+    """The repeats of an interrupted bench with the same settings."""
     with contextlib.suppress(AttributeError, OSError, ValueError, KeyError, TypeError):
         kept = json.loads(part.read_text())
         if kept["settings"] == settings:
@@ -112,24 +112,24 @@ def requested(bench: Bench) -> dict:
     """The settings of all three trainers."""
     own = ("repeats", "peaks", "json")
     settings = {name: value for name, value in vars(bench).items() if name not in own and value is not None}
-    # Our trainer ends with an evaluation that is not timed: one batch of it is enough.
+    # Our trainer ends with an untimed evaluation, for which one batch is enough.
     return settings | {"data": "embedded", "init": "random", "eval_rows": bench.micro_batch}
 
 
 def measure(settings: dict, name: str, out: Path) -> dict:
     """One fresh process: its step times, its first and last loss, and for ours the machine and the versions."""
     if name == "ours":
-        words = [*launcher(ROOT / "accelerate_configs" / "single.yaml"), str(PACKAGE / "train.py")]
-        words += [*options(settings), "--no-instruments", "--run-dir", str(out)]
+        command = [*launcher(ROOT / "accelerate_configs" / "single.yaml"), str(PACKAGE / "train.py")]
+        command += [*options(settings), "--no-instruments", "--run-dir", str(out)]
     else:
         rival = PACKAGE / "bench" / "rivals.py"
-        words = [sys.executable, str(rival), name, *options(settings), "--out", str(out)]
+        command = [sys.executable, str(rival), name, *options(settings), "--out", str(out)]
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],  # hf would take all GPUs
-        "OMP_NUM_THREADS": str(settings.get("threads", 1)),  # `accelerate launch` would set it, but for ours alone
+        "OMP_NUM_THREADS": str(settings.get("threads", 1)),  # `accelerate launch` would set it only for ours
     }
     child = subprocess.run(
-        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if child.returncode != 0:
         end = "\n".join(child.stdout.splitlines()[-LAST_LINES:])
@@ -146,9 +146,9 @@ def measure(settings: dict, name: str, out: Path) -> dict:
 
 
 def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Tokens per second by the median step, and its operations as shares of the datasheet's and the measured peak.
+    """Tokens per second by the median step, and FLOP/s as shares of the datasheet's peak and the measured peak.
 
-    The operations are the model's own, the same for all three: recomputing some of them makes no trainer faster.
+    The operations are the model's own and the same for all three; recomputed operations do not count.
     """
     ours, tokens = runs["ours"][0], bench.micro_batch * bench.accumulation * bench.sequence
     flops, datasheet = ours["flops_per_rank_and_step"], ours["peak_flops_per_s"]
@@ -163,7 +163,7 @@ def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
 
 
 def compare(runs: dict[str, list[dict]], seed: int, of: str) -> dict[str, dict]:
-    """Our step time over each rival's: of each repeat, and the median of these with its interval."""
+    """Our step time over each rival's, in each repeat, and the median of these ratios with its interval."""
     step_s = {name: [run[of] for run in runs[name]] for name in TRAINERS}
     rng, ratios = np.random.default_rng(seed), {}
     for rival in TRAINERS[1:]:
@@ -174,7 +174,7 @@ def compare(runs: dict[str, list[dict]], seed: int, of: str) -> dict[str, dict]:
 
 
 def print_results(runs: dict[str, list[dict]], ratios: dict, fastest_tenth: dict, speed: dict, **_) -> None:
-    """The repeats and their medians, the intervals, and the speeds. A ratio above 1: ours is slower."""
+    """Print the repeats and their medians, the intervals, and the speeds. A ratio above 1 means that ours is slower."""
     columns = {f"{name} ms": [run["median_step_s"] * 1000 for run in runs[name]] for name in TRAINERS}
     columns |= {name: ratio["each"] for name, ratio in ratios.items()}
     table = pd.DataFrame(columns, index=range(1, len(runs["ours"]) + 1))

@@ -1,4 +1,4 @@
-"""What PyTorch's own FSDPMemTracker says that a rank needs: it follows FSDP2 on tensors without values."""
+"""Predicts a rank's memory with PyTorch's own FSDPMemTracker, which follows FSDP2 on tensors without values."""
 
 from collections.abc import Iterator
 
@@ -19,13 +19,13 @@ from study.records.schema import Record
 
 
 def applies(record: Record) -> bool:
-    """It knows FSDP2 alone: of the arms, stage 3 without offloading is the one that keeps the same parts."""
+    """Whether it can predict a run. It knows only FSDP2, which keeps the same parts as stage 3 without offloading."""
     seen = record.observed
     return seen.stage == 3 and (seen.offload_optimizer, seen.offload_param) == ("none", "none")
 
 
 def peak_bytes(record: Record) -> int:
-    """The peak of a run's setting under FSDP2 instead of stage 3."""
+    """The peak of a run's settings under FSDP2 instead of stage 3."""
     requested = record.requested
     config = configs.load(requested.model, attention=requested.attention, dropout=requested.dropout)
     names = ("precision", "micro_batch", "accumulation", "sequence", "checkpointing")
@@ -44,9 +44,9 @@ def follow(
     gather_in: torch.dtype | None = None,
     reshard: bool | None = None,
 ) -> int:
-    """The peak of two steps, one layer a unit, each gathered again in the backward pass.
+    """The peak of two steps, with each layer as a unit that is gathered again in the backward pass.
 
-    `gather_in` is the type of gathered weights where it is not the weights' own.
+    `gather_in` is the dtype of gathered weights if it is not that of the weights.
     """
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -61,8 +61,8 @@ def follow(
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, micro_batch, sequence)
             dtypes = {"autocast": precision == "bf16", "logits": cast or dtype}
-            # Before it is followed: when DTensor first meets an operation it tries it on tensors of whole size, and
-            # the tracker would count those as optimizer states.
+            # One step without the tracker: when DTensor first meets an operation, it tries it on tensors of whole
+            # size, which the tracker would count as optimizer states.
             _step(model, optimizer, config, batch, 1, dtypes)
             optimizer.state.clear()
             tracker = FSDPMemTracker(model, optimizer)

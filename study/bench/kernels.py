@@ -1,8 +1,8 @@
-"""Lines through what transformers' modules do beside products of matrices: bytes moved, and kernels.
+"""Fits lines for the bytes and kernels of transformers' modules besides matrix products.
 
-`python -m study.bench.kernels` follows small models of each family that has formulas, without values, and writes
-`study/theory/kernels.json`. What a kernel reads and writes is a sum of tensors, each of tokens x a width, so a few
-models decide its line; the worst of what is left over is printed.
+`python -m study.bench.kernels` follows small models, without values, of each family that has formulas, and writes
+`study/theory/kernels.json`. A kernel reads and writes a sum of tensors, each of tokens x a width, so a few models
+determine its line. The worst residual is printed.
 """
 
 import json
@@ -18,7 +18,7 @@ from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
 PRECISIONS = ("bf16_cast", "bf16", "fp32")
-# Layers, heads, heads of keys, width of a head, inner width, vocabulary, tokens of a row: no two in a fixed proportion.
+# Layers, heads, heads of keys, width of a head, inner width, vocabulary, tokens of a row: in varying proportions.
 SIZES = (
     (2, 4, 4, 16, 256, 512, 32),
     (2, 4, 2, 24, 160, 768, 48),
@@ -47,7 +47,7 @@ def config(family: str, sizes: tuple[int, ...]) -> dict:
 
 
 def pairs(family: str, precision: str, attention: str) -> list[tuple]:
-    """Of each small model: its dimensions, and each block as it was seen."""
+    """For each small model: its dimensions, its setup, and its blocks."""
     seen = []
     for sizes in SIZES:
         shape = config(family, sizes)

@@ -2,8 +2,8 @@
 
 study peaks --json runs/peaks.json
 
-No program reaches a datasheet's peak. Every number here is the median of several tries on random data (zeros take less
-power and are faster) after a warm-up, with the lowest and the highest.
+No program reaches a datasheet's peak. Each number is the median of several tries after a warm-up, with the lowest and
+the highest. The data are random, because zeros take less power and are faster.
 """
 
 import json
@@ -34,12 +34,12 @@ class Peaks:
     """Measure this machine: FLOP/s of matrix products, bytes/s of copies, Adam on the host, the disk."""
 
     size: int = 8192 if CUDA else 1024  # Rows and columns of the matrices.
-    copy_mib: int = 1024 if CUDA else 64  # Size of a copy.
+    copy_mib: int = 1024 if CUDA else 64  # Size of a copy in MiB.
     adam_parameters: int = 100_000_000 if CUDA else 4_000_000  # Parameters of DeepSpeed's Adam in host memory.
-    disk_mib: int = 2048 if CUDA else 64  # Size of the file that is written to the disk and read back.
-    disk: Path = Path()  # A folder on the disk that arms would offload to.
-    tries: int = 15  # How often each is timed.
-    json: Path | None = None  # Where to write the numbers, with the machine that they were measured on.
+    disk_mib: int = 2048 if CUDA else 64  # Size in MiB of the file that is written to the disk and read back.
+    disk: Path = Path()  # A folder on the disk for offloading.
+    tries: int = 15  # The number of tries of each measurement.
+    json: Path | None = None  # Write the numbers into this file, with a description of the machine.
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure(options: Peaks) -> dict:
-    """Everything, printed as it is measured. What cannot be measured here is None."""
+    """Measure everything, and print each result. A value that cannot be measured here is None."""
     if options.tries < 3:
         raise Stop(f"--tries must be at least 3 (got {options.tries})", "give 3 or more: fewer show no spread")
     if not options.disk.is_dir():
@@ -81,7 +81,7 @@ def measure(options: Peaks) -> dict:
 
 
 def rates(work: Callable[[], object], amount: float, tries: int) -> dict:
-    """`amount` per second over several tries, each timed by itself, with the clock of the trainer's steps."""
+    """`amount` per second over several tries, each timed separately, with the clock of the trainer's steps."""
     for _ in range(WARM_UP):
         work()
     clock = Clock()
@@ -105,7 +105,7 @@ def matrix_products(dtype: torch.dtype, tf32: bool, options: Peaks) -> dict:
 
 
 def copies(options: Peaks) -> dict[str, dict]:
-    """Bytes per second of copies: within the device, where each byte is read and written, and over its link."""
+    """Bytes per second of copies: over the device's link, and within the device, where each byte counts twice."""
     count = options.copy_mib * 2**20
     here = torch.randint(0, 256, (count,), dtype=torch.uint8)
     if not CUDA:
@@ -122,7 +122,7 @@ def copies(options: Peaks) -> dict[str, dict]:
 
 
 def host_adam(options: Peaks) -> dict | None:
-    """Parameters per second of the Adam that offloading uses, on all cores; None where it cannot be compiled."""
+    """Parameters per second of the Adam that offloading uses, on all cores. None if it cannot be compiled."""
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -132,9 +132,7 @@ def host_adam(options: Peaks) -> dict | None:
         say(f"Adam on the host: none ({type(error).__name__}: {str(error).splitlines()[0][:100]})")
         return None
     parameter.grad = torch.randn_like(parameter)
-    seconds = timeit.repeat(
-        optimizer.step, number=1, repeat=WARM_UP + 5
-    )  # by the host's clock: the device does nothing
+    seconds = timeit.repeat(optimizer.step, number=1, repeat=WARM_UP + 5)  # host time: the device does nothing
     return _spread(options.adam_parameters, seconds[WARM_UP:])
 
 

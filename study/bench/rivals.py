@@ -1,6 +1,6 @@
-"""Rivals of our trainer on the same training: `bare`, a plain loop, and `hf`, transformers.Trainer.
+"""The rivals of our trainer on the same training: `bare`, a plain loop, and `hf`, transformers.Trainer.
 
-python study/rivals.py bare --task imdb --model bert-tiny --data embedded --steps 60 --out bare.json
+python study/bench/rivals.py bare --task imdb --model bert-tiny --data embedded --steps 60 --out bare.json
 
 Starting weights, rows and their order, dropout masks, rates, optimizer, threads and clock are those of study/train.py
 on one device, so only the loop around them is compared. The flags are the trainer's own.
@@ -29,7 +29,7 @@ from study.spec.settings import Settings, check, flag, learning_rate, resolve
 from study.training import limits, log, models, tasks
 from study.training.data import Rows, load_data
 
-LONGEST = 40  # kernels that are kept
+LONGEST = 40  # the number of kernels to keep
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 
@@ -77,8 +77,8 @@ class Profiled(Clock):
 
     def _keep(self, profiler) -> None:
         events = profiler.key_averages()
-        own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without what it called
-        if CUDA:  # only kernels: an operator's time there counts its kernels a second time
+        own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without the calls inside
+        if CUDA:  # only kernels: the time of an operator would count its kernels again
             events = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
         longest = sorted(events, key=lambda event: getattr(event, own), reverse=True)[:LONGEST]
         rows = [(getattr(event, own) / 1e6, event.count, event.key[:100]) for event in longest if getattr(event, own)]
@@ -86,11 +86,11 @@ class Profiled(Clock):
 
 
 def refuse(settings: Settings) -> None:
-    """Refuse settings that would make the comparison unequal."""
+    """A Stop for settings that would make the comparison unfair."""
     check(settings)
     if settings.precision not in ("fp32", "bf16"):
         raise Stop(f"the rivals have no --precision {settings.precision}", "give fp32 or bf16")
-    for name in ("weight_decay", "lr_warmup_steps"):  # what a rival lacks or does differently
+    for name in ("weight_decay", "lr_warmup_steps"):  # a rival lacks these or does them differently
         if getattr(settings, name):
             raise Stop(f"the rivals have no {flag(name)}", "leave it out")
     if settings.steps is None:
@@ -103,7 +103,7 @@ def refuse(settings: Settings) -> None:
 
 
 def arrange(settings: Settings, rows: Rows) -> Rows:
-    """The rows of the whole training in the order in which our trainer meets them, epoch after epoch."""
+    """The rows of the whole training in the order of our trainer, epoch after epoch."""
     count, per_step = len(rows["input_ids"]), settings.micro_batch * settings.accumulation
     if per_step > count:
         raise Stop(f"one step needs {per_step} rows, and there are {count}", "give a smaller --micro-batch")
@@ -120,7 +120,7 @@ def arrange(settings: Settings, rows: Rows) -> Rows:
 
 
 def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
-    """Plain PyTorch: rows pinned beforehand, copies that do not wait, losses left on the device."""
+    """Plain PyTorch: rows pinned beforehand, copies without waiting, losses left on the device."""
     shape = (settings.steps, settings.accumulation, settings.micro_batch)
     batches = {name: values.unflatten(0, shape) for name, values in rows.items()}
     if CUDA:
@@ -150,10 +150,10 @@ def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -
 
 
 def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
-    """transformers.Trainer with everything costly switched off that has a switch.
+    """transformers.Trainer with every costly feature switched off that has a switch.
 
-    It has none for the gradients' norm, which it computes at every step even without clipping, for its count of
-    operations, and for loading: it collates rows inside the step, and we arrange ours before it.
+    Three have no switch: the gradients' norm, which it computes at every step even without clipping; its count of
+    operations; and loading: it collates rows within the step, and we arrange ours before it.
     """
     if settings.task == "wikitext":
         labels = rows["input_ids"].clone()
@@ -199,7 +199,7 @@ def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> 
 
 
 class Ticks(transformers.TrainerCallback):
-    """Ends a step of the clock where Trainer ends one: from end to end, so that loading is in it."""
+    """Ends a step of the clock where Trainer ends one, so that a step includes loading."""
 
     def __init__(self, tick, seed: int):
         self.tick, self.seed = tick, seed

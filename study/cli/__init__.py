@@ -1,4 +1,4 @@
-"""The `study` command: parse, call, print. `commands.py` has the list; printing is beside the command that prints."""
+"""The `study` command. `commands.py` lists the commands; each command prints its own result."""
 
 from study.cli.commands import main
 

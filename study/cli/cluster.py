@@ -17,28 +17,28 @@ def cluster(
     bandwidth: str = emulated.UNLIMITED,
     delay_ms: float | None = None,
 ) -> None:
-    """Emulate a small cluster: network namespaces as hosts, joined by links of a declared bandwidth.
+    """Emulate a small cluster on this machine: network namespaces as hosts, joined by links with a bandwidth limit.
 
     `study sweep ... --cluster` then trains over it. The hosts share this machine's processors and memory; only the
-    network between them is emulated. It needs root or user namespaces, and touches no interface but its own.
+    network between them is emulated. This needs root or user namespaces, and changes no network interface of yours.
 
     Args:
-        what: up brings it up; a cluster that crashed, or is another one, is taken down first. down removes all of it.
-        hosts: How many.
-        bandwidth: Of each host's link, in both directions: 50mbit, 1gbit, or unlimited.
-        delay_ms: Of a packet and its answer together. It needs a kernel with netem.
+        what: up starts a cluster, in place of a different or broken one. status shows it. down removes it.
+        hosts: The number of hosts.
+        bandwidth: The limit of each host's link in each direction: 50mbit, 1gbit, or unlimited.
+        delay_ms: The round-trip delay in milliseconds. It needs a kernel with netem.
     """
     if what == "down":
         ended = emulated.down()
-        return say(f"{ended} hosts are gone" if ended else "no cluster stands: nothing to take down")
+        return say(f"removed {ended} hosts" if ended else "no cluster is up: nothing to take down")
     if what == "up":
         return say(_words(emulated.up(hosts, emulated.bandwidth(bandwidth), delay_ms)))
     standing = emulated.read()
-    say(_words(standing) if standing else "no cluster stands: study cluster up --hosts 2 --bandwidth 200mbit")
+    say(_words(standing) if standing else "no cluster is up; start one: study cluster up --hosts 2 --bandwidth 200mbit")
 
 
 def _words(standing: Cluster) -> str:
-    """A cluster in some lines; how to run something in its first host is in the last one."""
+    """Describe a cluster, and say how to run a command in its first host."""
     limit = standing.bandwidth_mbit
     link = "links without a limit" if limit == emulated.UNLIMITED else f"links of {limit:g} Mbit/s"
     delay = f", {standing.delay_ms:g} ms there and back" if standing.delay_ms else ""

@@ -1,7 +1,7 @@
-"""The list of commands, and how one is started. A command's module is imported only when it is called: `study` is fast.
+"""The list of commands, and how a command is started. Its module is imported only then, which keeps `study` fast.
 
-Benchmarks, which need torch, and the offline package run as processes of their own. What a command returns is printed
-as JSON, and with --json nothing else is on stdout: libraries print there while they are imported.
+Benchmarks, which need torch, and the offline package run as separate processes. If a command returns a value, it is
+printed as JSON. With --json nothing else goes to stdout, where some libraries print while they are imported.
 """
 
 import contextlib
@@ -17,28 +17,28 @@ from study.spec.arms import PACKAGE
 from study.spec.validation import nearest
 from study.text.tables import say
 
-# Name: the function that is called, or the module that is run as a program; and what it is for.
+# By name: the function to call, or the module to run as a program, and the line of help.
 COMMANDS = {
-    "arms": ("study.cli.machine:arms", "the ways to distribute a training, and which of them can run here"),
+    "arms": ("study.cli.machine:arms", "list the ways to distribute a training (arms), and which can run here"),
     "doctor": ("study.cli.machine:doctor", "what this machine has and lacks, and what to do about it"),
-    "operators": ("study.cli.machine:operators", "compile DeepSpeed's operators that are missing"),
-    "advise": ("study.cli.predictions:advise", "which arm to use on your GPUs and how, or how many are needed"),
-    "estimate": ("study.cli.predictions:estimate", "what one rank will hold and move"),
-    "timeline": ("study.cli.steps:timeline", "how long a step will take, and what overlaps with what"),
-    "virtual": ("study.cli.predictions:virtual", "the same, measured on one rank of N, without the others"),
-    "sweep": ("study.cli.experiments:sweep", "run a declared experiment; start it again to go on"),
-    "cluster": ("study.cli.cluster:cluster", "emulate a small cluster here, with links of a declared bandwidth"),
-    "runs": ("study.cli.experiments:runs", "the runs below a folder, as a table"),
-    "compare": ("study.cli.experiments:compare", "time and memory of equal cells, in one folder or in several"),
+    "operators": ("study.cli.machine:operators", "compile the DeepSpeed operators that are missing"),
+    "advise": ("study.cli.predictions:advise", "which arm to use on your GPUs, or how many GPUs you need"),
+    "estimate": ("study.cli.predictions:estimate", "predict the memory and the traffic of one rank"),
+    "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
+    "virtual": ("study.cli.predictions:virtual", "measure memory and traffic of one rank of N, run alone"),
+    "sweep": ("study.cli.experiments:sweep", "run an experiment (a protocol); run it again to continue"),
+    "cluster": ("study.cli.cluster:cluster", "emulate a small cluster on this machine, with limited bandwidth"),
+    "runs": ("study.cli.experiments:runs", "list the runs below a folder"),
+    "compare": ("study.cli.experiments:compare", "compare time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.experiments:explain", "why two runs differ in memory"),
-    "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and which rank waits for whom"),
+    "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and why it hangs"),
     "diff": ("study.cli.differences:diff", "why two configs or runs differ in losses or memory"),
-    "claims": ("study.cli.results:claims", "what was published, and whether it holds"),
-    "outside": ("study.cli.outside:outside", "what others measured, and how far our predictions are from it"),
-    "report": ("study.cli.results:report", "verdicts, figures and runs as pages to open in a browser"),
-    "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, sealed"),
-    "bench": ("study.bench.bench", "this trainer against a bare loop and the Hugging Face Trainer"),
-    "peaks": ("study.bench.peaks", "what this machine really gives: matrix products, copies, disk"),
+    "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
+    "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
+    "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),
+    "keep": ("study.cli.keep:main", "copy records into a machine's folder below reports/, and seal them"),
+    "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),
+    "peaks": ("study.bench.peaks", "measure what this machine reaches: matrix products, copies, disk"),
     "scoreboard": ("study.bench.scoreboard:main", "who predicts memory best, against measured peaks"),
     "pack": ("study.offline.pack", "collect what a GPU machine without a network lacks"),
     "offline": ("study.offline.run", "run on such a machine, and bring the results back"),
@@ -51,7 +51,7 @@ EXAMPLES = """\
 
 def main() -> None:
     """The console script. A user's mistake is one sentence on stderr and exit code 2."""
-    # The environment's own programs (ninja, for one) are found whether it was activated or not.
+    # Programs of this Python environment, such as ninja, are found even if nobody has activated it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with exit_on_stop():
         try:
@@ -74,14 +74,13 @@ def start(words: list[str]) -> None:
     module, _, function = COMMANDS[name][0].partition(":")
     if not function:
         sys.stdout.flush()
-        # The program finds this very package: also in a checkout that is not installed, and (-P) whatever is in the
-        # current folder.
+        # The program must import this package, even from a checkout that is not installed, and not what lies in the
+        # current folder (-P).
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
     from study.spec.options import parsed
 
-    alone = contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext()
-    with alone:
+    with contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext():
         command = getattr(importlib.import_module(module), function)
         answer = parsed(command, prog=f"study {name}", args=rest)
     if answer is not None:

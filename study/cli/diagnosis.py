@@ -1,4 +1,4 @@
-"""The command that looks into anybody's run: what is wrong or costly in it, and which rank waits for whom."""
+"""`study diagnose`: what is wrong or costly in a run, and which rank waits for which."""
 
 import dataclasses
 import textwrap
@@ -21,13 +21,13 @@ REPRODUCTIONS = PACKAGE / "reproductions"
 
 
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
-    """Say what is wrong or costly in a run, what to do about it, and what shows it.
+    """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
-    In a run that is not done it also says which rank waits for whom, where `study.watch` kept a log of the collectives:
-    while it goes on, and after it was ended.
+    For an unfinished run with a log of its collectives (`study.watch` writes one), it also says which rank waits for
+    which. This works while the run hangs and after it was ended.
 
     Args:
-        runs: Folders of runs, or their record.json.
+        runs: Folders of runs, or record.json files.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -40,11 +40,11 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
 
 
 def _answer(path: Path) -> dict:
-    """All that is said of one run."""
+    """Everything that is known about a run."""
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
     if not path.is_file() and not (folder / store.RECORD).exists() and logs:
-        record = None  # it ended before there was a record
+        record = None  # the run ended before it wrote one
     else:
         record = store.read(path) if path.is_file() else store.load(folder)
     shown, judged, unknown, ranks = [], [], [], None
@@ -93,7 +93,7 @@ def _lines(answer: dict) -> list[str]:
 
 
 def shown_by(evidence: str) -> str:
-    """How to look at what shows a finding."""
+    """The script or the command that demonstrates a finding."""
     script = below(REPRODUCTIONS, f"{evidence}.py")
     return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
 

@@ -1,4 +1,4 @@
-"""The command that compares two trainings by their configs or records, anybody's and of any kind."""
+"""`study diff`: why two trainings differ, by their configs or records."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from study.diagnosis.differences import Comparison, Difference, is_secret, print
 from study.diagnosis.sources import Source
 from study.text.tables import say
 
-MOST = 24  # names in a line
+MOST = 24  # names that a line lists
 
 
 def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> dict | None:
-    """List what makes the losses or the memory of two trainings differ: known causes first, then the other keys.
+    """List why the losses or the memory of two trainings differ: known causes first, then all other keys.
 
-    Each is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer as json or yaml, or a record.
-    They may be of different kinds, and of other people.
+    Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
+    record. The two sides may be of different kinds.
 
     Args:
-        a: A config file, or a folder with a record.json.
-        b: Another one.
+        a: The first: a config file, or a folder with a record.json.
+        b: The second.
         as_json: Print everything as JSON.
     """
     first, second = sources.read(a), sources.read(b)

@@ -1,4 +1,4 @@
-"""Commands about runs: start a declared experiment, list runs, compare them, and explain a difference."""
+"""`study sweep`, `study runs`, `study compare` and `study explain`: run experiments, and look at their runs."""
 
 import contextlib
 import dataclasses
@@ -26,8 +26,8 @@ from study.text.numbers import size
 from study.text.tables import say, show
 
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
-NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: a run told how much is too much
-UNFINISHED = {"left", "interrupted"}  # the same command goes on
+NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
+UNFINISHED = {"left", "interrupted"}  # the same command continues with these
 
 
 def sweep(
@@ -49,28 +49,30 @@ def sweep(
     print_scripts: Annotated[bool, tyro.conf.arg(name="print")] = False,
     cancel: bool = False,
 ) -> None:
-    """Run a declared experiment: each cell a fresh launch, each outcome a record. Start it again to go on.
+    """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
-    The exit code is 0 if every cell has an answer (out of memory is one), 1 if one failed, 2 if the sweep was refused
-    or could not go on, and 3 if something is left for the same command.
+    Each cell is a fresh launch, and leaves a record however it ends. The exit code is 0 if every cell has an answer
+    (running out of memory is one), 1 if a cell failed, 2 if the sweep was refused or could not continue, and 3 if cells
+    are left for the same command.
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
-        scale: paper: as published. one_gpu: the most that one GPU can do. tiny: minutes on two CPU cores.
-        runs: Where the run folders go. What is done there is not done again.
-        only: Filters, as in 'arm=zero3*' 'seed=42'. All must hold.
-        repeat: How often each cell is run, interleaved.
-        timeout_s: Seconds after which a run is ended.
-        minutes: How long the sweep has. It starts what can end in time, and leaves the rest.
-        nvme_dir: Where arms that offload to disk may write.
-        pack: A folder that `study pack` wrote. Data and vocabularies come from it where the protocol names the hub.
-        cluster: Run over the emulated cluster that `study cluster up` brought up. Cells that say which hosts and
-            bandwidth they need get a cluster of their own, and none is left behind.
-        dry_run: Show the cells and what each needs, and run nothing.
-        on: slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command waits for them.
-        cluster_file: Nodes, GPUs, partition and the like for Slurm: examples/cluster.toml.
-        print_scripts: Print the batch scripts for Slurm, and submit nothing.
-        cancel: Cancel this sweep's jobs in Slurm.
+        scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
+        runs: The folder for the run folders. Cells that are done there are not run again.
+        only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
+        repeat: Number of runs of each cell. The repeats are interleaved.
+        timeout_s: End a run after so many seconds.
+        minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
+        nvme_dir: The folder for arms that offload to disk.
+        pack: A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub.
+        cluster: Train over the emulated cluster of `study cluster up`. A cell that needs other hosts or another
+            bandwidth gets its own cluster, which is taken down afterwards.
+        dry_run: List the cells and whether this machine can run them. Run nothing.
+        on: here: on this machine. slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command
+            waits for them again.
+        cluster_file: For Slurm: a file with nodes, GPUs, partition and so on, such as examples/cluster.toml.
+        print_scripts: For Slurm: print the batch scripts, and submit nothing.
+        cancel: For Slurm: cancel the jobs of this sweep.
     """
     if sum(word.partition("=")[0] == "--only" for word in sys.argv) > 1:
         raise Stop("--only is given twice, and only the last would count", "give all filters after one --only")
@@ -80,10 +82,7 @@ def sweep(
         raise Stop(f"--minutes must be 0 or more (got {minutes:g})", "give a number of minutes")
     cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
     if pack is not None:
-        if not (pack / "pack.json").exists():
-            raise Stop(f"--pack {pack} holds no pack.json", "give the folder that study pack wrote")
-        folder = Path(os.path.relpath(pack, ROOT))  # launches run there; and a cell keeps its name on another machine
-        cells = [cell.from_pack(folder) for cell in cells]
+        cells = _from_pack(cells, pack)
     if cluster:
         cells = over_hosts.spread(cells, emulated.read())
     elif not dry_run and any(cell.value("hosts") for cell in cells):
@@ -103,11 +102,20 @@ def sweep(
         return _show_plan(cells)
     here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
     with over_hosts.left_as_it_was() if cluster else contextlib.nullcontext():
-        _run(here, Progress(len(turns)), turns, runs, "stopped; start it again to go on")
+        _run(here, Progress(len(turns)), turns, runs, "stopped; run the same command again to continue")
+
+
+def _from_pack(cells: list[Cell], pack: Path) -> list[Cell]:
+    """The cells with data and vocabularies from a pack."""
+    if not (pack / "pack.json").exists():
+        raise Stop(f"--pack {pack} holds no pack.json", "give the folder that study pack wrote")
+    # Relative to the folder in which launches run, so that a cell has the same name on another machine.
+    folder = Path(os.path.relpath(pack, ROOT))
+    return [cell.from_pack(folder) for cell in cells]
 
 
 def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
-    """Do a sweep's work, say what came of it, and end with the exit code that says so too."""
+    """Do a sweep's work, count the outcomes, and end with the exit code for them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGINT too: in the background it starts ignored
         signal.signal(number, signal.default_int_handler)
     with shown as progress:
@@ -123,7 +131,7 @@ def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.T
 
 
 def _show_plan(cells: list[Cell]) -> None:
-    """What each cell needs, and why this machine cannot run it, if so."""
+    """List the cells: their ranks, their settings, and whether this machine can run them."""
     gpus = num_gpus()
     axes = [key for key in cells[0].settings if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
@@ -139,7 +147,7 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> l
     """List the runs below a folder.
 
     Args:
-        folder: Any folder with runs in it, at any depth.
+        folder: A folder that contains runs, at any depth.
         as_json: Print the rows as JSON instead of a table.
     """
     from study.records.runs import load
@@ -159,8 +167,8 @@ def compare(
     """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
 
     Args:
-        folders: Folders with runs in them, at any depth.
-        arms: Hold the arms of each task against DDP instead, in sentences and a table.
+        folders: Folders that contain runs, at any depth.
+        arms: Instead, compare the arms of each task with DDP, in sentences and a table.
         as_json: Print the comparison as JSON instead of a table.
     """
     from study.records import compare as comparing
@@ -184,11 +192,11 @@ def compare(
 def explain(
     run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False
 ) -> dict | None:
-    """Why did ZeRO not save memory? What the second run holds at its peak and the first does not, by component.
+    """Explain why two runs differ in memory: what each holds at its peak, component by component.
 
     Args:
-        run_a: The folder of a run.
-        run_b: The folder of the run that holds more, or less.
+        run_a: The folder of the first run.
+        run_b: The folder of the second run. Differences are those from the first to the second.
         as_json: Print components and sentences as JSON.
     """
     from study.records import explain as explaining

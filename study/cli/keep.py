@@ -1,4 +1,4 @@
-"""Copies what a machine measured to where it is kept, one folder a machine, without that machine's paths."""
+"""`study keep`: copies the records of runs into a machine's folder, without private paths, and seals them."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from study.text.tables import say
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
-    """Copy and seal the record of every run below the folders. Returns how many, and a sentence for each left out.
+    """Copy and seal the record of every run below the folders. Returns their number and why others were left out.
 
-    A run keeps its place below the folder that was given, under that folder's name. What was kept before is replaced;
-    of two runs that would have one place, the second is left out. A record that is already in its place is only sealed.
+    A run keeps its path relative to the given folder, under that folder's name. An earlier copy is replaced. If two
+    runs would get the same path, the second is left out. A record that is already at its path is only sealed.
     """
     left_out, taken = [], []
     for top in folders:
@@ -26,8 +26,8 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
             raise Stop(f"there is no run below {top}", "give folders with runs")
         seals = seal.find([*paths, into / "runs"])
         for folder in paths:
-            place = folder.resolve().relative_to(top.resolve())
-            target = into / "runs" / top.resolve().name / (place if place.parts else folder.resolve().name)
+            relative = folder.resolve().relative_to(top.resolve())
+            target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.resolve().name)
             try:
                 record = store.load(folder)
             except Stop as stop:
@@ -50,11 +50,11 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
 
 
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:
-    """Keep the records of runs, seal them, and keep the answers to trials.
+    """Copy the records of runs into a machine's folder and seal them. Results of library trials are copied too.
 
     Args:
-        runs: Folders that hold run folders.
-        into: The machine's folder, as in reports/cpu-2core.
+        runs: Folders that contain run folders.
+        into: The machine's folder, such as reports/cpu-2core.
     """
     kept, left_out = keep(list(runs), into)
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))

@@ -1,4 +1,4 @@
-"""Commands about this machine: the arms that can run here, what is missing, and DeepSpeed's operators."""
+"""`study arms`, `study doctor` and `study operators`: what this machine can run and what it lacks."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from study.spec.arms import ROOT, all_paths, read
 from study.spec.validation import nearest
 from study.text.tables import say, show
 
-MOST_COLUMNS = 8  # hosts in a table of all links
+MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
@@ -50,14 +50,15 @@ def doctor(
     python: str = sys.executable,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> dict | None:
-    """Say what this machine has and lacks, and what to do about it. The exit code is 1 if anything is lacking.
+    """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
 
     Args:
-        nvme_dir: Where arms that offload to disk would write: its speed is measured.
-        cluster: A file with a host on each line, which may be followed by its address: compare these instead.
-        reach: The command that runs another one on a host of the cluster, as in 'srun --nodelist {host} --nodes 1'.
-        python: The Python of the hosts, in whose environment this study is installed.
-        as_json: Print what was found as JSON instead.
+        nvme_dir: The folder for arms that offload to disk. The speed of its disk is measured.
+        cluster: Compare several hosts instead: a file with the name of a host on each line. If the other hosts reach it
+            by another address, that follows the name.
+        reach: With --cluster: the command that runs a command on {host}, such as 'srun --nodelist {host} --nodes 1'.
+        python: With --cluster: the Python on the hosts, in whose environment this study is installed.
+        as_json: Print the findings as JSON instead of a table.
     """
     if cluster is not None:
         comparison = hosts.compare(hosts.read(cluster), nvme_dir, reach, python)
@@ -76,7 +77,7 @@ def doctor(
 
 
 def _compare(comparison: hosts.Comparison) -> None:
-    """Show what was seen of a cluster. The exit code is 1 if there is a problem."""
+    """Show a comparison of hosts. The exit code is 1 if there is a problem."""
     show(hosts.rows(comparison))
     names = [host.name for host in comparison.hosts]
     if 1 < len(names) <= MOST_COLUMNS and comparison.links:
@@ -88,10 +89,10 @@ def _compare(comparison: hosts.Comparison) -> None:
 
 
 def operators(arms: tyro.conf.Positional[tuple[str, ...]] = (), /) -> None:
-    """Compile DeepSpeed's operators that are missing. The exit code is 1 if one cannot be compiled that should.
+    """Compile the DeepSpeed operators that are missing. The exit code is 1 if a compilation fails.
 
     Args:
-        arms: Only what these arms need. Default: what any arm needs here.
+        arms: Compile only what these arms need. Default: what any arm needs on this machine.
     """
     for name in arms:
         if name not in all_paths():

@@ -1,4 +1,4 @@
-"""The command that holds predictions against measurements that others published."""
+"""`study outside`: compares our predictions with measurements that others published."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,15 +21,15 @@ def outside(
     write: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> dict | None:
-    """List measurements of training that others published, or hold our predictions against them.
+    """List measurements of training that others published, or compare our predictions with them.
 
     Args:
-        against: ours: how far off our predictions of each row are, as they were kept (--write).
-        file: Other rows: a CSV file with the columns of reports/outside/measurements.csv. They are predicted.
-        source: Only rows of the sources that have this in their name.
+        against: ours: show how far our stored predictions are from each measurement. --write renews the predictions.
+        file: Predict other rows: a CSV file with the columns of reports/outside/measurements.csv.
+        source: Take only the sources whose name contains this text.
         verbose: Print every row as well, and why predictions missed.
-        write: Predict the project's own rows again, and keep the result for the report, advise and estimate.
-        as_json: Print it as JSON.
+        write: Predict all of the project's own rows again, and store the result for the report, advise and estimate.
+        as_json: Print everything as JSON.
     """
     if write:
         if file or source:
@@ -62,11 +62,11 @@ def outside(
 
 
 def _list(chosen: list[rows.Row]) -> None:
-    """Every source, with what its rows have."""
+    """A table of the sources: how many rows each has, and with which quantities."""
     known = sources.own()
-    by_source = {
-        name: [row for row in chosen if row.source == name] for name in dict.fromkeys(r.source for r in chosen)
-    }
+    by_source: dict[str, list[rows.Row]] = {}
+    for row in chosen:
+        by_source.setdefault(row.source, []).append(row)
     show(
         [
             {

@@ -1,7 +1,6 @@
-"""Commands that predict: advice for a model and some GPUs, an estimate of one rank, and one virtual rank."""
+"""`study estimate`, `study advise` and `study virtual`: what a rank needs, which arm to use, and a virtual rank."""
 
 import dataclasses
-import functools
 import subprocess
 import sys
 import tempfile
@@ -30,20 +29,31 @@ from study.text.numbers import short, size
 from study.text.tables import say, show
 from study.theory import advise as advising
 from study.theory import answer, configure, room, steptime
-from study.theory.advise import Advice
+from study.theory.architecture import Architecture
+from study.theory.estimate import Estimate
 from study.theory.estimate import estimate as predict
-from study.theory.memory_kinds import in_words, memory_kinds
+from study.theory.memory_kinds import MemoryKinds, in_words, memory_kinds
 from study.theory.papers import recipe_of, states_bytes
 from study.theory.purchase import fewest, remedies
 from study.theory.question import Given, Question, bytes_of, counts_of
 from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
-from study.theory.transformer import CUDA_DIFFERENCES
+from study.theory.transformer import CUDA_DIFFERENCES, Transformer
 from study.theory.wanted import Wanted, asked_for, count_of
 
 WIDTH = 100
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What is predicted for a rank. A bare number of parameters gives no more than the paper's model states."""
+
+    parameters: float
+    whole: Estimate | None = None
+    kinds: MemoryKinds | None = None
+    step: steptime.StepTime | None = None
 
 
 def estimate(
@@ -68,86 +78,100 @@ def estimate(
     explain: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
-    """Predict what a rank will hold and move in a step, and how long it takes. Nothing is run.
+    """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
+
+    With --gpu the time of a step is predicted too. With --params alone, only the ZeRO paper's model states are given.
 
     Args:
-        wanted: The model. --params alone give the ZeRO paper's model states, and no more.
-        arm: A file in accelerate_configs/.
-        ranks: How many processes share the training.
+        wanted: The model.
+        arm: Name of an arm; `study arms` lists them.
+        ranks: Number of processes that train together, one per GPU.
         precision: As in the trainer.
-        recipe: For the paper's model states: mixed-adam, fp32-adam and others. Default: what the precision and the
-            optimizer mean.
+        recipe: Names the bytes per parameter of the paper's model states: mixed-adam, fp32-adam and others. Default:
+            the recipe of the precision and the optimizer.
         micro_batch: Rows per rank and pass.
         accumulation: Passes per step.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
-        checkpointing: Recompute activations.
-        attention: Fused (sdpa), or written out (eager). Default: fused where transformers has it for the model.
-        loss: From all logits at once, as the trainer computes it; in_place, by a kernel that overwrites them; or
-            chunked, as Liger does it.
-        optimizer: PyTorch's fused AdamW, as the trainer's; foreach, which needs a copy of a moment; or another one
-            of the trainer's.
-        fsdp: PyTorch's own sharding, a layer a unit, instead of an arm: full_shard or shard_grad_op.
-        frozen: Weights that do not train: as the others, or under autocast in bf16.
-        device: On a GPU, offloaded tensors are in host memory; on a CPU there is only one memory.
-        cuda: On a GPU: in what CUDA's kernels are followed where they keep other bytes than a CPU's. Of a config.json.
-        gpu: Which: H100, A100-40GB, L4 and others. With it, the time of a step is predicted as well, and what PyTorch
-            gives back near the end of its memory.
-        explain: With --gpu: every constant that went into the time, and where it comes from.
-        as_json: Print it as JSON.
+        checkpointing: Recompute activations in the backward pass.
+        attention: sdpa: fused. eager: written out. Default: sdpa if transformers has it for the model.
+        loss: How the loss is computed. whole: from all logits at once, as in the trainer. in_place: by a kernel that
+            overwrites the logits. chunked: part by part, as Liger does.
+        optimizer: fused: PyTorch's fused AdamW, as in the trainer. foreach: AdamW with a copy of a moment during the
+            update. The others are the trainer's.
+        fsdp: Instead of an arm, predict PyTorch's own FSDP without Accelerate, with each layer as a unit.
+        frozen: The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under
+            autocast.
+        device: cuda: offloaded tensors are in host memory. cpu: host and device are one memory.
+        cuda: Where the CUDA kernels keep other bytes than the CPU's, and the prediction follows CUDA. Only for models
+            that are predicted from their config.json, and with --device cuda.
+        gpu: Kind of GPU: H100, A100-40GB, L4 and others. Adds the time of a step, and how PyTorch's allocator frees
+            cached memory when the GPU is nearly full.
+        explain: With --gpu: list every constant behind the predicted time, with its source.
+        as_json: Print the prediction as JSON.
     """
-    chosen, whole, kinds, step = arm_named(arm), None, None, None
+    chosen = arm_named(arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(optimizer), precision)):
         raise stop
     if explain and gpu is None:
         raise Stop("--explain is about the time of a step", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         if gpu is not None:
-            raise Stop(
-                "the time of a step depends on the model's layers", "give --layers and --hidden, or leave out --gpu"
-            )
-        params = count_of(wanted.params)
+            what = "the time of a step depends on the model's layers"
+            raise Stop(what, "give --layers and --hidden, or leave out --gpu")
+        prediction = Prediction(count_of(wanted.params))
     else:
         model = asked_for(wanted, sequence or 1)
-        of_arm = functools.partial(Setup.of_arm, model, arm, ranks=ranks)
-        setup = (functools.partial(Setup, model=model, ranks=ranks, fsdp=fsdp) if fsdp else of_arm)(
-            precision=precision,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            sequence=min(1024, model.positions or 1024) if sequence is None else sequence,
-            attention=attention or ("sdpa" if model.has_fused_attention else "eager"),
-            loss=loss,
-            optimizer=optimizer,
-            frozen=frozen,
-            checkpointing=checkpointing,
-            device=device,
-            cuda=cuda,
-        )
-        whole, kinds = predict(setup), memory_kinds(setup, gpu and gpu_named(gpu))
-        params = whole.parameters
-        if gpu is not None:
-            step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu)))
+        options = {"ranks": ranks, "precision": precision, "micro_batch": micro_batch, "accumulation": accumulation}
+        options |= steps.defaults_of(model, sequence, attention) | {"checkpointing": checkpointing, "loss": loss}
+        options |= {"optimizer": optimizer, "frozen": frozen, "device": device, "cuda": cuda}
+        setup = Setup(model=model, fsdp=fsdp, **options) if fsdp else Setup.of_arm(model, arm, **options)
+        prediction = _predicted(setup, gpu and gpu_named(gpu))
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp, chosen.stage or 0)
-    states = states_bytes(params, stage, ranks, recipe or recipe_of(precision, optimizer))
+    states = states_bytes(prediction.parameters, stage, ranks, recipe or recipe_of(precision, optimizer))
     if as_json:
-        answer = {"arm": fsdp or arm, "ranks": ranks, "parameters": params, "published_states_bytes": states}
-        predicted = {"estimate": whole and dataclasses.asdict(whole), "kinds": kinds and dataclasses.asdict(kinds)}
-        return answer | predicted | {"step": step and steps.as_dict(step)}
+        return {"arm": fsdp or arm, "ranks": ranks} | _prediction_as_dict(prediction, states)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
-    if whole:
-        say("", f"predicted at the peak ({whole.peak_when}), buffers and temporaries included:")
-        _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
-        if device != "cpu":
-            say("", *_wrapped([in_words(kinds)]))
-        moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
-        say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
-        if step:
-            say(f"time, predicted: {steps.in_words(step)}")
+    if prediction.whole:
+        _show_prediction(prediction, with_kinds=device != "cpu")
         if explain:
-            say("")
-            show([{"busy": part, "s": short(busy_s)} for part, busy_s in steps.parts(step)])
-            say("")
-            show(steps.explained(step, gpu_named(gpu)))
+            _show_constants(prediction.step, gpu_named(gpu))
         say("", *_wrapped([accuracy()]))
+
+
+def _predicted(setup: Setup, gpu: str | None) -> Prediction:
+    whole = predict(setup)
+    step = None if gpu is None else steptime.step_time(setup, steptime.Machine(gpu=gpu))
+    return Prediction(whole.parameters, whole, memory_kinds(setup, gpu), step)
+
+
+def _prediction_as_dict(prediction: Prediction, states: dict[str, float]) -> dict:
+    whole, kinds, step = prediction.whole, prediction.kinds, prediction.step
+    return {
+        "parameters": prediction.parameters,
+        "published_states_bytes": states,
+        "estimate": whole and dataclasses.asdict(whole),
+        "kinds": kinds and dataclasses.asdict(kinds),
+        "step": step and steps.as_dict(step),
+    }
+
+
+def _show_prediction(prediction: Prediction, with_kinds: bool) -> None:
+    whole = prediction.whole
+    say("", f"predicted at the peak ({whole.peak_when}), buffers and temporaries included:")
+    _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
+    if with_kinds:
+        say("", *_wrapped([in_words(prediction.kinds)]))
+    moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
+    say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
+    if prediction.step:
+        say(f"time, predicted: {steps.in_words(prediction.step)}")
+
+
+def _show_constants(step: steptime.StepTime, gpu: str) -> None:
+    say("")
+    show([{"busy": part, "s": short(busy_s)} for part, busy_s in steps.parts(step)])
+    say("")
+    show(steps.explained(step, gpu))
 
 
 def _show_bytes(name: str, sizes: dict[str, float]) -> None:
@@ -157,14 +181,16 @@ def _show_bytes(name: str, sizes: dict[str, float]) -> None:
 def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str = "zero3", ranks: int = 8) -> None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
+    Without --init the tensors have shapes but no values, so that they need no memory.
+
     Args:
-        settings: As the trainer's. Without --init the tensors have no values, and need no memory.
-        arm: A file in accelerate_configs/.
-        ranks: How many ranks the job would have.
+        settings: The trainer's settings.
+        arm: Name of an arm; `study arms` lists them.
+        ranks: Number of ranks that the job would have.
     """
     chosen, gpu = arm_named(arm), num_gpus() > 0
     if settings.model and settings.model not in SHAPES and not is_local(settings.model):
-        hub.config(settings.model)  # which ends here if there is none: the launch would say so below a traceback
+        hub.config(settings.model)  # ends here if there is none; the launch would print a traceback too
     if ranks < 2:
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
     settings = replace(settings, virtual_ranks=ranks, init=settings.init or "none", run_dir=None, instruments=True)
@@ -178,7 +204,7 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
         cell = Cell("", "virtual", "tiny", arm, None, changed)
         command = launches.command(cell, Path(folder) / "run", settings.nvme_dir)
         if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-            sys.exit(1)  # the trainer has said why
+            sys.exit(1)  # the trainer has printed the reason
         _show_virtual_rank(store.load(Path(folder) / "run"))
 
 
@@ -190,13 +216,8 @@ def _show_virtual_rank(record: Record) -> None:
     parts = at_peak | after_step
     show([{title: part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
     say(f"at the peak, all together: {size(rank.tracked_peak_bytes)}; rows: {record.observed.data_source}")
-    moved = record.traffic.per_rank[0].items()
-    show(
-        [
-            {"collective": kind, "calls of a step": sent.calls, "bytes of a step": size(sent.bytes)}
-            for kind, sent in moved
-        ]
-    )
+    moved = [(kind, sent.calls, size(sent.bytes)) for kind, sent in record.traffic.per_rank[0].items()]
+    show([{"collective": kind, "calls of a step": calls, "bytes of a step": sent} for kind, calls, sent in moved])
 
 
 def advise(
@@ -218,25 +239,27 @@ def advise(
     nvme_dir: Path | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
-    """Say which arm to use and how, or how many of which GPUs are needed. Everything is predicted; nothing is run.
+    """Recommend an arm for a model on your GPUs, or say how many of which GPUs it needs. Nothing is run.
+
+    Give --gpu and one number as --gpus for a recommendation. Otherwise the answer is a number of GPUs.
 
     Args:
         wanted: The model.
-        gpus: How many there are, over all nodes: 8. Or from how many to how many to try: 1..64.
-        gpu: Which: H100, A100-40GB, L4, RTX4090 and others. Default: all are tried.
-        link: Between them, the slowest on the way: nvlink, pcie4, ib-hdr and others. Default: as such machines have.
-        host_memory: Of a node, such as 1TB. Default: twice that of its GPUs, and at least 64 GB.
+        gpus: Number of GPUs over all nodes, such as 8. Or a range to try, such as 1..64.
+        gpu: Kind of GPU: H100, A100-40GB, L4, RTX4090 and others. Default: all kinds are tried.
+        link: The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others. Default: as such machines have.
+        host_memory: Host memory of a node, such as 1TB. Default: twice that of its GPUs, and at least 64 GB.
         sequence: Tokens per row. Default: 2048, or as many as the model reads.
         batch: Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs.
         precision: As in the trainer. Default: 16 bits, in the usual way of each arm.
-        checkpointing: Recompute activations. Default: where it helps.
-        frozen: Weights that do not train, as with --lora-rank: loaded in bf16, or as the others.
-        optimizer: PyTorch's fused AdamW, foreach, or another one of the trainer's.
-        disk: What a node's disk reads and writes, such as 6GB/s. Without one nothing is offloaded to disk.
-        gpus_per_node: They share a host. Default: 8, or as many as such machines have.
-        write: A new file for an Accelerate config, with a DeepSpeed json beside it where one is needed.
-        nvme_dir: The folder on the disk, for that config.
-        as_json: Print it as JSON.
+        checkpointing: Recompute activations in the backward pass. try: only if it helps.
+        frozen: The dtype of weights that do not train, as with --lora-rank: bf16, or that of the other weights.
+        optimizer: fused: PyTorch's fused AdamW. foreach: AdamW with a copy of a moment. The others are the trainer's.
+        disk: Read and write speed of a node's disk, such as 6GB/s. Without it nothing is offloaded to disk.
+        gpus_per_node: GPUs that share a host. Default: as many as such machines have, mostly 8.
+        write: Write the recommended Accelerate config into this new file, with a DeepSpeed json beside it if needed.
+        nvme_dir: For --write: the folder on the disk for offloading.
+        as_json: Print the answer as JSON.
     """
     counts = counts_of(gpus)
     given = Given(
@@ -255,19 +278,13 @@ def advise(
     if gpu is None or len(counts) > 1:
         if write is not None:
             raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
-        kinds = [gpu_named(gpu)] if gpu else list(GPUS)
-        enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]
-        line = answer.needed_in_words(enough, counts)
-        if as_json:
-            return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
-        return _show_needed(enough, line)
+        return _advise_number(model, counts, [gpu_named(gpu)] if gpu else list(GPUS), given, as_json)
     advice = advising.advise(Question.of(model, counts[0], gpu, given))
-    written = configure.write(write, advice, nvme_dir=nvme_dir) if write else []
+    for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
+        sys.stderr.write(f"written: {path}\n")
     helps = [] if advice.choice else remedies(advice.question, given)
     lines = answer.in_words(advice) + (answer.remedies_in_words(helps) if helps else [])
     assumed = answer.assumptions(advice.question)
-    for path in written:
-        sys.stderr.write(f"written: {path}\n")
     if as_json:
         return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
     say(*_wrapped(lines), "")
@@ -275,7 +292,14 @@ def advise(
     say("", "Assumed:", *_wrapped(assumed, "- "), "", *_wrapped([accuracy()]))
 
 
-def _show_needed(enough: list[Advice], line: str) -> None:
+def _advise_number(
+    model: Architecture | Transformer, counts: list[int], kinds: list[str], given: Given, as_json: bool
+) -> dict | None:
+    """The fewest GPUs of each kind that are enough."""
+    enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]
+    line = answer.needed_in_words(enough, counts)
+    if as_json:
+        return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
     say(*_wrapped([line]), "")
     show(answer.needed_table(enough))
     if enough:

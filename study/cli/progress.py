@@ -1,8 +1,9 @@
-"""How far a sweep is: on a terminal a line that changes, drawn by rich; elsewhere plain lines."""
+"""Shows how far a sweep is: on a terminal a line that is redrawn, elsewhere plain lines."""
 
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
 from rich.live import Live
 from rich.text import Text
@@ -12,16 +13,14 @@ from study.sweeps.sweep import Outcome
 from study.text.tables import console
 
 
-class Progress:
-    """What a sweep calls at each start, step and end. On a terminal it redraws its line only then: no thread draws."""
+class Screen:
+    """Prints lines; on a terminal also a last line that is redrawn. It is redrawn only when asked: no thread draws."""
 
-    def __init__(self, turns: int):
-        self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
-        self.ran_now = False  # whether this turn was run, and not found done
+    def __init__(self):
         self.console = console()
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if sys.stdout.isatty() else None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if self.live:
             self.live.start()
         return self
@@ -34,12 +33,25 @@ class Progress:
         self.console.print(text, soft_wrap=True)
         sys.stdout.flush()
 
+    def redraw(self, text: str) -> None:
+        if self.live:
+            self.live.update(Text(text, no_wrap=True), refresh=True)
+
+
+class Progress(Screen):
+    """What a sweep calls at each start, step and end of a turn."""
+
+    def __init__(self, turns: int):
+        super().__init__()
+        self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
+        self.ran_now = False  # whether this turn was run; False if its run was done before
+
     def start(self, turn: Turn) -> None:
         self.turn = turn
         if self.live:
             self._draw("")
         else:
-            self.say(f"{self._place(turn)}{self.left()}")
+            self.say(f"{self._position(turn)}{self.left()}")
 
     def step(self, folder: Path, seconds: float) -> None:
         if self.live:
@@ -51,23 +63,23 @@ class Progress:
 
     def end(self, turn: Turn, outcome: Outcome, ran: bool) -> None:
         self.ran_now |= ran
-        word = outcome.status if ran or outcome.status != "done" else "done before"
+        status = outcome.status if ran or outcome.status != "done" else "done before"
         reason = f": {outcome.reason}" if outcome.reason else ""
-        self.say(f"{self._place(turn)}  {word}{reason}")
+        self.say(f"{self._position(turn)}  {status}{reason}")
 
     def next(self) -> None:
-        """Go on to the next turn. One that looks for a frontier has many runs, and is over when all of them are."""
+        """Go on to the next turn. A search for a frontier is one turn with many runs."""
         self.ended, self.ran, self.ran_now = self.ended + 1, self.ran + self.ran_now, False
 
     def left(self) -> str:
-        """What remains, from the turns of this sweep that were run: nothing before there is one."""
+        """The time that remains, by the mean of the turns that were run so far; empty before the first."""
         if not self.ran:
             return ""
         minutes = (time.monotonic() - self.started) / self.ran * (self.turns - self.ended) / 60
         return f"  about {minutes:.0f} min left" if minutes >= 1 else "  under a minute left"
 
-    def _place(self, turn: Turn) -> str:
+    def _position(self, turn: Turn) -> str:
         return f"[{self.ended + 1}/{self.turns}] {turn.name}"
 
     def _draw(self, text: str) -> None:
-        self.live.update(Text(f"{self._place(self.turn)}{text}{self.left()}", no_wrap=True), refresh=True)
+        self.redraw(f"{self._position(self.turn)}{text}{self.left()}")

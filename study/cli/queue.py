@@ -1,12 +1,9 @@
-"""How far a sweep on Slurm is: a line for each job that changes its state, and on a terminal one that counts them."""
+"""Shows how far a sweep on Slurm is: a line for each change of a job, and on a terminal a line that counts jobs."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 
-from rich.live import Live
-from rich.text import Text
-
+from study.cli.progress import Screen
 from study.errors import Stop
 from study.inputs.files import below
 from study.sweeps import jobs, slurm
@@ -14,34 +11,20 @@ from study.sweeps.jobs import Submission
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.slurm import Cluster
 from study.sweeps.sweep import Outcome, attempts, done_before, to_resume
-from study.text.tables import console, say, show
+from study.text.tables import say, show
 
-HOW_TO_STOP = "stopped; the jobs stay in the queue. Start it again to go on, or with --cancel to cancel them"
+HOW_TO_STOP = "stopped; the jobs stay in the queue. Run the same command again to wait for them, or with --cancel"
 
 
-class Waiting:
-    """What a sweep calls when it has asked Slurm, and when a job is over."""
+class Waiting(Screen):
+    """What a sweep calls after each look at Slurm's queue, and when a job is over."""
 
     def __init__(self, turns: int):
+        super().__init__()
         self.turns, self.ended, self.states = turns, 0, {}
-        self.console = console()
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if sys.stdout.isatty() else None
-
-    def __enter__(self) -> "Waiting":
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.live:
-            self.live.stop()
-
-    def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
-        sys.stdout.flush()
 
     def show(self, waiting: list[Submission], left: int) -> None:
-        """Say what has changed since the last time."""
+        """Print the jobs that have changed since the last call."""
         for submission in waiting:
             job = submission.job
             if self.states.get(job.id) != (job.state, job.nodes):
@@ -52,7 +35,7 @@ class Waiting:
             parts = [f"{self.ended} of {self.turns} over", *(f"{count} {state}" for state, count in counts.items())]
             parts += [f"{left} to submit"] if left else []
             running = [position(each.folder) for each in waiting if each.job.state == "RUNNING"]
-            self.live.update(Text("  ".join([", ".join(parts), *running[:1]]), no_wrap=True), refresh=True)
+            self.redraw("  ".join([", ".join(parts), *running[:1]]))
 
     def end(self, turn: Turn, outcome: Outcome) -> None:
         self.ended += 1
@@ -61,7 +44,7 @@ class Waiting:
 
 
 def in_words(submission: Submission) -> str:
-    """A job's state, with why it waits or where it runs and how far it is."""
+    """A job's state: why it waits, or where it runs and how far it is."""
     job = submission.job
     if job.state == "PENDING":
         return f"pending ({job.reason})" if job.reason else "pending"
@@ -78,14 +61,14 @@ def position(folder: Path) -> str:
 def show_plan(
     turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None, print_scripts: bool
 ) -> None:
-    """What each cell would ask Slurm for, and what is known of it already; or the batch scripts of what is not done."""
+    """List what each cell asks Slurm for and its state; or print the batch scripts of cells that are not done."""
     try:
         in_slurm = slurm.queue()
     except Stop:
-        in_slurm = {}  # a machine without Slurm can show scripts as well
+        in_slurm = {}  # scripts can be printed on a machine without Slurm
     rows = []
     for turn in turns:
-        if turn.cell.rungs:  # a search, whose first job this is
+        if turn.cell.rungs:  # a search for a frontier: show its first job
             turn = Turn(turn.cell.at(0), turn.repeat)
         runs_before = runs.is_dir()
         done = runs_before and done_before(runs, turn, cluster.software_is_ours)

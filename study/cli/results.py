@@ -1,4 +1,4 @@
-"""Commands that judge and report: verdicts on published claims, as a table, one by one or as JSON; and the report."""
+"""`study claims` and `study report`: verdicts on published claims, and the web pages."""
 
 import difflib
 import sys
@@ -37,17 +37,19 @@ def claims(
     checks: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> list[dict] | None:
-    """Say of the published claims how many hold, and by what evidence; or everything about some of them.
+    """Count how many published claims hold and by what evidence, or show everything about some of them.
 
     Args:
-        claim: Ids such as S000-13, in any case. With --checks: names of checks.
-        runs: Folders with runs in them, at any depth. Default: runs/, and the runs/ of every folder in reports/.
-        document: 000 to 003, P1 to P5, O, pages or libraries. This and the next three leave the claims that are so.
-        verdict: supported, refuted, understated, inconclusive, "not tested here", consistent or "contradicts itself".
-        basis: measured, virtual, tried, predicted, "own numbers" or read. What was not tested here has none.
-        kind: memory, bytes, time, capacity, convergence or configuration.
-        file: A claims file, or a folder of them.
-        verbose: Print a line for every claim as well.
+        claim: Ids of claims, such as S000-13 (case does not matter). With --checks: names of checks.
+        runs: Folders that contain runs, at any depth. Default: runs/, and the runs/ of every folder in reports/.
+        document: Only claims of this document: 000 to 003, P1 to P5, O, pages or libraries.
+        verdict: Only claims with this verdict: supported, refuted, understated, inconclusive, "not tested here",
+            consistent or "contradicts itself".
+        basis: Only verdicts with this evidence: measured, virtual, tried, predicted, "own numbers" or read. A claim
+            that is not tested here has none.
+        kind: Only claims of this kind: memory, bytes, time, capacity, convergence or configuration.
+        file: A claims file, or a folder of claims files.
+        verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and an example.
         as_json: Print everything as JSON.
     """
@@ -81,7 +83,7 @@ def claims(
 
 
 def _checks(names: tuple[str, ...]) -> list[str]:
-    """Every check that a claims file can name, or those of these names, with claims of this study as examples."""
+    """The checks with these names, or all checks, with claims of this study as examples."""
     entries = catalogue.entries(files.read_all())
     known = [entry.name for entry in entries]
     for name in names:
@@ -92,7 +94,7 @@ def _checks(names: tuple[str, ...]) -> list[str]:
 
 
 def _summary(verdicts: list[Verdict]) -> None:
-    """How many of each verdict, by document and by what they rest on: at most 100 columns."""
+    """Count the verdicts by document and by evidence, in at most 100 columns."""
     rows = [ledger.row(verdict) for verdict in verdicts]
     names = dict.fromkeys(row["document"] for row in rows)
     documents = {name: [row for row in rows if row["document"] == name] for name in names}
@@ -105,24 +107,24 @@ def _summary(verdicts: list[Verdict]) -> None:
 
 
 def _counts(totals: dict) -> dict:
-    """Without the words that are only for a document's own numbers."""
+    """The totals without the verdicts that only apply to a document's own numbers."""
     return {name: totals[name] for name in ("claims", *VERDICTS) if name not in (CONSISTENT, CONTRADICTS)}
 
 
 def _apart(rows: list[dict]) -> dict:
-    """What is not counted among the claims about the world."""
+    """What is counted apart from claims about the world: a document's own numbers, and our premises."""
     own = ledger.totals([row for row in rows if row["basis"] == OWN])
     ours = sum(row["premise"] for row in rows)
     return {CONSISTENT: own[CONSISTENT], "contradictions": own[CONTRADICTS], "open": own[INCONCLUSIVE], "ours": ours}
 
 
 def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:
-    """Execute the notebooks over some runs, and write a site that opens from disk.
+    """Write the report about some runs: web pages that open from disk. This executes the notebooks.
 
     Args:
-        runs: Folders with runs in them, at any depth.
-        out: Where the site goes. An earlier report there is replaced.
-        readme: A file whose section between the markers of the verdicts is rewritten.
+        runs: Folders that contain runs, at any depth.
+        out: The folder for the pages. An earlier report in it is replaced.
+        readme: Also write the verdicts into this file, between its two marker lines.
     """
     from study.report.site import command
 
@@ -130,7 +132,7 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme:
 
 
 def _named(ids: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
-    """The claims with these ids, in any case; all of them without any."""
+    """The claims with these ids, in upper or lower case; all claims if no id is given."""
     by_id = {claim.id.lower(): claim for claim in claims}
     for name in ids:
         if name.lower() not in by_id:

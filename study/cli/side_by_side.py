@@ -1,4 +1,4 @@
-"""Arms side by side, task by task: what `make study` ends with. Sentences, and the table that they come from."""
+"""`study compare --arms`: the arms of each task compared with DDP, in sentences and a table."""
 
 import textwrap
 
@@ -11,11 +11,11 @@ from study.spec.arms import NAMES
 from study.text.numbers import nats, size
 from study.text.tables import say, show
 
-NO_LESS = 1.005  # times the baseline's: closer than this is equal
+NO_LESS = 1.005  # a larger ratio of the most to the least counts as a difference
 
 
 def by_task(runs: Runs) -> list[dict]:
-    """A group for each task and model: its rows, arm by arm, and what they say."""
+    """A group for each task and model: a row for each arm, and sentences about the rows."""
     real = [run for run in runs if not run.virtual and not run.record.is_script]
     compared = []
     for group, members in groups(real, only=tables.SETTINGS).items():
@@ -27,12 +27,12 @@ def by_task(runs: Runs) -> list[dict]:
 
 
 def _row(arm: str, repeats: list[Run], members: list[Run]) -> dict:
-    """One arm: its last run that is done, else what became of it."""
+    """An arm's newest finished run; if none is finished, its newest run."""
     run = next((run for run in reversed(repeats) if run.done), repeats[-1])
     base = _baseline(members)
     aside = None
     if base and run is not base and run.losses and len(run.losses) == len(base.losses) and _same_rows(run, base):
-        aside = max(abs(one - other) for one, other in zip(run.losses, base.losses, strict=True))
+        aside = max(abs(loss - base_loss) for loss, base_loss in zip(run.losses, base.losses, strict=True))
     return {
         "arm": arm,
         "status": run.status,
@@ -47,7 +47,7 @@ def _row(arm: str, repeats: list[Run], members: list[Run]) -> dict:
 
 
 def _baseline(members: list[Run]) -> Run | None:
-    """DDP, or the plainest arm that is there."""
+    """The finished run of DDP, or of the plainest arm that has one."""
     known = {run.arm: run for run in members if run.done and run.losses}
     return next((known[arm] for arm in ("ddp", *NAMES) if arm in known), None)
 
@@ -57,7 +57,7 @@ def _same_rows(run: Run, base: Run) -> bool:
 
 
 def in_words(rows: list[dict]) -> list[str]:
-    """What the rows say: losses, memory, bytes, seconds; and which arm could not run."""
+    """Sentences about losses, memory, traffic and time, and about arms that did not run."""
     compared = [row for row in rows if row["furthest nats"] is not None]
     lines = []
     if compared:
@@ -75,7 +75,7 @@ def in_words(rows: list[dict]) -> list[str]:
 
 
 def _times(rows: list[dict], name: str, what: str, verb: str) -> str:
-    """The least and the most, over DDP's where it is there."""
+    """A sentence on the arms with the smallest and the largest value, relative to DDP; empty without DDP."""
     known = {row["arm"]: row[name] for row in rows if row[name] and row["status"] == "done"}
     if "ddp" not in known or len(known) < 3:
         return ""

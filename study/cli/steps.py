@@ -1,4 +1,4 @@
-"""`study timeline`: a predicted step, stream by stream."""
+"""`study timeline`: predicts the time of a step and draws its streams."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,20 +10,18 @@ from study.machine.gpus import GPUS, gpu_named
 from study.text.numbers import short
 from study.text.tables import say, show
 from study.theory import pace
+from study.theory.architecture import Architecture
 from study.theory.question import link_named
 from study.theory.replay import Span
 from study.theory.setup import Setup
 from study.theory.steptime import MOST_PASSES, Machine, StepTime, step_time
+from study.theory.transformer import Transformer
 from study.theory.wanted import Wanted, asked_for
 
 LANE = 88  # characters of a lane
-MARKS = {
-    "forward": "f",
-    "backward": "b",
-    "update": "u",
-    "all_gather": "g",
-}  # of tasks, by their first word; others: "r"
-BUSY = 0.1  # a character is drawn where tasks take at least this share of its time
+MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
+BUSY = 0.1  # a character is drawn if tasks take at least this share of its time
+DEFAULT_SEQUENCE = 1024
 AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 
 
@@ -44,61 +42,58 @@ def timeline(
     svg: Path | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
-    """Predict a step's time, and show what overlaps with what. Nothing is run.
+    """Predict the time of a step, and show which streams work at the same time. Nothing is run.
 
     Args:
         wanted: The model.
-        gpus: How many, over all nodes.
-        gpu: Which: H100, A100-40GB, L4, RTX4090 and others.
-        arm: A file in accelerate_configs/.
+        gpus: Number of GPUs over all nodes.
+        gpu: Kind of GPU: H100, A100-40GB, L4, RTX4090 and others.
+        arm: Name of an arm; `study arms` lists them.
         precision: As in the trainer.
         micro_batch: Rows per GPU and pass.
-        accumulation: Passes per step. At most three are drawn: those in the middle are alike.
+        accumulation: Passes per step. At most three are drawn, because the middle ones are alike.
         sequence: Tokens per row. Default: 1024, or as many as the model reads.
-        checkpointing: Recompute activations.
-        link: Between GPUs, the slowest on the way. Default: as such machines have.
-        gpus_per_node: Default: 8, or as many as there are.
-        fused_kernels: Norms, activation functions and rotations are single kernels, as torch.compile makes them.
-        svg: Draw it into this file.
-        as_json: Print it as JSON.
+        checkpointing: Recompute activations in the backward pass.
+        link: The slowest link between the GPUs, such as nvlink, pcie4 or ib-hdr. Default: as such machines have.
+        gpus_per_node: GPUs in one node. Default: as many as such machines have, mostly 8.
+        fused_kernels: Assume that norms, activation functions and rotations are single kernels, as with torch.compile.
+        svg: Also draw the step into this SVG file.
+        as_json: Print the prediction as JSON.
     """
-    name, model = gpu_named(gpu), asked_for(wanted, sequence or 1)
-    per_node = min(gpus, gpus_per_node or GPUS[name].per_node)
-    several = gpus > per_node
-    joined = None if gpus == 1 or link is None else link_named(link, GPUS[name], several)
-    links = {"network" if several else "link": joined}
-    machine = Machine(gpu=name, gpus_per_node=per_node, fused_kernels=fused_kernels, **links)
-    setup = Setup.of_arm(
-        model,
-        arm,
-        ranks=gpus,
-        precision=precision,
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        sequence=min(1024, model.positions or 1024) if sequence is None else sequence,
-        attention="sdpa" if model.has_fused_attention else "eager",
-        checkpointing=checkpointing,
-        device="cuda",
-    )
-    step = step_time(setup, machine)
-    title = f"{arm} on {gpus} x {name}, predicted: {in_words(step)}"
+    if svg is not None and svg.suffix != ".svg":
+        raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
+    model = asked_for(wanted, sequence or 1)
+    options = {"precision": precision, "micro_batch": micro_batch, "accumulation": accumulation, "device": "cuda"}
+    options |= defaults_of(model, sequence) | {"checkpointing": checkpointing}
+    machine = _machine(gpu_named(gpu), gpus, gpus_per_node, link, fused_kernels)
+    step = step_time(Setup.of_arm(model, arm, ranks=gpus, **options), machine)
+    title = f"{arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
     if svg is not None:
         from study.report import timeline as drawing
 
-        if svg.suffix != ".svg":
-            raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
         drawing.save(step.timeline, title, svg)
     if as_json:
         return as_dict(step)
     say(title, "")
     shown = f"{min(accumulation, MOST_PASSES)} of {accumulation} passes" if accumulation > MOST_PASSES else "a step"
     say(*lanes(step.timeline), f"{'':14}f forward, b backward, g gather, r reduce, u update or states; {shown}", "")
-    show(
-        [
-            {"busy": part, "s": short(busy_s), "of the step": f"{busy_s / step.seconds:.0%}"}
-            for part, busy_s in parts(step)
-        ]
-    )
+    shares = [(part, busy_s, f"{busy_s / step.seconds:.0%}") for part, busy_s in parts(step)]
+    show([{"busy": part, "s": short(busy_s), "of the step": share} for part, busy_s, share in shares])
+
+
+def defaults_of(model: Architecture | Transformer, sequence: int | None, attention: str | None = None) -> dict:
+    """The sequence and the attention of a prediction, where the user leaves them to the model."""
+    longest = min(DEFAULT_SEQUENCE, model.positions or DEFAULT_SEQUENCE)
+    own_attention = "sdpa" if model.has_fused_attention else "eager"
+    return {"sequence": longest if sequence is None else sequence, "attention": attention or own_attention}
+
+
+def _machine(gpu: str, gpus: int, gpus_per_node: int | None, link: str | None, fused_kernels: bool) -> Machine:
+    per_node = min(gpus, gpus_per_node or GPUS[gpu].per_node)
+    several = gpus > per_node
+    joined = None if gpus == 1 or link is None else link_named(link, GPUS[gpu], several)
+    links = {"network" if several else "link": joined}
+    return Machine(gpu=gpu, gpus_per_node=per_node, fused_kernels=fused_kernels, **links)
 
 
 def in_words(step: StepTime) -> str:
@@ -117,7 +112,7 @@ def as_dict(step: StepTime) -> dict:
 
 
 def lanes(spans: tuple[Span, ...]) -> list[str]:
-    """A line of characters for each stream that does something."""
+    """A line of characters for each stream that has tasks."""
     end_s = max(span.end_s for span in spans)
     lines = []
     for stream in dict.fromkeys(span.task.stream for span in spans):
@@ -126,15 +121,15 @@ def lanes(spans: tuple[Span, ...]) -> list[str]:
             if span.task.stream == stream and span.end_s > span.start_s:
                 mark = MARKS.get(span.task.name.partition(" ")[0], "u" if stream in ("host", "disk") else "r")
                 first, last = span.start_s / end_s * LANE, span.end_s / end_s * LANE
-                for place in range(int(first), min(LANE, int(last) + 1)):
-                    busy[place][mark] += max(0.0, min(last, place + 1) - max(first, place))
+                for column in range(int(first), min(LANE, int(last) + 1)):
+                    busy[column][mark] += max(0.0, min(last, column + 1) - max(first, column))
         drawn = (max(cell, key=cell.get) if sum(cell.values()) >= BUSY else "." for cell in busy)
         lines.append(f"{stream:14}{''.join(drawn)}")
     return lines
 
 
 def explained(step: StepTime, gpu: str) -> list[dict]:
-    """Every constant that went into a prediction, with its origin."""
+    """Every constant that a prediction used, with its origin."""
     rows = [
         {"constant": name, "value": short(constant["value"]), "unit": constant["unit"], "origin": constant["origin"]}
         for name, constant in pace.origins().items()

@@ -1,1 +1,1 @@
-"""What is wrong in a run, how two configs or runs differ, and where ranks wait. Reads records and files; no torch."""
+"""Finds what is wrong in a run, how two configs or runs differ, and where ranks wait. It needs no torch."""

@@ -1,18 +1,18 @@
-"""Settings that are known to change losses or memory: what each changes, and why. The first matter most."""
+"""The settings that are known to change losses or memory: what each changes, and why. The first matter most."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A setting by our name. `keys`: what files call it."""
+    """A setting by our name. `keys` are its names in files."""
 
     name: str
     changes: str
     why: str
     keys: str = ""
-    unless: object = None  # the value at which it changes nothing; any other is told even if only one side says it
-    one_sided: bool = False
+    unless: object = None  # the value that changes nothing
+    one_sided: bool = False  # report any other value even if only one side has the setting
 
 
 CAUSES = (
@@ -30,12 +30,12 @@ CAUSES = (
     Cause(
         "precision",
         "losses, memory",
-        "a cast holds weights, gradients and the loss in 16 bits; autocast keeps weights and loss in fp32",
+        "a cast keeps weights, gradients and the loss in 16 bits; autocast keeps weights and loss in fp32",
         "enabled mixed_precision bf16 fp16 dtype autocast",
         unless="fp32",
         one_sided=True,
     ),
-    Cause("weights", "losses, memory", "upcast weights take twice the memory, and round differently"),
+    Cause("weights", "losses, memory", "upcast weights take twice the memory and round differently"),
     Cause(
         "rows per step",
         "losses",
@@ -54,16 +54,16 @@ CAUSES = (
     Cause(
         "rows per pass and rank",
         "memory",
-        "activations grow with it; where the rows of a step are equal, losses are nearly so",
+        "activations grow with it; if the rows per step are equal, losses are nearly equal",
         "train_micro_batch_size_per_gpu per_device_train_batch_size micro_batch",
     ),
     Cause(
         "ranks",
         "losses, memory",
-        "each rank has its own rows and masks; a scheduler that Accelerate prepared steps once for each rank",
+        "each rank has its own rows and dropout masks; a scheduler that Accelerate prepared steps once for each rank",
         "num_processes ranks_counted",
     ),
-    Cause("learning rate", "losses", "the updates are of another size", "lr learning_rate"),
+    Cause("learning rate", "losses", "the updates have another size", "lr learning_rate"),
     Cause("schedule", "losses", "the learning rates differ from step to step", "lr_scheduler_type"),
     Cause(
         "warm-up steps",
@@ -77,7 +77,7 @@ CAUSES = (
     Cause(
         "optimizer",
         "losses, memory",
-        "where states are offloaded, DeepSpeed's CPU Adam replaces it: as AdamW only if the script's is AdamW",
+        "with offloading, DeepSpeed's CPU Adam replaces it, in AdamW mode only if the script's optimizer is AdamW",
         "optim type adam_w_mode",
     ),
     Cause("zero_force_ds_cpu_optimizer", "losses, time", "false keeps the script's optimizer under offloading"),
@@ -106,22 +106,22 @@ CAUSES = (
     Cause("dropout", "losses", "the masks differ"),
     Cause("seed", "losses", "drawn weights, the order of rows and dropout masks differ"),
     Cause("seed of the data", "losses", "the order of the rows differs", "data_seed"),
-    Cause("label smoothing", "losses", "another loss", "label_smoothing_factor"),
+    Cause("label smoothing", "losses", "it changes the loss function", "label_smoothing_factor"),
     Cause("noise on embeddings", "losses", "noise is added in training", "neftune_noise_alpha"),
     Cause("average_tokens_across_devices", "losses", "the loss is averaged over all tokens, or on each rank first"),
-    Cause("parameters", "losses, memory", "not the same model"),
-    Cause("sequence", "losses, memory", "other rows; activations grow with it"),
+    Cause("parameters", "losses, memory", "the models differ"),
+    Cause("sequence", "losses, memory", "the rows differ; activations grow with it"),
     Cause(
         "engine",
         "memory, logged norms",
-        "clip_grad_norm_ returns the engine's norm under DeepSpeed, nothing at its stage 0, and may return that of one "
-        "rank's part elsewhere",
+        "clip_grad_norm_ returns the engine's norm under DeepSpeed and nothing at its stage 0; elsewhere it may return "
+        "the norm of one rank's part",
         "distributed_type wrapper arm config_file",
     ),
     Cause(
         "stage",
         "memory, bytes moved",
-        "1 partitions optimizer states, 2 gradients as well, 3 weights as well",
+        "1 partitions optimizer states, 2 also gradients, 3 also weights",
         "zero_stage",
     ),
     Cause("sharding", "memory, bytes moved", "it decides what each rank holds", "fsdp_sharding_strategy"),
@@ -136,7 +136,7 @@ CAUSES = (
     Cause(
         "offload_param",
         "memory, time",
-        "weights come from host memory or disk, in stage 3 alone",
+        "weights come from host memory or disk, only in stage 3",
         "device offload_param_device fsdp_offload_params",
         unless="none",
         one_sided=True,
@@ -144,13 +144,13 @@ CAUSES = (
     Cause(
         "reduce_bucket_size",
         "memory",
-        "stages 1 to 3 allocate a bucket of so many elements, whatever the model's size",
+        "stages 1 to 3 allocate a bucket of so many elements, whatever the size of the model",
         "bucket_elements",
     ),
     Cause("overlap_comm", "memory, time", "stages 1 and 2 then keep two buckets", "overlap"),
     Cause("stage3_param_persistence_threshold", "memory, bytes moved", "smaller tensors are never partitioned"),
-    Cause("stage3_max_live_parameters", "memory, bytes moved", "so many parameters stay gathered"),
-    Cause("stage3_max_reuse_distance", "memory, bytes moved", "what is used again sooner stays gathered"),
+    Cause("stage3_max_live_parameters", "memory, bytes moved", "up to so many parameters stay gathered"),
+    Cause("stage3_max_reuse_distance", "memory, bytes moved", "parameters that are used again sooner stay gathered"),
     Cause("stage3_prefetch_bucket_size", "memory, time", "so many parameters are gathered ahead"),
     Cause("sub_group_size", "memory", "stage 3 updates so many parameters at a time"),
     Cause(
@@ -166,9 +166,9 @@ CAUSES = (
     Cause("compiled", "memory, last digits", "fused kernels round differently", "torch_compile compile"),
     Cause("TF32", "losses", "products of fp32 matrices have ten bits of mantissa", "tf32"),
     Cause("device", "last digits", "kernels differ"),
-    Cause("version of deepspeed", "losses, memory", "defaults changed, as that of clipping in June 2026"),
+    Cause("version of deepspeed", "losses, memory", "defaults changed, such as that of clipping in June 2026"),
     Cause("version of torch", "last digits", "kernels differ"),
     Cause("version of transformers", "losses", "models, drawn weights and the Trainer's defaults change"),
-    Cause("version of accelerate", "losses", "what it fills in for auto changes"),
+    Cause("version of accelerate", "losses", "the values that it fills in for auto change"),
 )
 KEYS = frozenset(key for cause in CAUSES for key in (cause.name, *cause.keys.split()))

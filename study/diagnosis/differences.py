@@ -1,4 +1,4 @@
-"""What makes the losses or the memory of two configs or runs differ: known causes first, then the other keys."""
+"""Compares two configs or runs: known causes of different losses or memory first, then the other keys."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ NOT_SAID = Said(None, "not said here")
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
 
-# Differs between any two.
+# Keys that differ between any two runs.
 NOISE = (
     "run_id",
     "run_dir",
@@ -31,7 +31,7 @@ OF_A_RECORD = ("requested", "observed")
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting of the two. Without a cause it is not known what it changes."""
+    """A setting in which the two differ. Without a cause, its effect is unknown."""
 
     name: str
     a: Said
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def compare(a: Source, b: Source) -> Comparison:
-    """Everything in which the two differ, by what counts in the end, and then by the keys as written."""
+    """Everything in which the two differ: first the effective settings, then the keys as written."""
     first, second = (with_rows(settings(source)) for source in (a, b))
     both = [name for name in first if name in second]
     differ = {name for name in both if not same(first[name].value, second[name].value)}
@@ -66,27 +66,22 @@ def compare(a: Source, b: Source) -> Comparison:
         if name in raw_second and not same(raw_first[name], raw_second[name])
     ]
     named = {difference.name for difference in known}
-    only_a, only_b = (
-        [
-            name
-            for name in (*mine, *raw_mine)
-            if name not in (*theirs, *raw_theirs) and name not in named and mine.get(name, NOT_SAID).why != DEFAULT
-        ]
-        for mine, raw_mine, theirs, raw_theirs in (
-            (first, raw_first, second, raw_second),
-            (second, raw_second, first, raw_first),
-        )
-    )
+
+    def only_in(side: Settings, raw: dict[str, Any], other_side: Settings, other_raw: dict[str, Any]) -> list[str]:
+        absent = [name for name in (*side, *raw) if name not in (*other_side, *other_raw, *named)]
+        return [name for name in absent if side.get(name, NOT_SAID).why != DEFAULT]
+
+    only_a, only_b = only_in(first, raw_first, second, raw_second), only_in(second, raw_second, first, raw_first)
     return Comparison(known, other, [name for name in both if name not in differ], only_a, only_b)
 
 
 def _counts_alone(cause: Cause, a: Said | None, b: Said | None) -> bool:
-    """Whether a setting is told although only one of the two says it."""
+    """Whether to report a setting that only one of the two has."""
     return cause.one_sided and (a is None) != (b is None) and not same((a or b).value, cause.unless)
 
 
 def with_rows(said: Settings) -> Settings:
-    """With the rows of a step where its factors are known."""
+    """The settings with the rows per step, if its factors are known."""
     factors = [said.get(name) for name in ("rows per pass and rank", "accumulation", "ranks")]
     if "rows per step" not in said and all(factor and type(factor.value) is int for factor in factors):
         rows, passes, ranks = (factor.value for factor in factors)
@@ -95,7 +90,7 @@ def with_rows(said: Settings) -> Settings:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Numbers count, not how they are written: 1e-5, 0.00001 and "1e-5" are one value; 1 and true are two."""
+    """Whether two values are equal, however numbers are written: 1e-5, 0.00001 and "1e-5" are. 1 and true are not."""
     a, b = (_number(value) for value in (a, b))
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
@@ -125,12 +120,12 @@ def _raw(source: Source) -> dict[str, Any]:
 
 
 def _is_news(name: str, value: Any) -> bool:
-    """Whether a key as written says something that our names do not have, and that is not different in any run."""
+    """Whether a key as written is neither covered by our names nor different in any run."""
     return name.rpartition(".")[2] not in {*KEYS, *ZERO, *NOISE} and type(value) is not list
 
 
 def shown(said: Said, name: str = "") -> str:
-    """A value for people; no secret."""
+    """A value as text for people. Secrets are not shown."""
     if said is NOT_SAID or said.value is None:
         return "not said"
     if is_secret(name):
@@ -144,10 +139,10 @@ def shown(said: Said, name: str = "") -> str:
 
 
 def is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in SECRET)
+    return any(part in name.lower() for part in SECRET)
 
 
 def printable(text: str) -> str:
-    """Text of somebody's file for a terminal: short, on one line, without control characters."""
+    """A text from a file as a terminal can show it: short, on one line, without control characters."""
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -1,7 +1,7 @@
-"""What a config or a record comes to, in one vocabulary for all kinds, defaults of the libraries included.
+"""Finds the effective settings of a config or a record, with the same names for all kinds of files.
 
-Facts of libraries: DeepSpeed 0.19.8, Accelerate 1.15.0, Transformers 5.23.0. What a file leaves to the script is not
-among them.
+Defaults are those of DeepSpeed 0.19.8, Accelerate 1.15.0 and Transformers 5.23.0. Settings that a file leaves to the
+script are not included.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from study.records.schema import Record
 
 AUTO, DEFAULT = "auto", "DeepSpeed's default"
 CLIPS = "not written: DeepSpeed's default is 1.0 since June 2026 (PR 8068), and was 0"
-ZERO = {  # below zero_optimization, with DeepSpeed's defaults
+ZERO = {  # keys of zero_optimization with DeepSpeed's defaults
     "stage": 0,
     "reduce_bucket_size": 500_000_000,
     "allgather_bucket_size": 500_000_000,
@@ -31,7 +31,7 @@ CAST, AUTOCAST = "cast to", "autocast to"
 
 @dataclass(frozen=True)
 class Said:
-    """A value, and where it comes from if nobody wrote it."""
+    """A value, and its origin if it is not written in the file."""
 
     value: Any
     why: str = ""
@@ -41,23 +41,21 @@ Settings = dict[str, Said]
 
 
 def settings(source: Source) -> Settings:
-    """What counts in the end, by our names."""
+    """The effective settings, by our names."""
     if source.kind == RECORD:
         values = _of_record(source.record)
     elif source.kind == DEEPSPEED:
         values = _of_deepspeed(source.content)
     elif source.kind == ACCELERATE:
         values = _of_accelerate(source)
-    else:  # a file of another program often has the Trainer's names
+    else:  # files of other programs often use the Trainer's names
         values = _of_trainer(source)
     return {name: said for name, said in values.items() if said.value is not None}
 
 
 def _written(content: dict, names: dict[str, str]) -> Settings:
-    """Values that the content has, under our names; "auto" and null say nothing."""
-    return {
-        ours: Said(content[theirs]) for theirs, ours in names.items() if content.get(theirs) not in (None, AUTO, "None")
-    }
+    """The values in the content, under our names. "auto" and null count as absent."""
+    return {name: Said(content[key]) for key, name in names.items() if content.get(key) not in (None, AUTO, "None")}
 
 
 def _part(content: dict, name: str) -> dict:
@@ -139,7 +137,7 @@ def _deepspeed_optimizer(config: dict) -> Settings:
 def _of_accelerate(source: Source) -> Settings:
     config, section = source.content, _part(source.content, "deepspeed_config")
     kind = config.get("distributed_type")
-    kind = "NO" if kind is False else str(kind or "NO")  # yaml reads a bare NO as false
+    kind = "NO" if kind is False else str(kind or "NO")  # yaml reads an unquoted NO as false
     ranks = config.get("num_processes")
     names = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
     values = {}
@@ -304,7 +302,7 @@ def _of_record(record: Record) -> Settings:
         "data": seen.data_checksum,
         "device": seen.device,
     }
-    # What was read back from the prepared objects counts, not the config.
+    # The values that were read back from the prepared objects take precedence over the config.
     return values | {name: Said(value) for name, value in own.items() if value is not None} | _versions(record)
 
 

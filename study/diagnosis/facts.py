@@ -1,4 +1,4 @@
-"""What the checks ask of a record: what was promised, what was observed, and memory at the peak of the fullest rank."""
+"""The values of a record that the checks use: what was promised, what was observed, and memory at the peak."""
 
 import functools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong or costly in a run. `evidence`: the id of a claim or the name of a reproduction that shows it."""
+    """Something wrong or costly in a run. `evidence` is the claim or the script of reproductions/ that shows it."""
 
     sentence: str
     remedy: str | None = None
@@ -24,14 +24,14 @@ class Finding:
 
 
 class Facts:
-    """A record, and what follows from it. What it does not hold is None."""
+    """A record and values derived from it. Unknown is None."""
 
     def __init__(self, record: Record):
         self.record, self.observed = record, record.observed
 
     @functools.cached_property
     def promised(self) -> Promised:
-        """What was asked for: by somebody's script and files, or by the arm and the settings of this study."""
+        """What was asked for: by a user's script and files, or by an arm and settings of this study."""
         if self.record.promised or self.record.is_script:
             return self.record.promised
         wanted = self.record.requested
@@ -58,13 +58,13 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """How the training is distributed, in a word or two."""
+        """A short name for how the training is distributed."""
         seen = self.observed
         return f"ZeRO stage {seen.stage}" if seen.stage else seen.wrapper or seen.distributed_type or "the training"
 
     @property
     def is_known(self) -> bool:
-        """Whether the prepared objects were looked at."""
+        """Whether the prepared objects were read back."""
         return self.observed.wrapper is not None or self.observed.stage is not None
 
     @property
@@ -80,13 +80,13 @@ class Facts:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of an element of the weights, and of the gradients as they are reduced."""
+        """Bytes of an element of the weights, and of the reduced gradients."""
         kinds = (self.observed.dtypes.get("weights") or "").split()
         return max((ELEMENT_BYTES[kind] for kind in kinds if kind in ELEMENT_BYTES), default=None)
 
     @property
     def whole_bytes(self) -> int | None:
-        """All weights of the model."""
+        """Bytes of all weights of the model."""
         if None in (self.observed.parameters, self.weight_bytes):
             return None
         return self.observed.parameters * self.weight_bytes
@@ -105,7 +105,7 @@ class Facts:
 
     @property
     def traffic(self) -> dict[str, Collective] | None:
-        """Collectives of the first rank in a step. None if they were not counted."""
+        """The collectives of the first rank in a step. None if they were not counted."""
         counted = self.record.traffic.per_rank
         return counted[0] if counted else None
 

@@ -1,6 +1,6 @@
-"""What a record shows to be wrong or costly, in sentences, each with a remedy and what in this study shows it.
+"""Lists all checks of a record. Each finding is a sentence with a remedy, and names a claim or script as evidence.
 
-A check looks at one thing. It answers None if the record does not hold what the check needs: nothing is guessed.
+A check looks at one thing. It returns None if the record lacks the values that the check needs: nothing is guessed.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from study.diagnosis.facts import Facts, Finding
 from study.records.schema import Record
 
 Check = Callable[[Facts], list[Finding] | None]
-# What each looks at, as a user reads it. Mistakes first, then what costs memory or bytes.
+# By what each check looks at, as a user reads it. Mistakes come first, then costs in memory or bytes.
 CHECKS: dict[str, Check] = {
     "whether DeepSpeed is on": settings.deepspeed_is_on,
     "whether FSDP is on": settings.fsdp_is_on,
@@ -34,13 +34,13 @@ CHECKS: dict[str, Check] = {
 
 
 def diagnose(record: Record) -> list[Finding]:
-    """All findings of a record, mistakes before costs. Empty: nothing was found among what `looked_at` names."""
+    """All findings of a record, mistakes before costs. Empty: the checks that `looked_at` names found nothing."""
     facts = Facts(record)
     return [finding for check in CHECKS.values() for finding in check(facts) or []]
 
 
 def looked_at(record: Record) -> tuple[list[str], list[str]]:
-    """The checks that the record has the numbers for, and those that could not be judged."""
+    """The checks for which the record has the values, and the others."""
     facts = Facts(record)
     judged = [name for name, check in CHECKS.items() if check(facts) is not None]
     return judged, [name for name in CHECKS if name not in judged]

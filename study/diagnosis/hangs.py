@@ -1,4 +1,4 @@
-"""It hangs: which rank waits in which collective for whom, from the files that the ranks leave."""
+"""Explains a run that hangs: which rank waits in which collective for which rank, from the ranks' log files."""
 
 import time
 from collections import defaultdict
@@ -7,18 +7,18 @@ from study.diagnosis.facts import Finding
 from study.records.collectives import Collective, RankLog
 
 MAX_NAMED = 8  # ranks in a sentence
-EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # all ranks must give the same size
 DEFAULT = "0"  # the name of the group of all ranks
 STUCK = "PyTorch ends the wait after its timeout, 30 minutes with gloo and 10 with NCCL; end the processes yourself"
 
 
 def hangs(logs: list[RankLog]) -> list[Finding]:
-    """Where ranks wait for each other, by their logs. Empty: nobody is seen to wait."""
+    """Where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
     return [finding for group in _groups(logs) for finding in _in_group(group, logs)]
 
 
 def state(logs: list[RankLog], now_unix_s: float | None = None) -> str:
-    """When the ranks were last heard of, and which stood still then, in a sentence."""
+    """A sentence on when the ranks last wrote their logs, and which of them stood still then."""
     age_s = (time.time() if now_unix_s is None else now_unix_s) - max(log.written_unix_s for log in logs)
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
@@ -28,13 +28,13 @@ def state(logs: list[RankLog], now_unix_s: float | None = None) -> str:
 
 
 def _groups(logs: list[RankLog]) -> list[str]:
-    """The names of all groups, that of all ranks first."""
+    """The names of all groups; the group of all ranks comes first."""
     return list(dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)]))
 
 
 def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
-    """The first collective in which ranks are not alike; else who has not begun what the others wait in."""
-    over = {log.rank for log in logs if (log.place or "").startswith("ended")}  # these do not wait
+    """The first collective in which ranks differ; otherwise the ranks that have not begun what the others wait in."""
+    over = {log.rank for log in logs if (log.place or "").startswith("ended")}  # these ranks do not wait
     by_rank = {log.rank: {e.index: e for e in log.recent if e.group == group} for log in logs if log.recent}
     members = {rank for log in logs for rank in log.groups.get(group, [])}
     if group == DEFAULT:
@@ -43,13 +43,13 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
     by_rank = {rank: seen for rank, seen in by_rank.items() if rank in members}
     if branch := _branches(group, by_rank):
         return [branch]
-    # A GPU's collectives are begun ahead of time: a rank waits in the first that has not ended.
+    # On a GPU collectives begin ahead of time: a rank waits in the first that has not ended.
     waits = {
         rank: next(seen[index] for index in sorted(seen) if not seen[index].ended)
         for rank, seen in by_rank.items()
         if rank not in over and not all(entry.ended for entry in seen.values())
     }
-    if not waits:  # those that waited for a rank that ended may have ended with an error of their own by now
+    if not waits:  # ranks that waited for a rank that ended may have ended with an error by now
         begun = {rank: max(seen) for rank, seen in by_rank.items() if seen}
         behind = [rank for rank in sorted(begun) if rank in over and begun[rank] < max(begun.values())]
         return [_behind(log, group, by_rank, begun, waits) for log in logs if log.rank in behind[:MAX_NAMED]]
@@ -80,7 +80,7 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
 
 
 def _branches(group: str, by_rank: dict[int, dict[int, Collective]]) -> Finding | None:
-    """The first index at which ranks called another kind, or a kind that takes equal sizes with another size."""
+    """The first index at which ranks called different kinds, or gave different sizes where they must be equal."""
     for index in sorted({index for seen in by_rank.values() for index in seen}):
         calls = defaultdict(list)
         for rank, seen in by_rank.items():
@@ -100,7 +100,7 @@ def _branches(group: str, by_rank: dict[int, dict[int, Collective]]) -> Finding 
 
 
 def _behind(log: RankLog, group: str, by_rank: dict, begun: dict[int, int], waits: dict) -> Finding:
-    """A rank that has not begun what others wait in: where it is itself."""
+    """The finding for a rank that has not begun the collective in which others wait: where it is instead."""
     rank, missing = log.rank, begun[log.rank] + 1
     others = [other for other in sorted(begun) if begun[other] >= missing]
     ahead = next((by_rank[other][missing] for other in others if missing in by_rank[other]), None)
@@ -133,9 +133,9 @@ def _of(group: str) -> str:
 
 
 def _ranks(ranks: list[int], low: bool = False) -> str:
-    """Rank 3; ranks 0, 1 and 2; ranks 0 to 63 as the first few of them."""
-    word = "rank" if len(ranks) == 1 else "ranks"
+    """`Rank 3`, `Ranks 0, 1 and 2`; of many ranks the first few and the number of the others."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
     shown = [str(rank) for rank in ranks[:MAX_NAMED]]
     last = f"{len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else shown.pop()
     names = f"{', '.join(shown)} and {last}" if shown else last
-    return f"{word if low else word.capitalize()} {names}"
+    return f"{noun if low else noun.capitalize()} {names}"

@@ -1,9 +1,9 @@
-"""What costs memory without need, by the components at the peak of the rank that holds most."""
+"""Checks for memory that could be saved, by the components at the peak of the rank that holds most."""
 
 from study.diagnosis.facts import Facts, Finding
 from study.text.numbers import count, size
 
-LARGE = 0.1  # of the peak: less gets no finding
+LARGE = 0.1  # of the peak: a smaller share gets no finding
 DDP_BUCKET_BYTES = 25 * 2**20  # DDP's bucket_cap_mb
 FLOOR_ELEMENTS = 10_000
 
@@ -27,9 +27,9 @@ def master_copies(facts: Facts) -> list[Finding] | None:
 
 
 def saved_bytes(facts: Facts) -> int | None:
-    """What partitioning saves on a rank, by counting: optimizer states, in stage 2 gradients, in stage 3 weights.
+    """The bytes that partitioning saves on a rank: optimizer states, from stage 2 gradients, in stage 3 weights.
 
-    Less the fp32 copy that only ZeRO keeps of fp32 weights. Negative where it costs more than it saves.
+    The fp32 copy of fp32 weights, which only ZeRO keeps, is subtracted. Negative if ZeRO costs more than it saves.
     """
     seen, element = facts.observed, facts.weight_bytes
     if None in (seen.parameters, seen.ranks, element):
@@ -41,7 +41,7 @@ def saved_bytes(facts: Facts) -> int | None:
 
 
 def bucket_bytes(facts: Facts) -> int | None:
-    """What the buckets take at the peak; by their settings where memory was not sorted by component."""
+    """The bytes of the buckets at the peak; from the settings if memory was not measured by component."""
     if facts.peak is not None:
         return facts.peak.get("buckets", 0)
     elements, element = facts.observed.bucket_elements, facts.weight_bytes
@@ -77,7 +77,7 @@ def buckets(facts: Facts) -> list[Finding] | None:
 
 
 def suggested_elements(facts: Facts, saved: int) -> int:
-    """As large as DDP's bucket, or less where that is more than a tenth of what is saved; two digits."""
+    """A bucket as large as DDP's, or less, so that buckets take at most a tenth of the saving. Two digits."""
     copies = 2 if facts.observed.overlap and facts.zero < 3 else 1
     elements = min(DDP_BUCKET_BYTES, saved // 10 // copies) // facts.weight_bytes
     digits = max(0, len(str(elements)) - 2)

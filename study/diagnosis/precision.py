@@ -1,10 +1,10 @@
-"""Where numbers have another precision than was asked for. Facts of libraries: DeepSpeed 0.19.8, Accelerate 1.15.0."""
+"""Checks for another precision than was asked for. They know DeepSpeed 0.19.8 and Accelerate 1.15.0."""
 
 from study.diagnosis.facts import Facts, Finding
 from study.spec.settings import AUTOCAST
 from study.text.numbers import size
 
-FIRST_SCALE = 65536  # DeepSpeed's and torch's first loss scale
+FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
 
 
@@ -20,7 +20,7 @@ def precision(facts: Facts) -> list[Finding] | None:
 
 
 def _recipe(facts: Facts, weights: str) -> Finding | None:
-    """A cast in place of autocast, or neither of the two."""
+    """A cast instead of autocast, or neither of the two."""
     wanted, seen = facts.promised.precision, facts.observed
     if wanted not in AUTOCAST:
         return None

@@ -1,10 +1,10 @@
-"""Where a run is not what its script and its files ask for. Facts of libraries: DeepSpeed 0.19.8, Accelerate 1.15.0."""
+"""Checks that a run is what its script and its files ask for. They know DeepSpeed 0.19.8 and Accelerate 1.15.0."""
 
 from study.diagnosis.facts import REDUCING, Facts, Finding
 from study.machine.disk import LEAST_SWAPPED_BYTES
 from study.text.numbers import short, size
 
-FEW = 1e-5  # of the weights: a loss that is averaged. LoRA's gradients are more
+FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 
 

@@ -1,4 +1,4 @@
-"""Anybody's config or record, read without trusting it, and recognised by what is in it."""
+"""Reads anybody's config or record without trusting it, and recognises its kind by its keys."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ RECORD, ACCELERATE, DEEPSPEED, TRAINER, OTHER = (
     "Trainer arguments",
     "settings",
 )
-# A file is of the kind of which it has most of these keys.
+# A file has the kind with the most of its keys.
 KEYS = {
     ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config fsdp_config num_processes "
     "num_machines machine_rank main_training_function downcast_bf16 rdzv_backend use_cpu same_network",
@@ -33,7 +33,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A config or a record. `content` is what the file says; a file that it names is in `named`."""
+    """A config or a record. `content` is the content of the file; a config that the file names is in `named`."""
 
     path: Path
     kind: str
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def words(self) -> str:
-        """What it is, for people."""
+        """The kind of file, in words."""
         if self.record:
             return f"{self.kind}, {self.record.status}"
         more = f" with {self.named.path.name}" if self.named else ""
@@ -52,7 +52,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Any config or record, or a Stop that says what is wrong with the file."""
+    """Any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
         if not (path / store.RECORD).exists():
             raise Stop(f"{path} is a folder without a {store.RECORD}", "name a config file, or the folder of a run")
@@ -78,7 +78,7 @@ def _record(path: Path) -> Source:
 
 
 def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
-    """What a yaml or json file says. JSON is tried first: yaml reads `1e5` as a text."""
+    """The content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
     path = Path(*where)
     try:
         content = read(*where, MAX_BYTES)
@@ -93,7 +93,7 @@ def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
 
 
 def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | None]:
-    """The DeepSpeed config that an Accelerate config or Trainer arguments name, or have inside."""
+    """The DeepSpeed config that an Accelerate config or Trainer arguments name or contain, or why it was not read."""
     section = content.get("deepspeed_config") if kind == ACCELERATE else content.get("deepspeed")
     if kind not in (ACCELERATE, TRAINER) or not section:
         return None, None
@@ -103,20 +103,20 @@ def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | N
         return Source(path, DEEPSPEED, section), None
     if not isinstance(section, str):
         return None, None
-    if (place := _place(section, path)) is None:
+    if (found_at := _near(section, path)) is None:
         what = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
         return None, f"{what}: what it sets is not compared"
-    inner, file = _parsed(files.read_below, *place), Path(*place)
+    inner, file = _parsed(files.read_below, *found_at), Path(*found_at)
     if not isinstance(inner, dict):
         raise Stop(f"{file} holds no DeepSpeed config", f"correct {file.name}")
     return Source(file, DEEPSPEED, inner), None
 
 
-def _place(section: str, path: Path) -> tuple[Path, str] | None:
-    """Where the file is that a config names: a folder near it, and the name below. Somebody else's config may name
-    any file of this machine, and what is in it is shown."""
+def _near(section: str, path: Path) -> tuple[Path, str] | None:
+    """The file that a config names, as a folder near the config and a path below it. Other files are not read, because
+    a stranger's config may name any file of this machine, and its content would be shown."""
     for folder in (Path.cwd(), *path.resolve().parents[:3]):
-        with contextlib.suppress(OSError, ValueError):  # it is no name for a file
+        with contextlib.suppress(OSError, ValueError):  # not a valid file name
             name = os.path.relpath(folder / section, folder)
             if not name.startswith("..") and (folder / name).is_file():
                 return folder, name

@@ -1,1 +1,1 @@
-"""What this computer has and lacks: GPUs, disk, compiled operators, the Hugging Face Hub."""
+"""What this machine has and lacks: GPUs, disk, compiled operators, the Hugging Face Hub, other hosts."""

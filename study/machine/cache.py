@@ -1,9 +1,9 @@
-"""The cache: prepared data, drawn weights, looks at models, answers of the libraries. What is broken is made again.
+"""The cache: prepared data, drawn weights, looks at models, answers of the libraries. Broken entries are made again.
 
-An entry is a folder with the checksums of its files, an answer is a JSON file with its own. Users may share a cache:
-who may not write reads. So may machines: nothing is seen half-written, and where the file system has locks, only one
-at a time replaces what is broken. Whoever may write to a cache decides what is in it: share it only with those you
-trust.
+An entry is a folder with the checksums of its files; an answer is a JSON file with its checksum. Several users and
+machines may share a cache: a user without write access reads it, nothing is seen half-written, and if the file system
+has locks, only one process at a time replaces a broken entry. Whoever can write to a cache decides what is in it, so
+share it only with people you trust.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
-    """The entry `folder`, complete and readable. If it is absent or broken, `write` fills a new folder to replace it.
+    """The entry `folder`, complete and readable. If it is absent or broken, `write` fills a new folder in its place.
 
-    Several processes may do this at once, on several machines: each writes its own folder, and the first to finish
+    Several processes may do this at once, on several machines: each writes a folder of its own, and the first to finish
     renames it.
     """
     try:
@@ -59,7 +59,7 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
 
 
 def answer(folder: Path, name: str) -> Any:
-    """The kept answer of this name; None where there is none, or one that cannot be read or was changed."""
+    """The cached answer with this name. None if there is none, or if it cannot be read or was changed."""
     try:
         content = json.loads(files.read_below(folder, f"{name}.json", MAX_ANSWER_BYTES))
         return content["answer"] if content["sha256"] == _sha256_of(content["answer"]) else None
@@ -68,7 +68,7 @@ def answer(folder: Path, name: str) -> Any:
 
 
 def keep(folder: Path, name: str, answer: Any) -> None:
-    """Keep an answer for every user of the cache. Where nothing can be kept, it is found out each time."""
+    """Cache an answer for every user. If that fails, the answer is computed each time."""
     with contextlib.suppress(OSError):
         content = {"sha256": _sha256_of(answer), "answer": answer}
         files.write_below(folder, f"{name}.json", json.dumps(content).encode())
@@ -84,7 +84,7 @@ def fingerprint(key) -> str:
 
 
 def _problem(folder: Path) -> str | None:
-    """What is wrong with an entry, or None. Raises PermissionError if this user may not read it."""
+    """Why an entry is broken, or None. A PermissionError if this user may not read it."""
     try:
         entries = texts.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
         if not entries:
@@ -97,7 +97,7 @@ def _problem(folder: Path) -> str | None:
                 return f"{name} is not a file"
             if status.st_size != size_bytes:
                 return f"{name} has {status.st_size} bytes, and {size_bytes} were written"
-            # A file of this size and time was not changed, so it is not read again. A copied cache has other times.
+            # A file with this size and time was not changed, so it is not read again. In a copied cache times differ.
             if status.st_mtime_ns != changed_ns and _sha256(file) != checksum:
                 return f"the checksum of {name} does not match"
     except PermissionError:
@@ -137,7 +137,7 @@ def _replace(folder: Path, new: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes, where its file system has locks: NFS has none for folders."""
+    """Lock a folder against other processes, if its file system has locks. NFS has none for folders."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

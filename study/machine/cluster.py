@@ -1,10 +1,10 @@
-"""A cluster in a box: network namespaces as hosts, joined by a bridge in a namespace of its own, with shaped links.
+"""Emulates a cluster: network namespaces as hosts, joined by a bridge in another namespace, with limited links.
 
-Each namespace belongs to a process that does nothing but hold it. When that process ends, the kernel removes the
-namespace with its interfaces, so nothing can be left behind but processes, and those carry a mark: the path of the
-cluster's state file. No interface, address or rule of the machine's own network is read or changed.
+Each namespace belongs to a process that only holds it. When that process ends, the kernel removes the namespace and its
+interfaces. So only processes can be left behind, and their command lines have a mark: the path of the cluster's state
+file. No interface, address or rule of the machine's own network is read or changed.
 
-The network is emulated: its bandwidth is what was declared, its hosts share processors and memory.
+The network is emulated: its bandwidth is as declared, and its hosts share processors and memory.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ HOLD = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 HUB, BRIDGE, PORT, INTERFACE = "hub", "zsbridge", "zsport", "zshost"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setsid")
 ENDS_WITHIN_S = 10
-# How many bytes may pass at once, and for how long a packet waits before the next one is dropped, as in a switch. The
-# first must hold the largest packet that a namespace hands over (64 KiB), or tbf cuts each into frames.
+# The bytes that may pass at once, and how long a packet waits before the next one is dropped, as in a switch. The burst
+# must be at least the largest packet of a namespace (64 KiB), or tbf cuts each packet into frames.
 BURST_BYTES, QUEUE_MS = 128 * 1024, 50
 UNLIMITED = "unlimited"
 UNITS = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
@@ -50,7 +50,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the state file says. It is written before the first namespace exists, so that `down` always finds it."""
+    """The content of the state file, which is written before the first namespace exists, so that `down` finds it."""
 
     bandwidth_mbit: Bandwidth
     delay_ms: float | None
@@ -59,7 +59,7 @@ class Cluster:
     hosts: tuple[Host, ...] = ()
 
     def enter(self, host: Host) -> list[str]:
-        """The words that run a command in a host."""
+        """The command that runs another command in a host."""
         user = [] if self.as_root else ["--user", "--preserve-credentials"]
         return ["nsenter", "--target", str(host.pid), *user, "--net", "--"]
 
@@ -74,26 +74,26 @@ def bandwidth(text: str) -> Bandwidth:
     if text == UNLIMITED:
         return text
     if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.lower())) or float(match[1]) == 0:
-        raise Stop(f"{text!r} is no bandwidth", "give one such as 200mbit or 1gbit, or unlimited")
+        raise Stop(f"{text!r} is not a bandwidth", "give a number with a unit, such as 200mbit or 1gbit, or unlimited")
     return float(match[1]) * UNITS[match[2]]
 
 
-# --- what is typed -------------------------------------------------------------------------------------------------
+# --- commands ------------------------------------------------------------------------------------------------------
 
 
 def holding(name: str, state: Path, cluster: Cluster) -> list[str]:
-    """Start a process that holds a new network namespace. Without root, the hub's user namespace owns all of them."""
+    """The command of a process that holds a new namespace. Without root, the hub's user namespace owns all of them."""
     hold = [sys.executable, "-S", "-c", HOLD, f"{MARK}:{name}:{state}"]
     if cluster.as_root:
         return ["unshare", "--net", "--", *hold]
     if cluster.hub is None:
         return ["unshare", "--user", "--map-root-user", "--net", "--", *hold]
-    user_only = [word for word in cluster.enter(cluster.hub) if word != "--net"]
+    user_only = [option for option in cluster.enter(cluster.hub) if option != "--net"]
     return [*user_only, "unshare", "--net", "--", *hold]
 
 
 def wiring(cluster: Cluster) -> dict[Host, list[str]]:
-    """What `ip` has to do in each namespace."""
+    """The commands of `ip` in each namespace."""
     hub = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"]
     lines = {cluster.hub: hub}
     for number, host in enumerate(cluster.hosts):
@@ -109,12 +109,12 @@ def wiring(cluster: Cluster) -> dict[Host, list[str]]:
 
 
 def shaping(cluster: Cluster) -> dict[Host, list[str]]:
-    """What `tc` has to do in each namespace: both ends of each link send no faster than the declared bandwidth."""
+    """The commands of `tc` in each namespace: both ends of each link send at most at the declared bandwidth."""
     ends = [(cluster.hub, f"{PORT}{number}") for number in range(len(cluster.hosts))]
     ends += [(host, host.interface) for host in cluster.hosts]
     lines: dict[Host, list[str]] = {}
-    for place, device in ends:
-        lines.setdefault(place, []).extend(_shaped(device, cluster))
+    for host, device in ends:
+        lines.setdefault(host, []).extend(_shaped(device, cluster))
     return lines
 
 
@@ -124,7 +124,7 @@ def _shaped(device: str, cluster: Cluster) -> list[str]:
         rate = f"{round(cluster.bandwidth_mbit * 1e6)}bit"
         lines.append(f"qdisc add dev {device} root handle 1: tbf rate {rate} burst {BURST_BYTES} latency {QUEUE_MS}ms")
         parent = "parent 1:1"
-    if cluster.delay_ms:  # half of it on each of the two links of a way
+    if cluster.delay_ms:  # a round trip passes four ends of links
         lines.append(f"qdisc add dev {device} {parent} handle 10: netem delay {cluster.delay_ms / 4:g}ms")
     return lines
 
@@ -133,7 +133,7 @@ def _shaped(device: str, cluster: Cluster) -> list[str]:
 
 
 def refusal(delay_ms: float | None = None) -> Stop | None:
-    """Why this machine can emulate no cluster, in a sentence; None if it can."""
+    """Why this machine cannot emulate a cluster; None if it can."""
     if not sys.platform.startswith("linux"):
         return Stop("network namespaces exist on Linux only", "use a Linux machine", "unavailable")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -144,22 +144,22 @@ def refusal(delay_ms: float | None = None) -> Stop | None:
     inside = "ip link add zstest type veth || exit 3; "
     inside += f"tc qdisc add dev zstest root handle 1: tbf rate 1mbit burst {BURST_BYTES} latency 50ms || exit 4; "
     inside += "tc qdisc add dev zstest parent 1:1 netem delay 1ms || exit 5" if delay_ms else ""
-    tried = subprocess.run(["unshare", *user, "--net", "--", "sh", "-c", inside], capture_output=True, text=True)
-    said = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
-    whats = {
+    trial = subprocess.run(["unshare", *user, "--net", "--", "sh", "-c", inside], capture_output=True, text=True)
+    reason = (trial.stderr.strip().splitlines() or ["no reason given"])[-1]
+    by_exit_code = {
         0: None,
-        3: (f"this kernel joins no namespaces with veth pairs ({said})", "use a kernel with CONFIG_VETH"),
-        4: (f"this kernel cannot limit a link's bandwidth ({said})", "use a kernel with CONFIG_NET_SCH_TBF"),
-        5: (f"this kernel cannot delay packets ({said})", "leave --delay-ms out, or use one with CONFIG_NET_SCH_NETEM"),
+        3: (f"this kernel cannot join namespaces with veth pairs ({reason})", "use a kernel with CONFIG_VETH"),
+        4: (f"this kernel cannot limit a link's bandwidth ({reason})", "use a kernel with CONFIG_NET_SCH_TBF"),
+        5: (f"this kernel cannot delay packets ({reason})", "leave --delay-ms out, or use CONFIG_NET_SCH_NETEM"),
     }
     lacks = "root" if as_root else "root or user namespaces"
-    otherwise = (f"an emulated cluster needs {lacks} ({said})", "run as root, or allow user namespaces")
-    what = whats.get(tried.returncode, otherwise)
-    return what and Stop(*what, "unavailable")
+    otherwise = (f"an emulated cluster needs {lacks} ({reason})", "run as root, or allow user namespaces")
+    problem = by_exit_code.get(trial.returncode, otherwise)
+    return problem and Stop(*problem, "unavailable")
 
 
 def up(hosts: int, bandwidth_mbit: Bandwidth, delay_ms: float | None = None) -> Cluster:
-    """Bring a cluster up. One that stands and is the same is kept; any other, whole or half, is taken down first."""
+    """Start a cluster. If the same cluster is up, it stays; any other, also an incomplete one, is taken down first."""
     if not 2 <= hosts <= MOST_HOSTS:
         raise Stop(f"a cluster has 2 to {MOST_HOSTS} hosts (got {hosts})", "give such a number")
     standing = read()
@@ -179,8 +179,8 @@ def up(hosts: int, bandwidth_mbit: Bandwidth, delay_ms: float | None = None) -> 
             host = Host(name, _hold(name, state, cluster), f"{INTERFACE}{number}", f"10.77.0.{number + 1}")
             cluster = replace(cluster, hosts=(*cluster.hosts, host))
         for tool, lines in (("ip", wiring(cluster)), ("tc", shaping(cluster))):
-            for place, batch in lines.items():
-                _batch(cluster, place, tool, batch)
+            for host, batch in lines.items():
+                _batch(cluster, host, tool, batch)
         _write(state, cluster)
     except BaseException:
         down()
@@ -193,7 +193,7 @@ def _write(state: Path, cluster: Cluster) -> None:
 
 
 def _hold(name: str, state: Path, cluster: Cluster) -> int:
-    """Start a holder, which is nobody's child, wait until its namespace exists, and give its process id."""
+    """Start a detached process that holds a namespace, wait until that exists, and return the process id."""
     words = ["setsid", "--fork", *holding(name, state, cluster)]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as starting:
         pid = starting.stdout.readline()
@@ -211,7 +211,7 @@ def _batch(cluster: Cluster, host: Host, tool: str, lines: list[str]) -> None:
 
 
 def read() -> Cluster | None:
-    """The cluster that stands; None if there is none, or if one of its namespaces is gone."""
+    """The cluster that is up. None if there is none, or if one of its namespaces is gone."""
     try:
         content = json.loads(state_path().read_text())
         hub, hosts = content["hub"] and Host(**content["hub"]), tuple(Host(**host) for host in content["hosts"])
@@ -224,7 +224,7 @@ def read() -> Cluster | None:
 
 
 def down() -> int:
-    """Take down all that carries this cluster's mark, whole or not, and whatever runs in it. Says how many hosts."""
+    """End all processes with this cluster's mark and all that run in its hosts. Returns the number of hosts."""
     holders = list(_holders())
     hosts = sum(not _mark(process).startswith(f"{MARK}:{HUB}:") for process in holders)
     inside = {_namespace(process.pid) for process in holders} - {_namespace(os.getpid()), None}

@@ -1,7 +1,7 @@
-"""A `c++` for `study operators`: it has less to do than DeepSpeed asks for, and leaves the same machine code.
+"""A `c++` for `study operators` that compiles DeepSpeed's operators faster, to the same machine code.
 
-It stands first on the PATH while operators compile. The commands in build.ninja stay DeepSpeed's own, so nothing is
-compiled again later. A compiler named in CXX is used as it is.
+It comes first on the PATH while operators compile. The commands in build.ninja stay DeepSpeed's own, so nothing is
+compiled again later. A compiler named in CXX is used without this wrapper.
 
 python -IS compiling.py /usr/bin/c++ -MMD -MF a.o.d -O0 -c a.cpp -o a.o      # what this `c++` runs
 """
@@ -14,29 +14,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOGETHER = 6  # files: the twelve of async_io make two groups, for two cores
+TOGETHER = 6  # files in a compilation: the twelve files of async_io make two groups, for two cores
 
 
-def write_compiler(place: Path) -> Path:
-    """Write the `c++` into a folder. It leaves out debug information, and compiles some files together.
+def write_compiler(folder: Path) -> Path:
+    """Write the `c++` into a folder. It omits debug information, and compiles some files together.
 
-    Debug information (-g) is not machine code. Without it cpu_adam takes 47 s of CPU time for 61 s, and 0.4 MB for 17.
+    Debug information (-g) is not machine code. Without it cpu_adam takes 47 s of CPU time instead of 61 s, and 0.4 MB
+    instead of 17 MB.
 
-    Files of async_io and pin_memory take nearly all of their time for PyTorch's headers, which each of them includes:
-    several in one compilation take little longer than one. This is done only without optimization (-O0), as those two
-    are compiled: then each function is compiled by itself, whatever stands beside it. With g++ 12 and DeepSpeed 0.19.8
-    the 12,906 functions of the two were the same, byte by byte, as compiled apart: 12,868 of them entirely, the others
-    up to the distance of a function or constant that they refer to. Static initializers become one for each group.
+    The files of async_io and pin_memory take nearly all of their time for PyTorch's headers, which each of them
+    includes: several files in one compilation take little longer than one. This is done only without optimization
+    (-O0), as for those two: then each function is compiled independently of the others. With g++ 12 and DeepSpeed
+    0.19.8 the 12,906 functions of the two were the same, byte by byte, as if compiled separately: 12,868 of them
+    entirely, the others except for the distance to a function or constant that they refer to. Each group has a single
+    static initializer.
     """
     if real := shutil.which("c++"):
-        script = place / "c++"
+        script = folder / "c++"
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{__file__}" "{real}" "$@"\n')
         script.chmod(0o755)
-    return place
+    return folder
 
 
 def main(real: str, words: list[str]) -> int:
-    """Do what the command says. Of a group of files the first compiles all, the others leave empty objects."""
+    """Run a command of ninja. For a group of files, the first file compiles all, and the others leave empty objects."""
     words = [*words, "-g0"]
     if not (group := files_together(words)):
         os.execv(real, [real, *words])
@@ -46,27 +48,27 @@ def main(real: str, words: list[str]) -> int:
         status = run([real, "-x", "c++", "-c", "/dev/null", "-o", output])
     else:
         status = compile_together(real, words, group, headers) and compile_in_turn(real, words, group)
-    if "-MF" in words:  # the same for the whole group: when a file changes, ninja compiles all of them again, apart
+    if "-MF" in words:  # the same for the whole group: when a file changes, ninja compiles all of them again
         paths = (str(path).replace(" ", "\\ ") for path in [*group, *headers])
         Path(words[words.index("-MF") + 1]).write_text(f"{output}: {' '.join(paths)}\n")
     return status
 
 
 def files_together(words: list[str]) -> list[str]:
-    """The group of a command's source file, by the build.ninja beside it; empty if the file is compiled by itself."""
+    """The group of a command's source file, from build.ninja. Empty if the file is compiled alone."""
     optimization = [word for word in words if word.startswith("-O")][-1:]
     if "-c" not in words or optimization not in ([], ["-O0"]) or not Path("build.ninja").exists():
         return []
     sources = sorted(re.findall(r"^build \S+: compile (\S+)$", Path("build.ninja").read_text(), re.MULTILINE))
     count = math.ceil(len(sources) / TOGETHER)
-    # Neighbours go to different groups: in DeepSpeed 0.19.8 they define static names alike.
+    # Neighbours go to different groups: in DeepSpeed 0.19.8 they define the same static names.
     groups = [sources[first::count] for first in range(count)]
     return next((group for group in groups if words[words.index("-c") + 1] in group and len(group) > 1), [])
 
 
 def compile_together(real: str, words: list[str], group: list[str], headers: list[Path]) -> int:
-    """#import, unlike #include, reads a header once: three of DeepSpeed's have no guard of their own."""
-    beside = {Path(source).parent for source in group}  # others, such as CUDA's, have a guard, and may not all compile
+    """Compile a group at once. #import reads a header only once: three of DeepSpeed's headers have no guard."""
+    beside = {Path(source).parent for source in group}  # other headers, such as CUDA's, have guards
     text = "".join(f'#import "{path}"\n' for path in headers if path.parent in beside)
     text += "".join(f'#include "{source}"\n' for source in group)
     at = words.index("-c") + 1
@@ -75,7 +77,7 @@ def compile_together(real: str, words: list[str], group: list[str], headers: lis
 
 
 def compile_in_turn(real: str, words: list[str], group: list[str]) -> int:
-    """Where files do not go together, as in another version: each by itself, and then into one object."""
+    """If a group cannot be compiled at once, as in another version: compile each file, and link them to one object."""
     at, to = words.index("-c") + 1, words.index("-o") + 1
     parts = []
     for number, source in enumerate(group):

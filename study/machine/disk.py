@@ -1,4 +1,4 @@
-"""The folder that an arm offloads to: checked before the run, used by that run alone, and emptied when it ends."""
+"""Gives a run its own folder for offloading: checked before the run, and emptied when the run ends."""
 
 import ctypes.util
 import fcntl
@@ -16,13 +16,13 @@ from study.machine.linux import start_ticks, text
 from study.text.numbers import size
 
 PREFIX, MARKER = "zero-study-swap-", "zero-study-swap.json"
-BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients on their way
-REQUEST_BYTES = 2**20  # as DeepSpeed's own, where an arm does not say otherwise
-LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition. A rank's heartbeats are some kB on the disk.
+BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
+REQUEST_BYTES = 2**20  # DeepSpeed's default
+LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
 
 
 def check_libaio() -> None:
-    """DeepSpeed's disk operator is compiled against libaio; without it DeepSpeed fails late, with a compiler error."""
+    """A Stop without libaio. DeepSpeed's operator for the disk needs it, and would fail late with a compiler error."""
     extra = os.environ.get("CPATH", "").split(os.pathsep)  # the compiler looks there too
     folders = ("/usr/include", "/usr/local/include", *filter(None, extra))
     header = any(Path(folder, "libaio.h").exists() for folder in folders)
@@ -35,7 +35,7 @@ def check_libaio() -> None:
 
 
 def give(base: Path, launcher: int, needed_bytes: int) -> Path:
-    """A folder below `base` for this launcher's run, if the disk has room and takes direct I/O. Any rank may call."""
+    """A folder below `base` for this launcher's run, if the disk has room and allows direct I/O. Any rank may call."""
     folder = base / f"{PREFIX}{socket.gethostname()}-{launcher}"
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -58,17 +58,17 @@ def give(base: Path, launcher: int, needed_bytes: int) -> Path:
 
 
 def empty(folder: Path | None) -> None:
-    """Remove what a run put on the disk. The folder above it stays: it may be the user's own."""
+    """Remove a run's folder. The folder above it stays, as it may be the user's own."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def direct_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
-    """Bytes per second of writing and reading a file past the page cache, as DeepSpeed does, one request at a time."""
+    """Bytes per second of writing and reading a file with direct I/O, as DeepSpeed does, one request at a time."""
     request = mmap.mmap(-1, REQUEST_BYTES)  # anonymous maps are page-aligned, which direct I/O demands
     request.write(os.urandom(REQUEST_BYTES))  # zeros are too easy for some disks
     starts = range(0, total_bytes, REQUEST_BYTES)
-    with tempfile.TemporaryFile(dir=folder) as open_file:  # it has no name, so nothing is left however this ends
+    with tempfile.TemporaryFile(dir=folder) as open_file:  # without a name, so nothing is left behind
         file = open_file.fileno()
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_DIRECT)
         started = time.perf_counter()
@@ -80,7 +80,7 @@ def direct_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
 
 
 def _owner(launcher: int) -> dict:
-    """Which process a folder belongs to. Ids are reused, and two containers may share a name and a disk."""
+    """The process that a folder belongs to. Process ids are reused, and two containers may share a name and a disk."""
     return {
         "host": socket.gethostname(),
         "machine": text("/etc/machine-id"),
@@ -92,19 +92,19 @@ def _owner(launcher: int) -> dict:
 
 
 def _make(folder: Path, owner: dict) -> None:
-    """Make the folder with its marker in one step, so that no rank of any run sees it without."""
+    """Make the folder and its marker in one step, so that no other rank sees the folder without the marker."""
     part = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder.parent))
     (part / MARKER).write_text(json.dumps(owner))
     try:
         part.rename(folder)
-    except OSError:  # it exists: another rank of this run was first, or it is not ours
+    except OSError:  # it exists: another rank of this run was first, or the folder is not ours
         shutil.rmtree(part)
         if _marker(folder) != owner:
             raise Stop(f"{folder} exists and is not from this run", "remove it, or give another --nvme-dir") from None
 
 
 def _marker(folder: Path) -> dict:
-    """Whose folder this is; {} for one that the study did not make."""
+    """The owner of a folder; {} if the study did not make it."""
     try:
         owner = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):
@@ -114,11 +114,11 @@ def _marker(folder: Path) -> dict:
 
 def _remove_what_dead_runs_left(base: Path) -> None:
     """Remove the folders of runs that were killed: those with our marker, from this machine, whose launcher is gone."""
-    mine = _owner(os.getpid())
+    this_process = _owner(os.getpid())
     for folder in base.glob(f"{PREFIX}*"):
         owner = _marker(folder)
-        is_ours = owner.keys() == mine.keys() and all(
-            owner[name] == mine[name] for name in ("host", "machine", "pid_namespace")
+        is_ours = owner.keys() == this_process.keys() and all(
+            owner[name] == this_process[name] for name in ("host", "machine", "pid_namespace")
         )
-        if is_ours and _owner(owner["pid"]) != owner:  # the machine or the process has ended, even if its id is reused
+        if is_ours and _owner(owner["pid"]) != owner:  # its process has ended, even if the id is used again
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for the study, with a remedy for each lack. It needs no torch, so it is fast."""
+"""Examines what this machine has and lacks for the study, with remedies. It needs no torch, so it is fast."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ GET_SHARED = "start the container with --shm-size=1g; outside a container: mount
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was examined, and what to do about it if it is not fine."""
+    """The state of one thing that was examined, and what to do if it is not fine."""
 
     what: str
     found: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def why_not(arm: Arm, gpus: int) -> Stop | None:
-    """Why this machine cannot run an arm, None if it can as far as one can tell beforehand."""
+    """Why this machine cannot run an arm. None if nothing is known against it."""
     if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
         what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus} GPUs"
         return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")
@@ -46,7 +46,7 @@ def why_not(arm: Arm, gpus: int) -> Stop | None:
 
 
 def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
-    """Examine everything that the study depends on. `folder` is one that arms may offload to."""
+    """Examine everything that the study depends on. `folder` is the folder for offloading."""
     gpus, devices = _devices()
     memory, shared, ninja = psutil.virtual_memory(), Path("/dev/shm"), shutil.which("ninja")
     shared_bytes = shutil.disk_usage(shared).free if shared.exists() else 0
@@ -68,7 +68,7 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
 
 
 def packages(constraints: Path) -> list[Finding]:
-    """The packages that can change a number, compared with the versions behind the study's own numbers."""
+    """Compare the packages that can change a number with the versions that the study's own numbers come from."""
     installed, pinned = software.versions(), constraints.exists()
     pins = software.pins(constraints) if pinned else {}
     remedy = "run this in a checkout of the repository, which has the file"
@@ -81,8 +81,8 @@ def packages(constraints: Path) -> list[Finding]:
     return findings
 
 
-def _finding(what: str, found: str, fine: object, remedy: str) -> Finding:
-    return Finding(what, found, None if fine else remedy)
+def _finding(what: str, state: str, fine: object, remedy: str) -> Finding:
+    return Finding(what, state, None if fine else remedy)
 
 
 def _libaio() -> Finding:
@@ -94,7 +94,7 @@ def _libaio() -> Finding:
 
 
 def _operators(gpus: int) -> Finding:
-    """Which of DeepSpeed's operators are not compiled, and every step to get them compiled."""
+    """The DeepSpeed operators that are not compiled, and the steps to compile them."""
     lacking = operators.missing(gpus)
     if not lacking:
         return Finding("operators", "compiled")
@@ -117,7 +117,7 @@ def _disk(folder: Path, speed_bytes: int) -> Finding:
 
 
 def _devices() -> tuple[int, Finding]:
-    """How many GPUs a launch may use, and what they are."""
+    """The number of GPUs that a launch may use, and their names."""
     try:
         devices = [f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus_here()]
     except Stop as stop:

@@ -1,6 +1,6 @@
-"""GPUs: their datasheets, what they were measured to do, and which of them a launch would see on this machine.
+"""GPUs: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
 
-It needs no torch, so it is fast.
+This module needs no torch, so it is fast.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ CUDA_ERROR_NO_DEVICE = 100
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records; speeds are of its datasheet, peaks in FLOP/s and without sparsity."""
+    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity."""
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
     memory_bytes_per_s: float
     peaks: dict[str, float]
     host_link: str  # links are names in theory.LINKS
-    peer_link: str  # between two of a node, as such nodes are mostly built
-    network: str  # between nodes, assumed where nobody says
+    peer_link: str  # between two GPUs of a node, as such nodes are mostly built
+    network: str  # between nodes, unless the user says otherwise
     source: str
-    also: str = ""  # more words that people use for it
-    per_node: int = 8  # at most, as such nodes are mostly built
+    also: str = ""  # other names for it
+    per_node: int = 8  # the most GPUs in a node, as such nodes are mostly built
 
     @property
     def has_bf16(self) -> bool:
@@ -43,12 +43,12 @@ class Gpu:
 
     @property
     def half_flops_per_s(self) -> float:
-        """bf16, or fp16 where there is no bf16: all of them do both alike, or fp16 alone."""
+        """The speed in bf16, or in fp16 if there is no bf16. GPUs with both are equally fast in both."""
         return self.peaks["fp16"]
 
     @property
     def single_flops_per_s(self) -> float:
-        """TF32, or fp32 where there is no TF32."""
+        """The speed in TF32, or in fp32 if there is no TF32."""
         return self.peaks.get("tf32", self.peaks["fp32"])
 
 
@@ -59,7 +59,7 @@ def _peaks(half: float, tf32: float | None, fp32: float) -> dict[str, float]:
 
 
 _A100, _H100_SXM, _V100_SXM, _V100_PCIE = (312, 156, 19.5), (989.4, 494.7, 66.9), (125, None, 15.7), (112, None, 14)
-# To the host, to other GPUs of the node, to other nodes. NVLink bridges of PCIe cards join no more than two.
+# Links to the host, to other GPUs of the node, to other nodes. NVLink bridges of PCIe cards join only two cards.
 _HOPPER, _AMPERE, _VOLTA = (
     ("pcie5", "nvswitch", "ib-ndr"),
     ("pcie4", "nvlink3", "ib-hdr"),
@@ -68,9 +68,9 @@ _HOPPER, _AMPERE, _VOLTA = (
 _PCIE5, _PCIE4, _PCIE3 = ("pcie5", "pcie5", "ib-ndr"), ("pcie4", "pcie4", "eth-25"), ("pcie3", "pcie3", "eth-25")
 _XGMI = ("pcie5", "infinity-fabric", "ib-ndr")
 # Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
-# Not certain: what nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth of a T4
-# (300 or 320 GB/s), fp32 of a B200 (75 or 80).
-# A text that fits several means the first of them: `H100` is an H100 SXM.
+# Uncertain: the memory that nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth
+# of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80).
+# If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
 GPUS = {
     name: Gpu(full, mib * MIB, gb_per_s * 1e9, _peaks(*peaks), *links, *more)
     for name, full, mib, gb_per_s, peaks, links, *more in (
@@ -110,23 +110,23 @@ GPUS = {
 def gpu_named(text: str) -> str:
     """The name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
     lower = text.lower()
-    for words in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
-        meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(word, name, gpu) for word in words)]
-        if meant and any(map(str.isdigit, lower)):  # a vendor alone is no GPU
+    for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
+        meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
+        if meant and any(map(str.isdigit, lower)):  # the name of a vendor alone is not a GPU
             return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
 
 
-def _begins_a_word(word: str, name: str, gpu: Gpu) -> bool:
-    """Whether a word begins one of a GPU's: `80` begins 80GB, but `a10` is not the beginning of A100."""
-    vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # which PyTorch does not say of a Tesla
-    known = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
-    return any(re.match(rf"{word}(?!\d)" if word[-1].isdigit() else word, each) for each in known)
+def _begins_a_word(part: str, name: str, gpu: Gpu) -> bool:
+    """Whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
+    vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # PyTorch omits it for a Tesla
+    words = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
+    return any(re.match(rf"{part}(?!\d)" if part[-1].isdigit() else part, word) for word in words)
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
-    """The datasheet peak of a precision recipe; None where it is not known."""
+    """The datasheet peak of a precision recipe; None if unknown."""
     gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
     if gpu is None:
         return None
@@ -136,9 +136,9 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
 
 
 def measured_flops(record: dict, folder: Path) -> float | None:
-    """FLOP/s of matrix products, as `study peaks` measured them on the machine of a run and in its precision.
+    """FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
 
-    They are in the nearest peaks.json above the run's folder; None without one, or with another machine's.
+    They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
     """
     file = next((path for above in folder.absolute().parents if (path := above / "peaks.json").exists()), None)
     if file is not None:
@@ -150,7 +150,7 @@ def measured_flops(record: dict, folder: Path) -> float | None:
 
 
 def matrix_peak(peaks: dict, settings: dict) -> float:
-    """The FLOP/s that a precision recipe is compared with, of what `study peaks` wrote."""
+    """The measured FLOP/s for a precision recipe, from the content of a peaks.json."""
     kind = settings["precision"].removesuffix("_cast")
     if kind == "fp32" and settings.get("tf32", True):
         kind = "tf32"
@@ -166,10 +166,10 @@ class Visible(NamedTuple):
 
 
 def gpus_here() -> list[Visible]:
-    """The GPUs that a launch would see, in its order. A driver that fails is a Stop.
+    """The GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
 
-    CUDA and NVML number them differently: NVML by their slots, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
-    otherwise. So CUDA gives their UUIDs, and NVML is queried by UUID.
+    CUDA and NVML number GPUs differently: NVML by slot, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
+    otherwise. So CUDA lists the UUIDs, and NVML is asked by UUID.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDES_ALL:
         return []
@@ -193,7 +193,7 @@ def gpus_here() -> list[Visible]:
 
 
 def _handle(name: str):
-    """NVML's handle of a GPU, or of a part of one (MIG): CUDA's UUID does not say which it is."""
+    """NVML's handle of a GPU, or of a part of a GPU (MIG). CUDA's UUID does not say which it is."""
     import pynvml
 
     try:
@@ -224,7 +224,7 @@ def _cuda_uuids() -> list[str]:
 
 
 def num_gpus() -> int:
-    """How many GPUs a launch would see, none where the driver fails."""
+    """The number of GPUs that a launch would see; 0 if the driver fails."""
     try:
         return len(gpus_here())
     except Stop:

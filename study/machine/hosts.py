@@ -1,6 +1,6 @@
-"""Several hosts compared before a run on all of them: versions, clocks, GPUs, disks, and the links between pairs.
+"""Compares several hosts before a run on all of them: versions, clocks, GPUs, disks, and the links between pairs.
 
-Each host runs `study/machine/probe.py`, started through ssh or by another command that leads to it.
+Each host runs `study/machine/probe.py`, started through ssh or another command.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ class Unreachable(Exception):
 
 @dataclass
 class Host:
-    """A line of the hosts file: the name that leads to it, and its address for the other hosts."""
+    """A host: its name for ssh, and its address for the other hosts."""
 
     name: str
     address: str
-    seen: dict = field(default_factory=dict)  # what its probe says
-    clock_s: float | None = None  # ahead of the machine that asks
+    seen: dict = field(default_factory=dict)  # the description by its probe
+    clock_s: float | None = None  # ahead of this machine
     clock_error_s: float | None = None
     process: subprocess.Popen | None = None
-    errors: IO[bytes] | None = None  # what it says on stderr
+    errors: IO[bytes] | None = None  # the output on stderr
 
     def ask(self, *request) -> object:
-        """Send a request to its probe, and wait for the answer."""
+        """Send a request to the host's probe, and wait for the answer."""
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
@@ -74,24 +74,24 @@ class Host:
             code = self.process.wait(1)
             self.errors.seek(0)
             lines = [line.strip() for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-            return lines[-1] if lines else f"exit code {code} without a word"
+            return lines[-1] if lines else f"exit code {code} without a message"
         return f"no answer within {ANSWERS_WITHIN_S} s"
 
     @contextlib.contextmanager
     def reached(self, reach: str, python: str) -> Iterator[None]:
-        """Within it the host's probe runs."""
-        words = [word.replace("{host}", self.name) for word in shlex.split(reach)]
+        """Run the host's probe for a while."""
+        command = [part.replace("{host}", self.name) for part in shlex.split(reach)]
         with tempfile.TemporaryFile() as self.errors:
             try:
                 self.process = subprocess.Popen(
-                    [*words, python, "-m", "study.machine.probe"],
+                    [*command, python, "-m", "study.machine.probe"],
                     bufsize=0,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self.errors,
                 )
             except OSError as error:
-                raise Stop(f"{words[0]} cannot be started ({error.strerror})", "give another --reach") from None
+                raise Stop(f"{command[0]} cannot be started ({error.strerror})", "give another --reach") from None
             try:
                 yield
             finally:
@@ -107,7 +107,7 @@ class Host:
 
 @dataclass
 class Comparison:
-    """What was seen of all hosts, and one sentence for each problem."""
+    """The descriptions of all hosts, and a sentence for each problem."""
 
     hosts: list[Host]
     links: dict[tuple[str, str], float | None]  # bytes per second; None: no connection
@@ -115,7 +115,7 @@ class Comparison:
 
 
 def read(path: Path) -> list[Host]:
-    """The hosts of a file: a name on each line, and where it has another name for the other hosts, its address."""
+    """The hosts in a file: a name on each line, followed by its address if the other hosts need another name."""
     try:
         lines = [line.partition("#")[0].split() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +134,7 @@ def read(path: Path) -> list[Host]:
 
 
 def compare(hosts: list[Host], folder: Path, reach: str = SSH, python: str = sys.executable) -> Comparison:
-    """Look at all hosts, and measure the links between those that answer."""
+    """Describe all hosts, and measure the links between those that answer."""
     problems, links = [], {}
     with contextlib.ExitStack() as stack:
         for host in hosts:
@@ -153,18 +153,18 @@ def compare(hosts: list[Host], folder: Path, reach: str = SSH, python: str = sys
 
 
 def clock(host: Host) -> tuple[float, float]:
-    """How far its clock is ahead of ours, and how sure that is: half the time of the quickest answer."""
+    """How many seconds a host's clock is ahead of ours, and the error: half the time of the quickest answer."""
     tries = []
     for _ in range(CLOCK_TRIES):
-        asked = time.time()
-        there, answered = host.ask("time"), time.time()
-        tries.append(((answered - asked) / 2, there - (asked + answered) / 2))
+        before_s = time.time()
+        host_s, after_s = host.ask("time"), time.time()
+        tries.append(((after_s - before_s) / 2, host_s - (before_s + after_s) / 2))
     error, ahead = min(tries)
     return ahead, error
 
 
 def link(sender: Host, receiver: Host) -> float | None:
-    """Bytes per second from one host to another; None where they do not connect."""
+    """Bytes per second from one host to another; None if they cannot connect."""
     try:
         return sender.ask("send", receiver.address, receiver.ask("listen"), LINK_S)
     except (OSError, Unreachable):
@@ -172,7 +172,7 @@ def link(sender: Host, receiver: Host) -> float | None:
 
 
 def rounds(hosts: list[Host]) -> list[list[tuple[Host, Host]]]:
-    """All pairs in both directions, in rounds in which each host has one partner: everybody plays everybody."""
+    """All pairs in both directions, in rounds in which each host has one partner (a round-robin)."""
     players: list[Host | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     turns = []
     for _ in range(len(players) - 1):
@@ -191,7 +191,7 @@ def _names(pairs: list[tuple[Host, Host]]) -> list[tuple[str, str]]:
 
 
 def differences(hosts: list[Host]) -> list[str]:
-    """One sentence for each way in which hosts differ that breaks a run or its timings."""
+    """A sentence for each difference between hosts that would break a run or its timings."""
     problems = []
     for package in COMPARED:
         problems += _unlike(hosts, package, lambda host, name=package: host.seen["software"][name] or "not installed")
@@ -202,8 +202,8 @@ def differences(hosts: list[Host]) -> list[str]:
     for host in hosts:
         ahead = host.clock_s - reference
         if abs(ahead) > MOST_CLOCK_S + host.clock_error_s:
-            word = "ahead of" if ahead > 0 else "behind"
-            problems.append(f"The clock of {host.name} is {abs(ahead):.1f} s {word} the others: start NTP there.")
+            side = "ahead of" if ahead > 0 else "behind"
+            problems.append(f"The clock of {host.name} is {abs(ahead):.1f} s {side} the others: start NTP there.")
         if host.seen["free_bytes"] < LOW_DISK_BYTES:
             problems.append(
                 f"{host.name} has only {size(host.seen['free_bytes'])} free: make room, or name another disk."
@@ -222,7 +222,7 @@ def _unlike(hosts: list[Host], what: str, value) -> list[str]:
 
 
 def slow_links(links: dict[tuple[str, str], float | None]) -> list[str]:
-    """One sentence for each link that is missing, or slower than half the median."""
+    """A sentence for each link that is missing, or slower than half the median."""
     problems = []
     median = statistics.median([speed for speed in links.values() if speed is not None] or [0])
     for (sender, receiver), speed in links.items():

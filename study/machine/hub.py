@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: whether it answers, and the error for what cannot be loaded from it. It needs no torch."""
+"""The Hugging Face Hub: whether it answers, and the errors if something cannot be loaded. It needs no torch."""
 
 import functools
 import hashlib
@@ -23,13 +23,13 @@ WITHOUT_HUB = (
 
 @functools.cache
 def try_to_connect() -> None:
-    """Connect to the Hub once, before a library does; switch the libraries to offline if that fails.
+    """Connect to the Hub once, before a library does. If that fails, switch the libraries to offline.
 
-    They would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the environment when
-    they are imported, which is over by now, and this constant afterwards.
+    Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
+    environment only while they are imported, and this constant afterwards.
     """
     if huggingface_hub.constants.HF_HUB_OFFLINE or urllib.request.getproxies():
-        return  # behind a proxy a direct connection proves nothing
+        return  # behind a proxy, a direct connection shows nothing
     try:
         endpoint = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
         port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
@@ -56,22 +56,22 @@ def config(model: str) -> Path:
     disable_progress_bars()
     try:
         return Path(huggingface_hub.hf_hub_download(model, "config.json"))
-    except Exception as error:  # a dozen kinds; each means that it cannot be loaded
+    except Exception as error:  # the library raises a dozen types; each means that it cannot be loaded
         stop = not_found(model, error)
         raise Stop(stop.what, f"{stop.remedy}, or --params with --layers and --hidden") from error
 
 
 def refuse_code(model: str, trust_remote_code: bool = False) -> None:
-    """Refuse a folder with Python code that its config.json wants to run. The code is not loaded to find that out.
+    """A Stop for a folder with Python code that its config.json wants to run. The code is not loaded for this check.
 
-    A folder without that code is read with transformers' own class, or not at all.
+    A folder without such code is read with transformers' own class, or not at all.
     """
     if trust_remote_code or not is_local(model):
-        return  # transformers asks the same of a hub name before it runs anything
+        return  # for a hub name, transformers itself checks this
     try:
         values = texts.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
     except (OSError, ValueError):
-        return  # whoever reads the config says what is wrong with it
+        return  # the code that reads the config reports the mistake
     wanted = _names(values.get("auto_map")) if isinstance(values, dict) else []
     modules = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
     if {file.name for file in Path(model).glob("*.py")} & set(modules):
@@ -81,7 +81,7 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
 
 
 def code_digest(model: str) -> str | None:
-    """A digest of the Python files in a model's folder: another code is another model. None of a hub name."""
+    """A digest of the Python files in a model's folder, because other code is another model. None for a hub name."""
     if not is_local(model):
         return None
     modules = sorted(Path(model).glob("*.py"))
@@ -97,7 +97,7 @@ def _names(value) -> list[str]:
 
 
 def not_found(model: str, error: Exception) -> Stop:
-    """The error for a model that cannot be loaded. It names the built-in shape of that model, and does not use it."""
+    """The error for a model that cannot be loaded. If there is a built-in shape of the model, the remedy names it."""
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
     hubs = {shape: config["hub"] or "" for shape, config in SHAPES.items()}
     ours = next((shape for shape, name in hubs.items() if model in (name, name.partition("/")[2])), None)
@@ -107,7 +107,7 @@ def not_found(model: str, error: Exception) -> Stop:
 
 
 def reason(name: str, error: Exception) -> str:
-    """Why `name`, a local folder or a name on the Hub, cannot be loaded, as part of a sentence."""
+    """Why a local folder or a name on the Hub cannot be loaded, as part of a sentence."""
     if is_offline() and isinstance(error, OSError) and not is_local(name):
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):

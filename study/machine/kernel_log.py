@@ -1,4 +1,4 @@
-"""The kernel's log: which processes it killed because memory ran out. Most containers and users may not read it."""
+"""Reads from the kernel's log which processes it killed for lack of memory. Most containers and users may not."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ class KernelLog:
                 os.lseek(self._file, 0, os.SEEK_END)
 
     def killed_for_memory(self) -> set[int] | None:
-        """The ids of the processes killed for memory since then; None where the log cannot be read."""
+        """The ids of the processes that were killed for memory since then. None if the log cannot be read."""
         if self._file is None:
             return None
         text = b""

@@ -1,4 +1,4 @@
-"""Services of the Linux kernel: end a process with its parent, cap its memory, count what was killed for memory."""
+"""Services of the Linux kernel: end a process with its parent, cap its memory, count kills for lack of memory."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"
 
 
 def text(path: str) -> str:
-    """What a file of the kernel says; nothing where it does not exist or may not be read."""
+    """The content of a file of the kernel; empty if it does not exist or may not be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -29,10 +29,10 @@ def usable_cores() -> int:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel send this process a SIGTERM when its parent dies: nothing outlives its launcher.
+    """Make the kernel send this process a SIGTERM when its parent dies, so that nothing outlives its launcher.
 
-    The kernel does not report a parent that died before this call, so it is compared with the process id that the
-    caller knows. Without one, only a death during this call is noticed.
+    The kernel does not report a parent that died before this call. So the parent is compared with the process id that
+    the caller gives. Without one, only a death during this call is noticed.
     """
     parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -41,13 +41,13 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def cap_private_memory(more_bytes: int) -> None:
-    """Refuse this process any private memory beyond what it has now and this much more. A refusal kills nobody."""
+    """Limit this process to its present private memory plus so many bytes. Beyond that allocations fail."""
     now_kib = int(fields("/proc/self/status")["VmData"].split()[0])
     resource.setrlimit(resource.RLIMIT_DATA, (now_kib * 1024 + more_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def lift_memory_cap() -> None:
-    """Remove the cap, and any other that may be removed: a process that is ending has to write down why."""
+    """Remove all limits on memory that may be removed: a process that is ending has to record why."""
     for limit in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         most = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (most, most))
@@ -58,13 +58,13 @@ def private_memory_is_capped() -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot, which no correction of the clock changes. None: no process."""
+    """When a process started, in clock ticks since boot, which clock corrections do not change. None: no process."""
     after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(after_name[19]) if after_name else None
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists that has not ended: one that has stays as a zombie until its parent asks for it."""
+    """Whether a process runs. A process that has ended is a zombie until its parent waits for it."""
     after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return bool(after_name) and after_name[0] not in "ZX"
 
@@ -75,9 +75,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed for lack of memory so far; None where it is not known.
+    """The number of processes that the kernel has killed for lack of memory so far. None if unknown.
 
-    The count is the machine's. Where a sandbox has no such file, it is that of this process's control group.
+    The count is the machine's. In a sandbox without that file, it is that of this process's control group.
     """
     files = ["/proc/vmstat"]
     for line in text("/proc/self/cgroup").splitlines():

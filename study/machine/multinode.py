@@ -1,16 +1,16 @@
-"""One launch over several machines: `accelerate launch` on each of them, alike but for the machine's number.
+"""Launches over several machines: the same `accelerate launch` on each, except for the machine's number.
 
 python -m study.machine.multinode --hosts a,b --machine-rank 0 --processes 4 accelerate_configs/zero3.yaml \\
     study/train.py --run-dir runs/first
 
-The machines meet at the first host (torchrun's c10d rendezvous). What has to be said for that, and why:
+The machines meet at the first host (torchrun's c10d rendezvous). That needs these options, for these reasons:
 
 - DeepSpeed's default on several machines is pdsh, which logs in to them; `standard` is torchrun on each.
-- The arms say `main_process_port: 0`, any free port, which each machine would choose for itself.
+- The arms have `main_process_port: 0`, any free port. Each machine would choose another one.
 - Accelerate counts processes over all machines; `--processes` is per machine.
-- torchrun finds out by its host's name whether it hosts the rendezvous, and tells the others that name. Neither works
-  where names are alike or mean 127.0.1.1, so both are said. Ranks are numbered in the order of the addresses.
-- gloo and NCCL guess an interface; here it is the one on the way to the other machines.
+- torchrun decides by its host's name whether it hosts the rendezvous, and gives the others that name. Neither works
+  if names are equal or mean 127.0.1.1, so both are given. Ranks are numbered in the order of the addresses.
+- gloo and NCCL guess a network interface; here it is the one on the route to the other machines.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from study.spec import arms
 
 PORT = 29500
 RESOLVES_WITHIN_S = 60  # a name may be known later than its machine, as in Kubernetes
-MEETS_WITHIN_S = 600  # machines do not start at the same moment
+MEETS_WITHIN_S = 600  # machines may start at different moments
 
 
 @dataclass(frozen=True)
 class Place:
-    """A machine's place in a launch over several: its number, and how it and the first of them are reached."""
+    """A machine's place in a launch over several: its number, its address, and that of the first machine."""
 
     machines: int
     rank: int
@@ -46,7 +46,7 @@ class Place:
 
 
 def options(place: Place) -> list[str]:
-    """What `accelerate launch` has to be told on this machine, besides its config file."""
+    """The options of `accelerate launch` on this machine, besides its config file."""
     if place.machines == 1:
         return ["--num_processes", str(place.processes)]
     meeting = {"is_host": place.rank == 0, "join_timeout": MEETS_WITHIN_S, "read_timeout": MEETS_WITHIN_S}
@@ -60,11 +60,11 @@ def options(place: Place) -> list[str]:
         "rdzv_conf": ",".join(f"{name}={value}".lower() for name, value in meeting.items()),
         "deepspeed_multinode_launcher": "standard",
     }
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
 
 def environment(place: Place) -> dict[str, str]:
-    """What the libraries read from the environment. An interface that the user has named stays."""
+    """The variables that the libraries read. An interface that the user has set stays."""
     if place.machines == 1:
         return {}
     names = {"PET_LOCAL_ADDR": place.address}  # torchrun's --local-addr, which Accelerate 1.15 does not take
@@ -76,7 +76,7 @@ def environment(place: Place) -> dict[str, str]:
 
 
 def command(config: Path, place: Place, *words: str) -> list[str]:
-    """`accelerate launch` of a script with its flags on this machine."""
+    """The `accelerate launch` of a script with its flags on this machine."""
     if place.machines * place.processes > 1 and arms.read(config).distributed_type == "NO":
         what = f"{config.stem} is one process, and {place.machines} x {place.processes} were asked for"
         raise Stop(what, "choose an arm for several, such as ddp")
@@ -84,7 +84,7 @@ def command(config: Path, place: Place, *words: str) -> list[str]:
 
 
 def find_place(hosts: list[str], rank: int, processes: int, port: int) -> Place:
-    """The place of this machine among the hosts, with the address and the interface that lead to the others."""
+    """The place of this machine among the hosts, with its address and its interface towards the others."""
     if not 0 <= rank < len(hosts):
         what = f"machine {rank} of {len(hosts)}: there is no such number"
         raise Stop(what, "give each host once in --hosts, and --machine-rank from 0 on")
@@ -98,7 +98,7 @@ def find_place(hosts: list[str], rank: int, processes: int, port: int) -> Place:
 
 
 def resolve(host: str) -> str:
-    """The IPv4 address of a host. Accelerate 1.15 joins address and port with a colon, so it takes no IPv6."""
+    """The IPv4 address of a host. Accelerate 1.15 joins address and port with a colon, so IPv6 does not work."""
     deadline = time.monotonic() + RESOLVES_WITHIN_S
     while True:
         try:
@@ -111,7 +111,7 @@ def resolve(host: str) -> str:
 
 
 def address_towards(other: str) -> str:
-    """This machine's address on the route to another one. Connecting UDP asks for the route, and sends nothing."""
+    """This machine's address on the route to another one. Connecting a UDP socket finds the route and sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((other, PORT))
@@ -122,16 +122,16 @@ def address_towards(other: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an address. None: a translated one, as in some containers."""
+    """The network interface with an address. None if the address is translated, as in some containers."""
     cards = psutil.net_if_addrs().items()
     return next((name for name, entries in cards if any(entry.address == address for entry in entries)), None)
 
 
 def own_folders(node_dir: str) -> tuple[str, str]:
-    """Where this machine keeps the operators that it compiles for its own processor, and where arms offload to."""
+    """This machine's folders for operators, which it compiles for its own processor, and for offloading."""
     base = Path(os.path.expandvars(node_dir)).expanduser()
     if "$" in str(base) or not base.is_absolute():
-        raise Stop(f"the node's folder {base} is no absolute path here", "give one that exists on each machine")
+        raise Stop(f"the node's folder {base} is not an absolute path here", "give one that exists on each machine")
     return str(base / software.operators_folder().name), str(base / "nvme")
 
 

@@ -1,8 +1,8 @@
-"""DeepSpeed's operators: C++ that is compiled on the machine where it runs, once, for some minutes.
+"""DeepSpeed's operators: C++ code that is compiled once, in some minutes, on the machine where it runs.
 
-DeepSpeed compiles an operator when it first needs it, without a message. PyTorch guards that with a file named `lock`;
-when its owner is killed the file stays, and everyone else waits forever. So `study operators` compiles them beforehand,
-and the trainer loads them through `study/training/loading.py` before DeepSpeed asks for them.
+DeepSpeed compiles an operator when it first needs it, without a message. PyTorch guards that with a file named `lock`.
+If its owner is killed, the file stays, and everybody else waits forever. So `study operators` compiles them beforehand,
+and the trainer loads them through `study/training/loading.py` before DeepSpeed does.
 """
 
 import importlib.util
@@ -27,12 +27,12 @@ GET_COMPILER = "install one (apt-get install g++), or name yours in the environm
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
 REPORT_EVERY_S = 30
-LONGEST = {"pin_memory", "async_io"}  # the second waits for the first: the others take what these two leave
+LONGEST = {"pin_memory", "async_io"}  # the second waits for the first, so the others run with lower priority
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One of DeepSpeed's operators. PyTorch calls folder and library by its name."""
+    """One of DeepSpeed's operators. Its folder and its library have its name."""
 
     builder: str  # DeepSpeed's class
     purpose: str
@@ -62,13 +62,13 @@ def needed_by(arm: Arm, gpus: int) -> list[str]:
 
 
 def missing(gpus: int) -> list[str]:
-    """The operators that some arm needs on this machine, and that are not compiled. Only variants need a quantizer."""
+    """The operators that arms need on this machine and that are not compiled, without those that only variants need."""
     not_needed = {"quantizer"} | ({"deepspeed_shm_comm"} if gpus else set())
     return [name for name in OPERATORS if not (compiled(name) or name in not_needed)]
 
 
 def compiled(name: str) -> bool:
-    """Whether an operator is where PyTorch will look, compiled for this PyTorch and no other."""
+    """Whether an operator is where PyTorch looks for it, compiled for this PyTorch."""
     if not (torch := importlib.util.find_spec("torch")):
         return False
     library, build = folder(name) / f"{name}.so", folder(name) / "build.ninja"
@@ -77,12 +77,12 @@ def compiled(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """Where PyTorch compiles an operator, and looks for it."""
+    """The folder in which PyTorch compiles an operator and looks for it."""
     return Path(os.environ["TORCH_EXTENSIONS_DIR"], name).absolute()
 
 
 def why_not(name: str, gpus: int) -> Stop | None:
-    """Why this machine cannot load an operator, None if it can as far as one can tell beforehand."""
+    """Why this machine cannot load an operator. None if nothing is known against it."""
     purpose = OPERATORS[name].purpose
     if name == "quantizer" and not gpus:
         what = f"{purpose}, need a GPU: without one DeepSpeed says {NOT_ON_CPU!r}"
@@ -94,7 +94,7 @@ def why_not(name: str, gpus: int) -> Stop | None:
             disk.check_libaio()
         except Stop as stop:
             return stop
-        if gpus and not nvcc():  # the only one of these that is built against CUDA
+        if gpus and not nvcc():  # the only operator here that is built against CUDA
             return _unavailable("offloading from a GPU to disk needs the CUDA toolkit, which is missing", GET_CUDA)
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
     if not compiler() and (name == "async_io" or not compiled(name)):
@@ -112,7 +112,7 @@ def compiler() -> str | None:
 
 
 def nvcc() -> str | None:
-    """The compiler of the CUDA toolkit, looked for where PyTorch does."""
+    """The compiler of the CUDA toolkit, where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     return shutil.which("nvcc", path=path)
@@ -122,9 +122,9 @@ def nvcc() -> str | None:
 
 
 def compile_missing(arms: tuple[str, ...] = ()) -> int:
-    """Compile what is missing and possible on this machine, or of that what some arms need.
+    """Compile the missing operators that this machine can compile, or only those that some arms need.
 
-    Returns 1 if something that should compile does not.
+    Returns 1 if a compilation fails.
     """
     gpus = num_gpus()
     wanted = {name for arm in arms for name in needed_by(read(all_paths()[arm]), gpus)}
@@ -142,11 +142,11 @@ def compile_missing(arms: tuple[str, ...] = ()) -> int:
 
 
 def compile_all(names: list[str]) -> int:
-    """Compile operators side by side, each in a process of its own, and report progress."""
+    """Compile operators in parallel, each in its own process, and report progress."""
     say(f"Compiling DeepSpeed's operators into {folder('.')}.")
     started = reported = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        path = f"{compiling.write_compiler(Path(place))}{os.pathsep}{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory() as first_on_path:
+        path = f"{compiling.write_compiler(Path(first_on_path))}{os.pathsep}{os.environ['PATH']}"
         children = {
             name: subprocess.Popen(
                 [sys.executable, "-m", "study.training.loading", name],

@@ -1,7 +1,7 @@
-"""A folder that a command makes as a whole: written beside, then put in the place of what the same command made before.
+"""Writes an output folder as a whole: beside the old one, which it then replaces.
 
 A manifest in the folder lists every file that was written, with its checksum. Nothing else is ever removed: a folder
-without a manifest, or with a file that the manifest does not list as it is, belongs to somebody and is refused.
+without a manifest, or with a file that differs from the manifest, belongs to somebody else and is refused.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MANIFEST = "study-manifest.json"
 
 @contextlib.contextmanager
 def replaced(out: Path) -> Iterator[Path]:
-    """Give an empty folder to write to. It replaces `out` when the block ends well; otherwise it is removed."""
+    """Yield an empty folder to write to. It replaces `out` if the block succeeds; otherwise it is removed."""
     try:
         out = out.resolve()
         refuse_foreign(out)
@@ -46,7 +46,7 @@ def replaced(out: Path) -> Iterator[Path]:
 
 
 def refuse_foreign(out: Path) -> None:
-    """A Stop where the folder holds anything that no earlier build has written."""
+    """A Stop if the folder contains anything that no earlier build has written."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -60,7 +60,7 @@ def refuse_foreign(out: Path) -> None:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """What is in a folder and not in its manifest, or not as the manifest has it. A link is never ours."""
+    """The files in a folder that differ from its manifest or are not in it. A link is never ours."""
     try:
         known = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -71,7 +71,7 @@ def _foreign(folder: Path) -> list[str]:
 
 
 def _contents(folder: Path) -> list[Path]:
-    """All below a folder but its manifest, what is in a folder before that folder."""
+    """Everything below a folder except its manifest; the content of a folder comes before the folder."""
     return [path for path in sorted(folder.rglob("*"), reverse=True) if path != folder / MANIFEST]
 
 
@@ -81,7 +81,7 @@ def _checksum(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def _locked(beside: Path, out: Path) -> Iterator[None]:
-    """Lock a folder and empty it of what a killed build has left. The kernel unlocks it when this process ends."""
+    """Lock a folder, and remove what a killed build left in it. The kernel unlocks it when this process ends."""
     lock = os.open(beside, os.O_RDONLY)
     try:
         try:
@@ -96,14 +96,14 @@ def _locked(beside: Path, out: Path) -> Iterator[None]:
         for path in beside.iterdir():
             if path.name != MANIFEST:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        (beside / MANIFEST).write_text('{"files": {}}')  # from here on the folder is known as ours
+        (beside / MANIFEST).write_text('{"files": {}}')  # from now on the folder is known as ours
         yield
     finally:
         os.close(lock)
 
 
 def _swap(beside: Path, out: Path, old: Path) -> None:
-    """Put the new folder in the place of the old one, which comes back if that fails."""
+    """Replace the old folder by the new one. If that fails, the old one is restored."""
     if out.exists():
         out.rename(old)
     try:
@@ -115,7 +115,7 @@ def _swap(beside: Path, out: Path, old: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that holds only ours; the manifest last, so that what a killed removal leaves is ours too."""
+    """Remove a folder with only our files, the manifest last: what a killed removal leaves is still known as ours."""
     if not folder.exists():
         return
     refuse_foreign(folder)

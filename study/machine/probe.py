@@ -1,4 +1,4 @@
-"""What `study doctor --cluster` runs on each host: it answers requests, a line of JSON each, until its input ends.
+"""`study doctor --cluster` runs this on each host: it answers requests, one line of JSON each, until its input ends.
 
 python -m study.machine.probe
 """
@@ -18,13 +18,13 @@ from study.errors import Stop
 from study.machine import linux, software
 from study.machine.gpus import gpus_here
 
-ANSWER = "study-probe "  # begins each answer: a login may print anything else
+ANSWER = "study-probe "  # begins each answer, because a login may print other lines
 BLOCK = bytes(2**20)
 CONNECTS_WITHIN_S = 5
 
 
 def describe(folder: str) -> dict:
-    """What this host has, as the doctor compares it."""
+    """The description of this host that the doctor compares."""
     try:
         gpus = [gpu.name for gpu in gpus_here()]
     except Stop as stop:
@@ -42,7 +42,7 @@ def describe(folder: str) -> dict:
 
 
 def listen() -> int:
-    """Count what one connection sends, and answer with the number of bytes. Gives the port."""
+    """Count the bytes that one connection sends, and reply with the number. Returns the port."""
     server = socket.create_server(("", 0))
 
     def receive() -> None:
@@ -57,7 +57,7 @@ def listen() -> int:
 
 
 def send(address: str, port: int, seconds: float) -> float:
-    """Bytes per second over TCP to another host: from the first byte to its word that it has all of them."""
+    """Bytes per second over TCP to another host, from the first byte to its reply that it has all of them."""
     with socket.create_connection((address, port), timeout=CONNECTS_WITHIN_S) as connection:
         connection.settimeout(10 * seconds + CONNECTS_WITHIN_S)
         started, total = time.perf_counter(), 0

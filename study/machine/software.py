@@ -1,4 +1,4 @@
-"""Versions of the software that can change a number, and where what is compiled for them is kept."""
+"""Versions of the software that can change a number, and the folder for operators compiled for them."""
 
 import importlib.metadata
 import os
@@ -31,8 +31,8 @@ def pins(constraints: Path) -> dict[str, str]:
 def operators_folder() -> Path:
     """The folder for DeepSpeed's compiled operators: in the Python environment whose PyTorch they are compiled against.
 
-    PyTorch's default is one folder for all environments of a user, where each compiles again what another one left. The
-    versions are in the name because the build does not depend on PyTorch's headers (ninja is not told of them).
+    PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
+    versions are in the name because ninja does not know that the build depends on PyTorch's headers.
     """
     environment = Path(sys.prefix)
     if os.access(environment, os.W_OK):

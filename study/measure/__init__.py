@@ -1,1 +1,1 @@
-"""The instruments, and what the prepared objects really are."""
+"""The instruments, and the readback of what the prepared objects really are."""

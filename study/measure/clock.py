@@ -1,4 +1,4 @@
-"""Time and energy of the timed steps. Inside a timed window nothing happens but reading a clock."""
+"""Measures time and energy of the timed steps. Within a timed window it only reads a clock."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from study.measure.hardware import CUDA
 
 
 class Clock:
-    """Seconds per step. On a GPU events mark the steps and are read after the window, so that no step waits."""
+    """Seconds per step. On a GPU, events mark the steps and are read after the window, so that no step waits."""
 
     def __init__(self):
         self.step_s: list[float] = []
@@ -33,9 +33,9 @@ class Clock:
 
 
 class Marks:
-    """Seconds per step of a loop that belongs to somebody else: a mark after each step, and nothing that waits."""
+    """Seconds per step of a user's own loop: a mark after each step, without waiting."""
 
-    FAR = 256  # steps after which a GPU has long passed a mark, so that reading it does not wait
+    FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
 
     def __init__(self):
         self._marks, self._step_s = [_now()], []
@@ -47,7 +47,7 @@ class Marks:
             del self._marks[: self.FAR]
 
     def read(self) -> list[float]:
-        """Of every step, the first included. On a GPU it waits for the last one."""
+        """The seconds of every step, including the first. On a GPU this waits for the last step."""
         if CUDA:
             self._marks[-1].synchronize()
         return self._step_s + _between(self._marks)

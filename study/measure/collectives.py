@@ -1,12 +1,12 @@
-"""Where this rank is among its collectives, kept in a file, for a run that hangs.
+"""Writes a file for each rank that says where it is among its collectives, to explain a run that hangs.
 
-PyTorch records each collective in a ring in memory, in C++ and below everything that calls one: torch.distributed,
-DDP's reducer, FSDP, DeepSpeed; with NCCL and gloo alike (torch 2.10 and later; TORCH_FR_BUFFER_SIZE entries, 2000 by
-default). So nothing is added to a collective. A thread asks once a second how many there were, and copies the ring into
-the rank's file once none has begun or ended for some seconds.
+PyTorch records each collective in a ring buffer, in C++ and below everything that calls one: torch.distributed, DDP's
+reducer, FSDP, DeepSpeed; with NCCL and with gloo (torch 2.10 and later; TORCH_FR_BUFFER_SIZE entries, 2000 by default).
+So nothing is added to a collective. A thread reads the number of collectives once a second. Once none has begun or
+ended for some seconds, it copies the ring into the rank's file.
 
-It does not see what goes around PyTorch's process groups (MPI, DeepSpeed's shared-memory operators), nor what a rank
-did in its last second if it was killed in the middle of work. A rank that holds Python's lock for ever writes nothing.
+Collectives outside PyTorch's process groups (MPI, DeepSpeed's shared-memory operators) are not seen, nor is the last
+second of a rank that was killed while it worked. A rank that never releases Python's lock writes nothing.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from torch._C import _distributed_c10d
 from study.inputs import files
 from study.records.collectives import FILE, Collective, RankLog
 
-ASK = signal.SIGUSR2  # asks a rank where it is
+ASK = signal.SIGUSR2  # tells a rank to write where it is
 KEPT = 200  # collectives in a file
 EVERY_S = 1.0
 STILL_S = 5.0
-MOVING_S = 10.0  # between two files while collectives come and go
+MOVING_S = 10.0  # between two writes while collectives begin and end
 _dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
 
 
 class CollectiveLog:
-    """Writes the file of one rank into a run's folder, from a thread, until it is closed.
+    """Writes a rank's file into the run folder, from a thread, until it is closed.
 
-    Create it after the process group. `close` removes the file: what is left behind belongs to a run that did not end.
+    Create it after the process group. `close` removes the file, so a file that is left shows that the run did not end.
     """
 
     def __init__(self, path: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
@@ -73,7 +73,7 @@ class CollectiveLog:
             self._closed.wait(self.every_s)
 
     def look(self) -> None:
-        """Write the file where something has begun or ended since the last look, or where nothing has for `still_s`."""
+        """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
         status, now_s = _counts(), time.monotonic()
         if status != self._status:
             self._status, self._since_s = status, now_s
@@ -93,49 +93,49 @@ class CollectiveLog:
 
 
 def print_stacks_when_asked() -> None:
-    """Also before there is a run folder."""
+    """Print the stacks of all threads at ASK. This works before there is a run folder."""
     faulthandler.register(ASK)
 
 
 class Heartbeat:
-    """The file of one rank of the study's own trainer: written where the training is between two parts, and when asked.
+    """Writes the file of a rank of the study's own trainer: between two parts of the training, and at the signal ASK.
 
-    Nothing runs during timed steps: a thread sleeps in a read until this process gets ASK, which the sweep sends to a
-    launch that takes too long. Then it copies PyTorch's ring, although the main thread waits in a collective. Of any
-    other signal it tells `when_told_to_end`, in a thread.
+    Nothing runs during timed steps: a thread sleeps in a read until this process gets a signal. At ASK, which the sweep
+    sends to a launch that takes too long, it copies PyTorch's ring, even if the main thread waits in a collective. At
+    any other signal it calls `on_other_signal` in a thread.
     """
 
-    def __init__(self, folder: Path, rank: int, when_told_to_end: Callable[[int], None] = lambda number: None):
-        self.when_told_to_end = when_told_to_end
+    def __init__(self, folder: Path, rank: int, on_other_signal: Callable[[int], None] = lambda number: None):
+        self.on_other_signal = on_other_signal
         self.file, self.rank = files.below(folder, FILE.format(rank=rank)), rank
-        faulthandler.unregister(ASK)  # else it would not see the handler that comes below it now
-        asked, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(asked, True)
+        faulthandler.unregister(ASK)  # register again below, after Python's own handler, so that it calls that one too
+        signals, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(signals, True)
         signal.signal(ASK, lambda *_: None)
         faulthandler.register(ASK, chain=True)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
-        threading.Thread(target=self._answer, args=(asked,), name="heartbeat", daemon=True).start()
-        if rank == 0:  # the others may be in a folder of another run, until the first rank has looked
+        threading.Thread(target=self._answer, args=(signals,), name="heartbeat", daemon=True).start()
+        if rank == 0:  # the folder may belong to another run until the first rank has checked it
             self.beat("set-up")
 
-    def beat(self, place: str) -> None:
-        self._write([], place)
+    def beat(self, position: str) -> None:
+        self._write([], position)
 
     def close(self) -> None:
-        """What is left behind belongs to a rank that was killed, or that hangs."""
+        """Remove the file. A file that is left shows that its rank was killed or hangs."""
         signal.set_wakeup_fd(-1)
         with contextlib.suppress(OSError):
             self.file.unlink(missing_ok=True)
 
-    def _answer(self, asked: int) -> None:
-        while number := os.read(asked, 1):  # the numbers of all signals come this way
+    def _answer(self, signals: int) -> None:
+        while number := os.read(signals, 1):  # the numbers of all signals arrive here
             if number[0] == ASK:
                 self._write(_copy(), _place())
             else:
-                threading.Thread(target=self.when_told_to_end, args=(number[0],), daemon=True).start()
+                threading.Thread(target=self.on_other_signal, args=(number[0],), daemon=True).start()
 
     def _write(self, recent: list[Collective], place: str | None) -> None:
-        with contextlib.suppress(OSError):  # no folder yet or on this machine, or no room on the disk
+        with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
             _write(self.file, self.rank, recent, place, bool(_counts()), still_s=0.0)
 
 
@@ -155,17 +155,17 @@ def _write(file: Path, rank: int, recent: list[Collective], place: str | None, r
 
 
 def _counts() -> dict | None:
-    """How many collectives of each group have begun and ended. Takes microseconds. None: PyTorch records none."""
+    """The number of collectives of each group that began and ended. Takes microseconds. None: PyTorch records none."""
     return json.loads(_dump(False, False)).get("pg_status") if _dump else None
 
 
 def _copy() -> list[Collective]:
-    """The last collectives, in the order in which they began: all of PyTorch's ring is read, tens of milliseconds."""
+    """The last collectives in the order in which they began. Reading the whole ring takes tens of milliseconds."""
     return _entries(json.loads(_dump(True, False))) if _dump else []
 
 
 def _entries(content: dict) -> list[Collective]:
-    """The last collectives in the order in which they began. Those between two ranks alone have no common index."""
+    """The last collectives in a dump of the ring, without sends and receives, which have no common index."""
     entries = [entry for entry in content.get("entries", []) if not entry.get("is_p2p")]
     return [
         Collective(
@@ -187,7 +187,7 @@ def _groups() -> dict[str, list[int]]:
 
 
 def _place() -> str | None:
-    """The line of the main thread nearest to its end that is not in an installed package."""
+    """The innermost line of the main thread that is not in an installed package."""
     frame, first = sys._current_frames().get(threading.main_thread().ident), None
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""How it shows that memory is full, or that another rank is gone."""
+"""Recognises errors that mean that memory is full, or that another rank is gone."""
 
 import re
 
@@ -22,7 +22,7 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def host_is_full(error: BaseException) -> bool:
-    """Whether the host refused memory, in the words of Python or of PyTorch's CPU allocator."""
+    """Whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
     messages = (
         "DefaultCPUAllocator: can't allocate memory",
         "std::bad_alloc",

@@ -1,4 +1,4 @@
-"""What PyTorch's FSDP, the first or the second, is and holds. Reads its own attributes, of torch 2.13."""
+"""Reads how PyTorch's FSDP, version 1 or 2, shards a model and what it holds. The attributes are torch 2.13's."""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def version(model) -> int | None:
 
 
 def tensors(model) -> Iterator[tuple[str, object]]:
-    """The tensors that it holds of a model, by role."""
+    """The tensors that FSDP holds of a model, by role."""
     for parameter in _flat_parameters(model):
         yield "weights", getattr(parameter, "_local_shard", parameter.data)  # from the first pass on
         yield "gathered_weights", getattr(parameter, "_full_param_padded", None)
@@ -27,7 +27,7 @@ def tensors(model) -> Iterator[tuple[str, object]]:
             yield "weights", parameter._sharded_param_data
             yield "gathered_weights", parameter.all_gather_outputs
             yield "gradients", parameter.sharded_param.grad
-            whole = getattr(parameter, "_unsharded_param", None)  # of passes that reduce nothing
+            whole = getattr(parameter, "_unsharded_param", None)  # holds gradients of passes that reduce nothing
             yield "gradients", [getattr(whole, "grad", None), parameter.unsharded_accumulated_grad]
         gathering = [group._all_gather_result, getattr(group.comm_ctx.all_gather_state, "all_gather_result", None)]
         yield "gathered_weights", [result.all_gather_output for result in gathering if result is not None]
@@ -35,14 +35,14 @@ def tensors(model) -> Iterator[tuple[str, object]]:
 
 
 def groups(model) -> Iterator:
-    """FSDP2's groups of parameters that are gathered together, its units."""
+    """FSDP2's units: groups of parameters that are gathered together."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state") and (state := module._get_fsdp_state())._modules[0] is module:
             yield from state._fsdp_param_groups
 
 
 def sizes(model) -> dict[str, int]:
-    """Parameters of a model in FSDP1, whose own are views of what a rank holds, and those that this rank holds."""
+    """The number of parameters of a model in FSDP1, and of those that this rank holds."""
     flat = list(_flat_parameters(model))
     whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
     held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
@@ -50,10 +50,10 @@ def sizes(model) -> dict[str, int]:
 
 
 def describe(model) -> dict:
-    """How FSDP2 shards a model. A record keeps it as it is, and arms promise some of it."""
+    """How FSDP2 shards a model, as the record keeps it. Arms promise some of these values."""
     units = list(groups(model))
     root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
-    # The root's own unit stays whole if nobody says otherwise; FSDP2 decides so in the first forward pass.
+    # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
     stay = root._fsdp_param_groups if root is not None and root._auto_reshard_after_forward else ()
     reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
     policies = {unit.mp_policy for unit in units}
@@ -70,13 +70,13 @@ def describe(model) -> dict:
 
 
 def _flat_parameters(model) -> Iterator:
-    """FSDP1's."""
+    """The flat parameters of FSDP1."""
     for module in model.modules():
         if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
             yield handle.flat_param
 
 
 def _names(dtypes) -> str | None:
-    """None: the parameters' own."""
+    """The names of dtypes. None: the parameters' own dtype."""
     names = {str(dtype).removeprefix("torch.") for dtype in dtypes if isinstance(dtype, torch.dtype)}
     return " ".join(sorted(names)) or None

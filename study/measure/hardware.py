@@ -1,4 +1,4 @@
-"""What machine this is."""
+"""Describes this machine for a record."""
 
 import platform
 import shutil

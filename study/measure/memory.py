@@ -1,4 +1,4 @@
-"""Memory: a rank's peaks and disk traffic; and, in untimed steps, every live storage by component."""
+"""Measures a rank's memory peaks and disk traffic, and in untimed steps every live storage by component."""
 
 import contextlib
 import gc
@@ -49,7 +49,7 @@ def peaks() -> RankMemory:
 
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
-    """The peaks of two stretches of time together; what is no peak is that of the second."""
+    """The peaks over two periods together. Values that are not peaks come from the second."""
     peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
     later = second.model_dump()
     return RankMemory(
@@ -58,13 +58,13 @@ def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
 
 
 def written_bytes() -> int | None:
-    """Bytes this process has written so far, into the page cache or past it; None where the kernel does not count."""
+    """Bytes that this process has passed to write calls so far: to files and to gloo's sockets. None if not counted."""
     written = fields("/proc/self/io").get("wchar")
     return None if written is None else int(written)
 
 
 def disk_bytes() -> dict[str, int | None]:
-    """Bytes this process has made the disk read and write so far. Direct I/O is counted, the page cache is not."""
+    """Bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
     io = fields("/proc/self/io")
     return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
 
@@ -89,10 +89,10 @@ class Live:
 class MemoryWatch(TorchDispatchMode):
     """Tracks every live storage through the operations of a step: the total, its peak, and the components at the peak.
 
-    It sees what the Python dispatcher sees, on a CPU and on a GPU alike, so a machine without a GPU can say what a
-    device would hold. The peak is known only afterwards, so it takes two steps: the first measures the peak; after
-    `look_again`, the second sorts the live storages by role at each new maximum close to that peak, and keeps the last.
-    `roles` gives the role of a storage by its address. With `collect`, what only cycles keep alive is let go first.
+    It sees what the Python dispatcher sees, on a CPU as on a GPU, so a machine without a GPU shows what a device would
+    hold. The peak is known only afterwards, so it takes two steps. The first measures the peak. After `look_again`, the
+    second sorts the live storages by role at each new maximum close to that peak, and keeps the last result. `roles`
+    gives the role of a storage by its address. With `collect`, garbage that only cycles keep alive is collected first.
     """
 
     def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
@@ -110,7 +110,7 @@ class MemoryWatch(TorchDispatchMode):
         if self.collect:
             gc.collect()
         kinds = _subclasses(torch.Tensor)
-        # By exact type: isinstance would ask lazy proxies for their __class__, and takes longer.
+        # By exact type: isinstance is slower, and would read __class__ of lazy proxies.
         for tensor in [item for item in gc.get_objects() if type(item) in kinds]:
             self._add(tensor, "before")
         self.peak = self.total
@@ -123,7 +123,7 @@ class MemoryWatch(TorchDispatchMode):
         return super().__exit__(*error)
 
     def _resized(self, resize: Callable) -> Callable:
-        """FSDP frees and allocates by resizing storages, which is no operation that the dispatcher sees."""
+        """Follow resizing too: FSDP frees and allocates with it, and the dispatcher does not see that."""
 
         def resize_(storage: torch.UntypedStorage, size: int):
             result = resize(storage, size)
@@ -136,23 +136,23 @@ class MemoryWatch(TorchDispatchMode):
         return resize_
 
     def look_again(self) -> None:
-        """Between the two steps: from now on, sort at each new maximum that is close to the last peak."""
+        """Between the two steps: from now on, sort storages at each new maximum that is close to the last peak."""
         self.close_to_peak = 0.99 * self.peak
         self.peak, self.at_peak = 0, None
         self.operations = self.sum = 0
         self._rise()
 
     def mark(self) -> None:
-        """Remember the current roles, for storages that outlive the tensors by which their role is known."""
+        """Remember the current roles, for storages that outlive the tensors that give them a role."""
         roles = self.roles()
-        for live in list(self._live.values()):  # what this lets go leaves the dictionary
+        for live in list(self._live.values()):  # a copy: storages may be freed meanwhile
             storage = live.ref()
             if storage is not None and storage.nbytes():
                 live.role = roles.get(storage._cdata, live.role)
 
     def by_role(self) -> dict[str, int]:
         """Live bytes by role. A storage without a role is named by the phase that allocated it."""
-        # Held while they are sorted: gloo's threads could release one meanwhile, and the parts would not add up.
+        # Hold the storages while they are sorted: if gloo's threads freed one, the parts would not add up.
         alive = [(live, storage) for live in list(self._live.values()) if (storage := live.ref()) is not None]
         roles = self.roles()
         sums: Counter[str] = Counter()
@@ -163,11 +163,11 @@ class MemoryWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it comes again, with what this rank holds of it
+            return NotImplemented  # it comes again with the local parts
         out = function(*args, **(kwargs or {}))
         try:
             self._follow(function, args, out)
-        except Exception as error:  # a training must not end because this cannot follow one of its operations
+        except Exception as error:  # an operation that this cannot follow must not end the training
             self.failed = self.failed or error
         return out
 
@@ -183,11 +183,11 @@ class MemoryWatch(TorchDispatchMode):
 
     @property
     def mean(self) -> float:
-        """The mean of the total over the operations of a step, each operation counting once."""
+        """The mean of the total over the operations of a step."""
         return self.sum / self.operations
 
     def _rise(self) -> None:
-        # A maximum far below the last peak will be passed, so it need not be exact.
+        # A maximum far below the last peak will be exceeded, so it need not be exact.
         if self.gloo and self.total > self.peak and self.total >= (self.close_to_peak or 0):
             _let_threads_finish()
         if self.total > self.peak:
@@ -197,7 +197,7 @@ class MemoryWatch(TorchDispatchMode):
                 self.peak = sum(self.at_peak.values())
 
     def _add(self, tensor: torch.Tensor, phase: str | None = None) -> None:
-        """Follow a tensor's storage, as one of the phase that is now if none is named."""
+        """Follow a tensor's storage. By default it belongs to the current phase."""
         if tensor.device.type != self.device_type:
             return
         try:
@@ -207,7 +207,7 @@ class MemoryWatch(TorchDispatchMode):
             if known is None and not isinstance(tensor, FakeTensor):
                 storage.data_ptr()
         except (NotImplementedError, RuntimeError):
-            return  # a tensor without memory of its own, such as torch.compile traces with
+            return  # a tensor without memory, as torch.compile uses for tracing
         size = storage.nbytes()
         if known is None:
             self._live[key] = Live(weakref.ref(storage, lambda _: self._gone(key)), size, phase or _phase())
@@ -217,9 +217,9 @@ class MemoryWatch(TorchDispatchMode):
             known.size = size
 
     def _set_apart(self, tensor: torch.Tensor) -> None:
-        """Gloo does a reduce-scatter as an all-reduce of a copy, which first shows when it is split.
+        """Do not count gloo's copy: it runs a reduce-scatter as an all-reduce of a copy, which it then splits.
 
-        With NCCL there is no such copy, nor in a virtual rank, so it does not count as the arm's memory.
+        Neither NCCL nor a virtual rank makes this copy, so it does not count as the arm's memory.
         """
         self._add(tensor, "gloo")
         live = self._live.get(id(tensor.untyped_storage()))

@@ -1,4 +1,4 @@
-"""The emulated network that a rank is in, as its kernel has it: the limits of its link, and what went over it."""
+"""Reads the emulated network of a rank from the kernel: the limits of its link, and the bytes that it sent."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from study.records.schema import LinkTraffic, Network
 
 
 def interface() -> str | None:
-    """The interface that gloo was told to use."""
+    """The network interface that gloo uses."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def host() -> str:
-    """Tells the hosts of an emulated cluster apart."""
+    """An identifier of this host in an emulated cluster: its network namespace."""
     return str(Path("/proc/self/ns/net").readlink())
 
 
 def seen_from_here() -> dict:
-    """What this rank's host says of its link: the namespace tells hosts apart."""
-    words = ["tc", "-json", "qdisc", "show", "dev", str(interface())]
-    said = json.loads(subprocess.run(words, capture_output=True, text=True).stdout or "[]")
-    by_kind = {discipline["kind"]: discipline.get("options", {}) for discipline in said}
+    """The host of this rank, its interface and the limits of its link."""
+    command = ["tc", "-json", "qdisc", "show", "dev", str(interface())]
+    disciplines = json.loads(subprocess.run(command, capture_output=True, text=True).stdout or "[]")
+    by_kind = {discipline["kind"]: discipline.get("options", {}) for discipline in disciplines}
     rate_bytes = by_kind.get("tbf", {}).get("rate")
     return {
         "host": host(),
@@ -36,7 +36,7 @@ def seen_from_here() -> dict:
 
 
 def describe(ranks: list[dict]) -> Network:
-    """The network from what its ranks see. The slowest link counts; they are all declared alike."""
+    """The network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
     hosts = {rank["host"]: rank for rank in ranks}.values()
     limits = [host["bandwidth_mbit"] for host in hosts]
     return Network(
@@ -49,7 +49,7 @@ def describe(ranks: list[dict]) -> Network:
 
 
 def counters() -> LinkTraffic | None:
-    """What this host's interface has sent and received so far; None outside an emulated cluster."""
+    """What this host's interface has sent and received so far. None outside an emulated cluster."""
     counted = psutil.net_io_counters(pernic=True).get(str(interface()))
     return counted and LinkTraffic(
         sent_bytes=counted.bytes_sent,

@@ -1,8 +1,8 @@
-"""Bytes and calls by collective, counted below DDP and ZeRO alike, where both call PyTorch's process group.
+"""Counts calls and bytes by collective, below DDP and ZeRO, where both call PyTorch's process group.
 
-DDP's reducer is C++ and DeepSpeed's own logger cannot see it; the dispatcher sees both. The bytes are logical: the size
-of the whole tensor a collective produces or consumes, whatever the backend then does. What gloo puts on the wire for it
-is `gloo_wire_bytes`, and the kernel's own count of what the process wrote checks the two against each other.
+DeepSpeed's own logger cannot see DDP's reducer, which is C++; the dispatcher sees both. The bytes are logical: the size
+of the whole tensor that a collective produces or consumes, whatever the backend does. `gloo_wire_bytes` computes what
+gloo sends for them, and the kernel's count of the bytes that the process wrote is a check of both.
 """
 
 import torch
@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from study.machine.linux import fields
 from study.records.schema import Collective
 
-ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: what is inside one is not dispatched again
-NAMES = {  # what the dispatcher calls each kind; the names without _ at the end are those of functional collectives
+ULYSSES = "dim_zero_all_to_all"  # DeepSpeed's own operator: the calls inside it are not dispatched again
+NAMES = {  # the dispatcher's names of each kind; names without a final _ are those of functional collectives
     "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
     "all_gather": "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ "
     "all_gather_into_tensor all_gather_into_tensor_coalesced",
@@ -36,9 +35,8 @@ KINDS = {name: kind for kind, names in NAMES.items() for name in names.split()}
 class CollectiveCounter(TorchDispatchMode):
     """Counts calls and bytes of each kind of collective.
 
-    Bytes are those of the full tensor: what an all_reduce reduces, an all_gather ends with, a reduce_scatter starts
-    from. A collective of N ranks over a full tensor of B bytes thus counts B, whichever kind it is, and the traffic of
-    two arms is in the same unit.
+    Bytes are those of the full tensor: the input of an all_reduce or a reduce_scatter, the output of an all_gather. So
+    a collective over a full tensor of B bytes counts B, whatever its kind. The traffic of all arms has the same unit.
     """
 
     def __init__(self):
@@ -48,12 +46,12 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it comes again, with what this rank holds of it
+            return NotImplemented  # it comes again with the local parts
         out = function(*args, **(kwargs or {}))
         if function.namespace == "c10d":
             self._count(function.__name__.split(".")[0], args[:2], args)
         elif function.namespace == "_c10d_functional" or function.__name__.startswith(ULYSSES):
-            self._count(function.__name__.split(".")[0], (args[0], out), args)  # they return what they make
+            self._count(function.__name__.split(".")[0], (args[0], out), args)  # these return their output
         return out
 
     def _count(self, name: str, values, args) -> None:
@@ -89,9 +87,3 @@ def refuse_uncounted(counter: CollectiveCounter) -> None:
     if counter.not_counted:
         names = " and ".join(sorted(counter.not_counted))
         raise NotImplementedError(f"{names}: not in NAMES, so their bytes were not counted: add them")
-
-
-def socket_bytes_written() -> int | None:
-    """Bytes this process has passed to write calls so far, by the kernel: gloo's sockets, and files too."""
-    written = fields("/proc/self/io").get("wchar")
-    return int(written) if written else None

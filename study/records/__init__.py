@@ -1,1 +1,1 @@
-"""The record of a run: its schema, reading and writing it, and which runs belong together."""
+"""The record of a run: its schema, how it is read and written, and which runs are comparable."""

@@ -1,8 +1,8 @@
-"""Checkpoints on the disk: sealed when they are whole, kept, and the last good one found again. No torch here.
+"""Checkpoints on the disk: seals complete ones, removes old ones, and finds the last good one. It needs no torch.
 
-`checkpoints/step-00000040/` has what the libraries wrote, `progress.json` (how far the training was) and
-`manifest.json`, which names every file with its size and SHA-256. It is written as `step-00000040.part` and renamed
-when all of it is on the disk. A checkpoint that was cut off has another name, and never stands in a good one's place.
+`checkpoints/step-00000040/` contains the libraries' files, `progress.json` (how far the training was) and
+`manifest.json`, which lists every file with its size and SHA-256. The folder is written as `step-00000040.part` and
+renamed when all of it is on the disk. So an incomplete checkpoint has another name and never replaces a good one.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from study.spec import validation
 
 FOLDER, MANIFEST, PROGRESS, PART = "checkpoints", "manifest.json", "progress.json", ".part"
 NAME = re.compile(r"step-([0-9]{8})(\.part)?")
-KEPT = 2  # the last one, and the one before, should the disk have damaged the last one
+KEPT = 2  # the last checkpoint, and the one before in case the last one is damaged
 MAX_BYTES = 2**30  # of progress.json: a loss and a rate for each step, at most ten million
 CHUNK_BYTES = 2**20
 
 
 class Progress(Section):
-    """How far a training was, and what its record has of it."""
+    """How far a training was, and the part of its record that a resumed run continues."""
 
     run_id: str
     arm: str
@@ -43,8 +43,8 @@ class Progress(Section):
     losses: list[float]
     rates: list[float]
     evals: list[Evaluation]
-    random_states: list[str]  # of each rank, as a digest: Accelerate says nothing where it cannot restore them
-    weights_checksum: str | None  # of all weights, however they are divided: a library may load none, and not say so
+    random_states: list[str]  # a digest for each rank: Accelerate fails to restore them without an error
+    weights_checksum: str | None  # of all weights, however they are divided: a library may load none without an error
     resumes: list[Resume]  # the interruptions so far
 
 
@@ -63,7 +63,7 @@ def part_of(run_folder: Path, step: int) -> Path:
 
 
 def seal(part: Path) -> tuple[Path, int]:
-    """Name all files in a manifest, bring them to the disk, and give the folder its name. Gives it, and its bytes."""
+    """List all files in a manifest, sync them to the disk, and rename the folder. Returns the folder and its bytes."""
     named = {}
     for path in sorted(part.rglob("*")):
         if path.is_file():
@@ -79,14 +79,14 @@ def seal(part: Path) -> tuple[Path, int]:
 
 
 def forget_old(run_folder: Path) -> None:
-    """Remove all whole checkpoints of a run but the last ones."""
+    """Remove all complete checkpoints of a run except the last ones."""
     whole = [path for path, is_part in _all(run_folder) if not is_part]
     for path in whole[KEPT:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a run that is whole, and why each newer one was passed over."""
+    """The newest complete checkpoint of a run, and why each newer one was passed over."""
     passed_over = []
     for path, is_part in _all(run_folder):
         reason = "it was cut off while it was written" if is_part else why_not_whole(path)
@@ -97,7 +97,7 @@ def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def why_not_whole(folder: Path) -> str | None:
-    """Why a checkpoint is not what was sealed; None if it is, byte for byte."""
+    """Why a checkpoint is not as it was sealed; None if it is, byte for byte."""
     try:
         manifest = Manifest.model_validate_json(files.read_below(folder, MANIFEST, MAX_BYTES))
     except OSError as error:
@@ -116,7 +116,7 @@ def why_not_whole(folder: Path) -> str | None:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the training of a checkpoint was. What cannot be read is a Stop."""
+    """How far the training of a checkpoint was. A Stop if that cannot be read."""
     try:
         return Progress.model_validate_json(files.read_below(checkpoint, PROGRESS, MAX_BYTES))
     except (OSError, ValidationError) as error:
@@ -126,7 +126,7 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def how_it_ended(run_folder: Path) -> tuple[str | None, int | None]:
-    """The status in an interrupted run's record, and the last step that it wrote down. Unknown is None."""
+    """The status in an interrupted run's record, and the last step in its steps.jsonl. Unknown is None."""
     status = None
     with contextlib.suppress(Stop):
         status = store.load(run_folder).status
@@ -152,7 +152,7 @@ def _digest(path: Path) -> str:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder: a rename may otherwise arrive before what it names."""
+    """Wait until a file, or the names in a folder, are on the disk. Else a rename may get there before the content."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,6 +1,6 @@
-"""Where each rank of a run is among its collectives, as a file for each rank: written by `study.measure.collectives`.
+"""Reads the files in which ranks say where they are among their collectives. `study.measure.collectives` writes them.
 
-The file is replaced as a whole, so it is readable while the run goes on and after it was killed.
+Each file is replaced as a whole, so it is readable while the run goes on and after it was killed.
 """
 
 import re
@@ -22,7 +22,7 @@ class Part(BaseModel):
 
 
 class Collective(Part):
-    """One collective of this rank. Its index counts those of its group, from 1."""
+    """A collective of this rank. The index counts the collectives of its group, from 1."""
 
     group: str
     index: int
@@ -32,13 +32,13 @@ class Collective(Part):
 
 
 class RankLog(Part):
-    """What a rank last wrote. `recent` is empty while collectives come and go, and filled once none does."""
+    """What a rank last wrote. `recent` is empty while collectives begin and end, and filled once that stops."""
 
     rank: int
     ranks: int
     pid: int | None = None  # on the rank's machine
     written_unix_s: float
-    still_s: float  # for how long nothing had begun or ended
+    still_s: float  # seconds since a collective last began or ended
     recorded: bool  # whether PyTorch records collectives at all
     place: str | None = None  # what the main thread executes: "train.py:88 in step"
     groups: dict[str, list[int]] = {}  # the ranks of each process group
@@ -46,7 +46,7 @@ class RankLog(Part):
 
 
 def paths(folder: Path) -> list[Path]:
-    """The files of a run's ranks, in the order of the ranks."""
+    """The files of a run's ranks, in order of the ranks."""
     numbered = {
         path: re.fullmatch(r"collectives-rank(\d{1,6})\.json", path.name) for path in folder.glob("collectives-*")
     }
@@ -55,7 +55,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def load(folder: Path) -> list[RankLog]:
-    """What all ranks of a run last wrote; empty without such files."""
+    """The last logs of all ranks of a run; empty without such files."""
     return [_load(path) for path in paths(folder)]
 
 

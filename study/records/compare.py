@@ -1,4 +1,4 @@
-"""Equal cells side by side: a row is one cell in one environment, and never more."""
+"""Compares equal cells: a row is one cell in one environment."""
 
 import json
 from collections import Counter
@@ -17,16 +17,16 @@ NOTE = "from, to: 95 % interval over runs; vs A: s/step over that in A, a ratio 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared, and what was not."""
+    """The comparison, and the runs that are not in it."""
 
     rows: list[dict]  # one for each cell and environment
     environments: dict[str, dict]  # all that is known of each, by its letter
-    left_out: dict[str, int]  # runs by status, and as "copy" those of a run that is here already
+    left_out: dict[str, int]  # runs by status; "copy" counts records of runs that are already included
     unreadable: list[str]  # a sentence for each
 
 
 def compare(runs: Runs) -> Comparison:
-    """The finished runs as rows, with columns only for what tells cells apart."""
+    """The finished runs as rows, with columns only for settings in which cells differ."""
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs.done:
         key = run.key(without=("seed",)), json.dumps(run.resolved, sort_keys=True)
@@ -38,16 +38,16 @@ def compare(runs: Runs) -> Comparison:
 
 
 def notes(compared: Comparison) -> list[str]:
-    """What the letters of the environments stand for, and what is not in the table."""
-    places = list(compared.environments.values())
-    names = _differing(places) or [*places[0]] if places else []
-    if "commit" not in names and any("changed" in place.get("commit", "") for place in places):
+    """Lines below the table: the letters of the environments, and the runs that are not in the table."""
+    machines = list(compared.environments.values())
+    names = _differing(machines) or [*machines[0]] if machines else []
+    if "commit" not in names and any("changed" in machine.get("commit", "") for machine in machines):
         names.append("commit")
     text = [
-        f"{letter}: " + ", ".join(f"{name} {short(place.get(name))}" for name in names)
-        for letter, place in compared.environments.items()
+        f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
+        for letter, machine in compared.environments.items()
     ]
-    text += [NOTE] if places else []
+    text += [NOTE] if machines else []
     text += [f"left out: {number} {why}" for why, number in compared.left_out.items()]
     return text + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
@@ -57,14 +57,14 @@ def _rows(cells: dict[tuple[str, str], list[Run]], letters: list[str]) -> list[d
     for key, resolved in cells:
         resolved_of.setdefault(key, []).append(json.loads(resolved))
     columns = ["arm", *_differing([json.loads(key) for key in resolved_of])]
-    # Arms differ in many of DeepSpeed's keys. Shown are those in which cells differ that asked for the same.
+    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
     columns += [name for several in resolved_of.values() for name in _differing(several)]
     rows = []
     for (key, resolved), runs in cells.items():
-        settings, places = json.loads(resolved) | json.loads(key), by(runs, "environment")
-        for letter in (letter for letter in letters if (letter,) in places):
+        settings, in_environment = json.loads(resolved) | json.loads(key), by(runs, "environment")
+        for letter in (letter for letter in letters if (letter,) in in_environment):
             row = {name: settings.get(name) for name in columns} | {"environment": letter}
-            rows.append(row | _numbers(places[letter,], places.get(("A",), [])))
+            rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
     return rows
 
 
@@ -91,12 +91,12 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
 
 
 def _median(runs: list[Run], quantity: str) -> float | None:
-    """None where one of the values is not known: a median of the others would not say that it leaves one out."""
+    """The median over runs; None if one value is unknown, because a median of the rest would hide that."""
     values = [value(run.record, quantity) for run in runs]
     return stats.median(values) if values and None not in values else None
 
 
 def _differing(several: list[dict]) -> list[str]:
-    """The names under which not all of them have the same."""
+    """The names whose values are not the same in all of them."""
     names = dict.fromkeys(name for each in several for name in each)
     return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]

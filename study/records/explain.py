@@ -1,4 +1,4 @@
-"""Why did ZeRO not save memory? Where the peaks of two runs differ, by component, in bytes and in words."""
+"""Explains how the peaks of two runs differ, by component, in bytes and in sentences."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ OFFLOADED = {"optimizer_home": ("master", "moments"), "weights_home": ("weights"
 MAX_SENTENCES = 3
 NEGLIGIBLE = 0.05  # of all that changes: a smaller part gets no sentence
 
-# What a difference means: of a component that grew, and of one that shrank. From DeepSpeed 0.19.8's sources.
+# The reasons for a component that grew, and for one that shrank, from the sources of DeepSpeed 0.19.8.
 GREW = {
     "weights": "the weights are not partitioned, are in a wider dtype, or are kept twice",
     "master": "the optimizer keeps an fp32 copy of the weights; DeepSpeed does so even for fp32 weights",
@@ -56,7 +56,7 @@ OBSERVED = ("parameters", "ranks", "device", "attention")
 
 @dataclass(frozen=True)
 class Peak:
-    """The rank of a run that held most, at its peak. What a machine without a GPU cannot know is None."""
+    """The peak of the rank that held most. Values that need a GPU are None without one."""
 
     components: dict[str, int]
     tracked_bytes: int
@@ -66,7 +66,7 @@ class Peak:
 
 
 def peak(record: Record) -> Peak:
-    """The rank that held most. A record without memory by component is a Stop with the remedy."""
+    """The peak of the rank that held most. A Stop if the record has no memory by component."""
     ranks = {number: rank for number, rank in enumerate(record.memory.components.per_rank) if rank.at_peak}
     if not ranks:
         raise Stop(
@@ -85,11 +85,12 @@ def peak(record: Record) -> Peak:
 
 
 def explain(a: Peak, b: Peak) -> list[dict]:
-    """What `b` holds at its peak and `a` does not, by component, the largest difference first.
+    """The difference of two peaks by component, the largest difference first.
 
-    The tracked rows sum to the difference of the two tracked peaks; `share` is a component's part of all that changes,
-    whether it grows or shrinks. The last three rows go from there to what the device reports as used: what only the
-    allocator sees, what it reserves without using, and what is outside it. On a CPU they are None.
+    The tracked rows sum to the difference of the two tracked peaks. `share` is a component's part of all changes,
+    whether it grows or shrinks. The last three rows lead from there to the memory that the device reports as used:
+    memory that only the allocator sees, memory that it reserves but does not use, and memory outside it. On a CPU they
+    are None.
     """
     kind_of = {role: kind for kind, roles in KINDS.items() for role in roles}
     rows = [
@@ -111,7 +112,7 @@ def explain(a: Peak, b: Peak) -> list[dict]:
 
 
 def totals(rows: list[dict]) -> dict:
-    """The two tracked peaks, as a row under those of `explain`."""
+    """The two tracked peaks as a row, to be shown below the rows of `explain`."""
     tracked = [row for row in rows if row["kind"] != UNTRACKED]
     return _row("all that is tracked", "", *(sum(row[key] for row in tracked) for key in ("a_bytes", "b_bytes")))
 
@@ -126,7 +127,7 @@ def _row(name: str, kind: str, a: int | None, b: int | None) -> dict:
 
 
 def unlike(a: Record, b: Record) -> str | None:
-    """In what two runs differ besides their arm, in a sentence; None if in nothing."""
+    """A sentence on how two runs differ besides their arm; None if they do not."""
     pairs = {name: (getattr(a.requested, name), getattr(b.requested, name)) for name in SETTINGS}
     pairs |= {name: (getattr(a.observed, name), getattr(b.observed, name)) for name in OBSERVED}
     pairs["optimizer"] = tuple(run.requested.optimizer or "adamw" for run in (a, b))
@@ -138,7 +139,7 @@ def unlike(a: Record, b: Record) -> str | None:
 
 
 def sentences(a: Record, b: Record) -> list[str]:
-    """Up to three sentences on what makes the difference."""
+    """Up to three sentences on the largest differences."""
     rows = [row for row in explain(peak(a), peak(b)) if row["kind"] != UNTRACKED]
     arms = (a.arm, b.arm)
     names = arms if arms[0] != arms[1] else ("the first run", "the second")
@@ -149,7 +150,7 @@ def sentences(a: Record, b: Record) -> list[str]:
 
 
 def _one_memory(record: Record) -> str | None:
-    """On a CPU offloaded tensors are in the memory that is counted; on a GPU they would not be."""
+    """A note for a run on a CPU with offloading: on a GPU, offloaded tensors would not be in the counted memory."""
     homes, components = record.memory.components, peak(record).components
     roles = [role for home, roles in OFFLOADED.items() if getattr(homes, home) not in (None, "none") for role in roles]
     held = [role for role in roles if components.get(role)]

@@ -1,11 +1,11 @@
-"""Runs sorted into groups that may share a figure, each with a short label that tells it from the others."""
+"""Sorts runs into groups that may share a figure, each with a short label that distinguishes it."""
 
 import json
 from collections.abc import Iterable
 
 from study.records.runs import Run
 
-LABELS = {  # how settings are called in a label; any other goes by its own name
+LABELS = {  # the names of settings in a label; any other setting keeps its own name
     "micro_batch": "rows/pass",
     "accumulation": "passes",
     "sequence": "tokens",
@@ -14,36 +14,37 @@ LABELS = {  # how settings are called in a label; any other goes by its own name
     "eval_rows": "evaluation rows",
 }
 ALWAYS_NAMED = ("task", "model", "precision")
-# Only where nothing else tells two groups apart.
+# Only named if nothing else distinguishes two groups.
 RARELY_NAMED = {"lr", "warmup_steps", "eval_every", "eval_rows", "train_rows", "sequence", "instruments", "init"}
-VARIES = ("arm", "seed", "ranks")  # within a group
+VARIES = ("arm", "seed", "ranks")  # may differ within a group
 
 
 def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """Runs of equal cells in one environment, whatever their arm, seed and ranks, by label.
+    """Runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
 
-    `without` names settings that may differ within a group. `only` names the few that must not, for quantities such as
-    bytes that depend on nothing else; then only the device and the measuring version must be equal as well.
+    `without` names more settings that may differ. `only` names the few settings that must be equal, for quantities such
+    as bytes that depend on nothing else. Then the device and the measure version must be equal too.
     """
     members: dict[tuple, list[Run]] = {}
     for run in runs:
         left_out = {*VARIES, *without, *(("epochs",) if run.steps else ())}  # --steps overrides --epochs
         cell = {name: value for name, value in json.loads(run.key(left_out, only)).items() if value is not None}
-        place = (f"on {run.device}", f"measured by version {run.record.measure_version}")
+        conditions = (f"on {run.device}", f"measured by version {run.record.measure_version}")
         if only is None:
-            place = (f"environment {run.environment}",)
-        members.setdefault((json.dumps(cell, sort_keys=True), *place), []).append(run)
+            conditions = (f"environment {run.environment}",)
+        members.setdefault((json.dumps(cell, sort_keys=True), *conditions), []).append(run)
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))
-    telling = {word for words in zip(*members, strict=True) if len(set(words)) > 1 for word in words}
+    columns = [set(column) for column in zip(*members, strict=True)]
+    differing = {text for column in columns if len(column) > 1 for text in column}
     return {
-        ", ".join([names[cell], *(word for word in place if word in telling)]): mine
-        for (cell, *place), mine in members.items()
+        ", ".join([names[cell], *(text for text in conditions if text in differing)]): runs_of_group
+        for (cell, *conditions), runs_of_group in members.items()
     }
 
 
 def labels(cells: list[dict]) -> list[str]:
-    """A short name for each cell: task, model, precision, and the settings in which it differs from its namesakes."""
+    """A short name for each cell: task, model, precision, and the settings that distinguish cells of the same name."""
     names = [", ".join(str(cell[name]) for name in ALWAYS_NAMED if name in cell) for cell in cells]
     for quiet in (RARELY_NAMED, set()):
         for alike in [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]:
@@ -58,7 +59,7 @@ def labels(cells: list[dict]) -> list[str]:
 
 
 def _setting(name: str, value) -> str:
-    """A setting in a label. One that is off, or was not given, is left out."""
+    """A setting as part of a label; empty if it is off or was not given."""
     if value in (None, False):
         return ""
     words = LABELS.get(name, name.replace("_", " "))
@@ -66,8 +67,8 @@ def _setting(name: str, value) -> str:
 
 
 def lines(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of a group by line of a figure: the arm, with its ranks and kind where the arm is not enough."""
-    ranks = {arm: {run.ranks for run in mine} for (arm,), mine in by(runs, "arm").items()}
+    """The runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
+    ranks = {arm: {run.ranks for run in runs_of_arm} for (arm,), runs_of_arm in by(runs, "arm").items()}
     members: dict[str, list[Run]] = {}
     for run in runs:
         name = run.arm
@@ -78,7 +79,7 @@ def lines(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def by(items: Iterable, *names: str) -> dict[tuple, list]:
-    """Rows or runs by their values of these fields, in the order in which they come."""
+    """Rows or runs grouped by these fields, in the order in which they come."""
     members: dict[tuple, list] = {}
     for item in items:
         key = tuple(item[name] if isinstance(item, dict) else getattr(item, name) for name in names)

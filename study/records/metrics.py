@@ -1,4 +1,4 @@
-"""Named metrics read from a record. Per-rank values are reduced to the maximum over ranks. Unknown is None."""
+"""Reads named metrics from a record. Values of ranks become their maximum. Unknown is None."""
 
 from collections.abc import Callable, Iterable
 from types import NoneType, UnionType
@@ -15,15 +15,15 @@ STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
 ELEMENT_BYTES = {dtype: size_bytes for size_bytes, dtypes in DTYPES.items() for dtype in dtypes}
 HIGHER_IS_BETTER = ("tokens_per_s", "samples_per_s", "mfu", "accuracy")
-COMPONENT = "component."  # and one of them, at the peak: component.weights
+COMPONENT = "component."  # prefix of a component at the peak: component.weights
 
 
 def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
-    """What one rank writes to its sockets for these collectives, averaged over the ranks.
+    """The bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
 
-    Ring algorithms. Gloo does a reduce-scatter as an all-reduce and keeps a part, so the wire carries twice the logical
-    bytes. None if one of the collectives has no such formula: gloo's reduce, for example, sends between 1.5 and 2.4
-    times the tensor at two ranks, depending on its size.
+    The formulas are those of ring algorithms. Gloo runs a reduce-scatter as an all-reduce and keeps a part, so the wire
+    carries twice the logical bytes. None if a collective has no formula: gloo's reduce, for example, sends between 1.5
+    and 2.4 times the tensor at two ranks, depending on its size.
     """
     once, twice = ("all_gather", "broadcast", "all_to_all"), ("all_reduce", "reduce_scatter")
     factor = {"barrier": 0} | dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
@@ -37,7 +37,7 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
 
 
 def dig(value, path: str):
-    """The value at a dotted path, list indices included. None where this record has none; a Stop where none can."""
+    """The value at a dotted path with list indices. None if this record has none; a Stop if no record can have it."""
     for name in path.split("."):
         if isinstance(value, list) and name.lstrip("-").isdigit():
             value = value[int(name)] if -len(value) <= int(name) < len(value) else None
@@ -53,25 +53,25 @@ def dig(value, path: str):
 
 
 def refuse_unknown(path: str) -> None:
-    """Raise a Stop for a path that no record can have, whatever is in its lists."""
-    of = Record
+    """A Stop for a path that no record can have, whatever is in its lists."""
+    hint = Record
     for name in path.split("."):
-        while get_origin(of) in (Annotated, Union, UnionType):
-            of = next(each for each in get_args(of) if each is not NoneType)
-        if isinstance(of, type) and issubclass(of, BaseModel):
-            if name not in of.model_fields:
-                raise Stop(f"A record has no field {path!r}", nearest(name, of.model_fields))
-            of = of.model_fields[name].annotation
-        elif get_origin(of) in (list, dict):
-            of = get_args(of)[-1]
-        elif of is dict:
+        while get_origin(hint) in (Annotated, Union, UnionType):
+            hint = next(each for each in get_args(hint) if each is not NoneType)
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            if name not in hint.model_fields:
+                raise Stop(f"A record has no field {path!r}", nearest(name, hint.model_fields))
+            hint = hint.model_fields[name].annotation
+        elif get_origin(hint) in (list, dict):
+            hint = get_args(hint)[-1]
+        elif hint is dict:
             return
         else:
             raise Stop(f"A record has no field {path!r}", f"leave out {name!r} and what follows it")
 
 
 def most(values: Iterable[float | None]) -> float | None:
-    """The maximum; None where one of the values is not known."""
+    """The maximum; None if one of the values is unknown."""
     values = list(values)
     return max(values) if values and None not in values else None
 
@@ -81,7 +81,7 @@ def _over_ranks(name: str) -> Callable[[Record], float | None]:
 
 
 def _at_peak(record: Record, *roles: str) -> float | None:
-    """What these components hold at the peak."""
+    """The bytes of these components at the peak."""
     ranks = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]
     return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
 
@@ -91,7 +91,7 @@ def _tracked(record: Record) -> float | None:
 
 
 def _peak(record: Record) -> float | None:
-    """The peak of the device's allocator; without a device, of what was tracked."""
+    """The peak of the device's allocator; without a GPU, that of the tracked tensors."""
     return _over_ranks("peak_allocated_bytes")(record) or _tracked(record)
 
 
@@ -132,7 +132,7 @@ SIZES = {
     "saved_bytes": "observed.saved.bytes",
 }
 QUANTITIES = TIMES | LOSSES | SIZES
-OF_A_TRAINING = {  # of the published script, by its place in `observed.runs`
+OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
     "training_s": "training_s",
     "train_loss": "losses.-1",
     "first_loss": "losses.0",
@@ -153,7 +153,7 @@ def sort_of(quantity: str) -> str:
 
 
 def unit_of(quantity: str) -> str:
-    """The unit of a quantity, or of a field by its dotted path: "number" for all that has none."""
+    """The unit of a quantity or of a field by its dotted path; "number" if it has none."""
     parents, _, last = quantity.rpartition(".")
     if last.endswith("_per_s"):
         return "number"
@@ -163,33 +163,33 @@ def unit_of(quantity: str) -> str:
 
 
 def value(record: Record, quantity: str, training: int | None = None) -> float | None:
-    """A quantity of a record by its name, or by the dotted path where it is."""
+    """A quantity of a record, by its name or its dotted path."""
     if training is not None:
         if quantity not in OF_A_TRAINING:
             raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
         return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
     if record.checkpoints.resumes and quantity in TIMES:
-        return None  # they are of the part after an interruption, and no other run was measured so
+        return None  # they cover only the part after an interruption, so they are not comparable
     if quantity.startswith(COMPONENT):
         return _at_peak(record, quantity.removeprefix(COMPONENT))
     source = QUANTITIES.get(quantity, quantity)
     if callable(source):
         return source(record)
     if quantity not in QUANTITIES and ("." not in quantity or quantity.startswith("time.")):
-        # Part of a step is not a step: DeepSpeed's autotuner once read a timer of the forward pass as one.
+        # A part of a step is not a step: DeepSpeed's autotuner once took a timer of the forward pass for one.
         raise Stop(f"There is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, f"{COMPONENT}weights")))
     return dig(record, source)
 
 
 def curve(record: Record, training: int | None = None) -> list[float] | None:
-    """The training losses, step by step as far as they were kept."""
+    """The training losses step by step, as far as they were recorded."""
     return (record.loss.train or None) if training is None else dig(record, f"observed.runs.{training}.losses")
 
 
 def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
-    """What collectives moved in a step, of the rank that moved most. In "volume" an all-reduce counts twice.
+    """The amount that collectives moved in a step, on the rank that moved most. In "volume" an all-reduce counts twice.
 
-    With `node_ranks`, only those count that ranks of several nodes take part in, if so many ranks are a node.
+    With `node_ranks` ranks in a node, only collectives between nodes count.
     """
 
     def of(kind: str, entry: Collective) -> float:

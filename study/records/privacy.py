@@ -1,4 +1,4 @@
-"""What is taken out of records before they are shared."""
+"""Removes private information from records before they are shared."""
 
 import ipaddress
 import re
@@ -37,10 +37,10 @@ OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "nod
 
 
 def without_paths(value):
-    """The same without what tells of a machine and its user.
+    """The same value without private information about a machine and its user.
 
-    Every absolute path is cut down to its last part, a home folder to `~`. Logins, e-mail and IP addresses, names of
-    machines and what looks like a secret go.
+    Every absolute path is cut down to its last part, and a home folder to `~`. Logins, e-mail and IP addresses, names
+    of machines, and texts that look like secrets are removed.
     """
     if isinstance(value, dict):
         return {key: _without_secret(key, item) for key, item in value.items()}
@@ -49,7 +49,7 @@ def without_paths(value):
     if not isinstance(value, str):
         return value
     text = _without_paths(value)
-    while text != value:  # what goes may have stood between two parts of something else that goes
+    while text != value:  # a removal may join two parts of another private text
         value, text = text, _without_paths(text)
     return text
 
@@ -68,7 +68,7 @@ def _without_paths(text: str) -> str:
 
 
 def _without_secret(key, value):
-    """The value of a key. Where the key says that it is a secret, nothing of a text stays."""
+    """The value of a key without private information. If the key names a secret, the whole text is removed."""
     is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
     return "(secret)" if is_secret else without_paths(value)
 
@@ -78,7 +78,7 @@ def _last_part(path: str) -> str:
 
 
 def _hidden(address: str) -> str:
-    """A placeholder for an address that leads to a machine; the loopback is every machine's."""
+    """A placeholder for the address of a machine. Loopback addresses stay, as every machine has them."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:  # a time of day, or another number with points in it

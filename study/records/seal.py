@@ -1,7 +1,7 @@
-"""Seals: the SHA-256 of each kept record, in a manifest beside them, so that a later change is seen.
+"""Seals kept records: a manifest beside them lists the SHA-256 of each, so that a later change is noticed.
 
-A seal says that a record is as it was when `study keep` wrote it. It does not say who that was: whoever changes both a
-record and its manifest leaves no trace here, only in the history of the repository.
+A seal shows that a record is as `study keep` wrote it. It does not show who wrote it: a change of both a record and its
+manifest is visible only in the history of the repository.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Seals:
         return path in self.sums and self.sums[path] != _sum(path)
 
     def gone(self, folders: Iterable[Path]) -> list[Path]:
-        """What was sealed below these folders, and is no longer there."""
+        """The sealed files below these folders that no longer exist."""
         tops = {folder.resolve() for folder in folders}
         return [path for path in self.sums if tops & set(path.parents) and not path.is_file()]
 
@@ -39,16 +39,16 @@ def find(folders: Iterable[Path]) -> Seals:
     """The seals of all manifests in these folders or above them."""
     sums, unreadable = {}, []
     folders = {folder.resolve() for folder in folders}
-    for place in sorted(folders.union(*(folder.parents for folder in folders))):
+    for folder in sorted(folders.union(*(folder.parents for folder in folders))):
         try:
-            sums |= {_sealed(place, line["file"]): line["sha256"] for line in _read(place / MANIFEST)}
+            sums |= {_sealed(folder, line["file"]): line["sha256"] for line in _read(folder / MANIFEST)}
         except Stop as stop:
             unreadable.append(f"{stop.what}, so what it sealed counts as not sealed")
     return Seals(sums, tuple(unreadable))
 
 
 def add(top: Path, folders: Iterable[Path]) -> None:
-    """Seal the records of these run folders in the manifest of `top`. Other lines stay as they are."""
+    """Add the records of these run folders to the manifest of `top`, or renew their lines."""
     lines = {line["file"]: line for line in _read(top / MANIFEST)}
     for folder in folders:
         path, record = folder / store.RECORD, store.load(folder)
@@ -71,7 +71,7 @@ def _read(path: Path) -> list[dict]:
 
 
 def _sealed(top: Path, name: str) -> Path:
-    """A file that a manifest names, which may come from a stranger: a name that leads elsewhere is a Stop."""
+    """The path of a file in a manifest. The manifest may be a stranger's: a name outside the folder is a Stop."""
     return files.below(top, *name.split("/"))
 
 

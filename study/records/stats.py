@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # `scipy.stats` is loaded on first use: it takes most of a second
 
-FEWEST_RUNS = 3  # of time and loss on each side: one or two do not show the spread
+FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
 
 
@@ -37,7 +37,7 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float], rng: np.random.Gene
 def paired_ratio(a: Sequence[float], b: Sequence[float], rng: np.random.Generator) -> tuple[float, float, float]:
     """The median of a[i] / b[i] and the ends of its 95 % interval; pairs are resampled together.
 
-    For interleaved repeats: a slow phase of the machine affects both of a pair and cancels out.
+    For interleaved repeats: a slow phase of the machine affects both values of a pair and cancels out.
     """
     return median_with_interval([x / y for x, y in zip(a, b, strict=True)], rng)
 

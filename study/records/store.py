@@ -1,8 +1,8 @@
-"""Run folders: a record written atomically, read back, and ended with a reason.
+"""Reads and writes run folders. Records are written atomically.
 
 A run is a folder with `record.json` (everything about it), `steps.jsonl` (a line for each step and evaluation) and
-`log.txt`. `record.json` is first written with status "running" and replaced at the end, so a run that dies is seen to
-have died. No torch here: reports and tests read records on any machine.
+`log.txt`. `record.json` is first written with status "running" and replaced at the end, so a run that died is
+recognisable. This module needs no torch: reports and tests read records on any machine.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from study.spec import validation
 RECORD = "record.json"
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
 CELL = "ZERO_STUDY_CELL"  # the environment variable in which a sweep names the cell it launches, as JSON
-LONGEST_MESSAGE = 100_000  # a launch's last lines, where one of them is a progress bar's
+LONGEST_MESSAGE = 100_000  # the last lines of a launch may include a progress bar
 END = ("status", "finished_utc", "error")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RESERVED_BYTES = 2**20  # for a record of some 500 ranks
@@ -52,9 +52,9 @@ def new(run_id: str, argv: list[str]) -> Record:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replace `record.json` in one step: a reader sees the old one or the new one, never half of one.
+    """Replace `record.json` in one step: a reader sees the old record or the new one, never half of one.
 
-    On a full disk the room that this process has reserved in the folder is used. A number that is not finite is a
+    If the disk is full, use the room that this process reserved in the folder. A number that is not finite is a
     ValueError: JSON has none, and pydantic would write null, which means unknown.
     """
     content = record.model_dump(mode="json", by_alias=True)
@@ -68,7 +68,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Replace a file by way of a second one beside it: no half-written file is ever seen, also after a power cut."""
+    """Replace a file by renaming a second one, so that nobody sees it half-written, even after a power cut."""
     partial = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         with partial.open("w") as file:
@@ -83,9 +83,9 @@ def replace(path: Path, text: str) -> None:
 
 
 def reserve(folder: Path) -> None:
-    """Reserve room for a record in a folder, for as long as this process lives. An OSError where there is none.
+    """Reserve disk space for a record in a folder while this process lives. An OSError if there is none.
 
-    The room is a file without a name: the kernel frees it when the process ends, however it ends.
+    The space is a file without a name: the kernel frees it when the process ends, however it ends.
     """
     give_back(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
@@ -99,7 +99,7 @@ def reserve(folder: Path) -> None:
 
 
 def _forget_reserved() -> None:
-    """In a forked process: the room is the parent's, and is not freed while a copy of its file is open."""
+    """In a forked process: close the parent's file, whose space is not freed while a copy of it is open."""
     for file in _reserved.values():
         file.close()
     _reserved.clear()
@@ -109,7 +109,7 @@ os.register_at_fork(after_in_child=_forget_reserved)
 
 
 def give_back(folder: Path) -> bool:
-    """Free the room that this process has reserved in a folder. Says whether there was any."""
+    """Free the space that this process reserved in a folder. Returns whether there was any."""
     file = _reserved.pop(folder.resolve(), None)
     if file is not None:
         file.close()
@@ -117,12 +117,12 @@ def give_back(folder: Path) -> bool:
 
 
 def load(folder: Path) -> Record:
-    """The record of a run folder. A folder without one, or with a broken one, is a Stop that says so."""
+    """The record of a run folder. A Stop if it is missing or broken."""
     return read(folder / RECORD)
 
 
 def read(path: Path) -> Record:
-    """The record in a file, or a Stop that says why there is none."""
+    """The record in a file. A Stop says why it cannot be read."""
     try:
         return Record.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def read(path: Path) -> Record:
 
 
 def keep(folder: Path, record: Record) -> None:
-    """Write what is known by now. An end that another rank has written meanwhile stays."""
+    """Write a record, but keep an end that another rank has written meanwhile."""
     with locked(folder):
         written = load(folder)
         if written.status not in ("running", record.status):
@@ -151,7 +151,7 @@ def append_step(folder: Path, line: dict) -> None:
 
 
 def read_steps(folder: Path) -> list[dict]:
-    """The lines that a run wrote of its steps. The last one may be cut off, and there may be none."""
+    """The lines of steps.jsonl. The last line may be incomplete, and there may be none."""
     lines = []
     with contextlib.suppress(OSError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
@@ -161,9 +161,9 @@ def read_steps(folder: Path) -> list[dict]:
 
 
 def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> bool | None:
-    """Put the reason into the record, unless it has ended already. Says whether this call did.
+    """Write the reason into the record, unless the record has ended already. Returns whether this call wrote it.
 
-    None: there is no record to write it to, or it is done and stays so. A record that began before `launched_s`
+    None: there is no record to write to, or its status is done and stays so. A record that began before `launched_s`
     (seconds since 1970) belongs to an earlier launch into the same folder.
     """
     try:
@@ -185,7 +185,7 @@ def ended(record: Record, stop: Stop, kind: str) -> Record:
 
 
 def explain_what_failed(folder: Path, name: str, reason: str) -> str:
-    """Write why a part after the training failed, and give the reason that counts: that of the first rank to fail."""
+    """Record why a part after the training failed. Returns the reason of the rank that failed first."""
     with locked(folder):
         record = load(folder)
         if getattr(record.observed, name) in (None, UNFINISHED):
@@ -196,7 +196,7 @@ def explain_what_failed(folder: Path, name: str, reason: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder against the other ranks."""
+    """Lock a run folder against the other ranks."""
     file = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -218,7 +218,7 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
 
 @functools.cache
 def unknown_commits(commits: frozenset[str]) -> set[str] | None:
-    """Those that this checkout does not have; None where that cannot be said, as outside a checkout of all history."""
+    """The commits that this checkout does not have. None if unknown, as outside a checkout with all history."""
     named = [commit for commit in sorted(commits) if re.fullmatch("[0-9a-f]{7,64}", commit)]
     try:
         if commit_of_this_tree()[0] is None or _git("rev-parse", "--is-shallow-repository") == "true":

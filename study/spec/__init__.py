@@ -1,1 +1,1 @@
-"""What may be asked: settings, arms, model shapes."""
+"""What a user may ask for: settings, arms, model shapes."""

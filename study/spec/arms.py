@@ -1,6 +1,6 @@
-"""The arms, read from their yaml and json files in `accelerate_configs/`.
+"""Reads the arms from their yaml and json files in `accelerate_configs/`.
 
-The trainer compares what a file promises with what the prepared objects turn out to be.
+The trainer compares what a file promises with what the prepared objects really are.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ MAX_BYTES = 64 * 1024
 STAGES, DEVICES = (0, 1, 2, 3), ("none", "cpu", "nvme")
 OFFLOADS = ("offload_optimizer", "offload_param")
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
-# What Accelerate 1.15 refuses beside a json file, with a traceback.
+# Keys of the yaml that Accelerate 1.15 refuses with a traceback if there is a json file.
 NOT_BESIDE_JSON = (
     *("zero_stage", "gradient_clipping", "gradient_accumulation_steps", "zero3_save_16bit_model"),
-    *(f"{part}_{what}" for part in ("offload_optimizer", "offload_param") for what in ("device", "nvme_path")),
+    *(f"{part}_{what}" for part in OFFLOADS for what in ("device", "nvme_path")),
 )
 NAMES = (
     *("single", "ddp", "zero1", "zero2", "zero3", "zero1_cpu", "zero2_cpu", "zero3_cpu", "zero3_nvme"),
@@ -35,7 +35,7 @@ NAMES = (
     *("hsdp", "zero3_hpz"),
     *("zero3_ulysses", "zero1_tp", "zero2_tp"),
 )
-# What an FSDP arm must say, because Accelerate's default is another, or because only this is read back.
+# The keys that an FSDP arm must have, because Accelerate's default differs or because the study reads back only this.
 FSDP_FIXED = {
     "fsdp_version": (2, "the first version is not read back"),
     "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "without it the whole model is one unit, and nothing is saved"),
@@ -60,24 +60,24 @@ class Arm:
     offload_optimizer: str = "none"
     offload_param: str = "none"
     clipping: float = 0.0
-    replicas: int = 1  # groups of ranks of which each holds everything, in parts: with FSDP that is HSDP
-    shards: int | str = "auto"  # ranks of such a group; auto: all ranks, divided among the groups
+    replicas: int = 1  # groups of ranks that each hold the whole state, divided among them: with FSDP that is HSDP
+    shards: int | str = "auto"  # ranks in such a group; auto: all ranks divided by the number of groups
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens (DeepSpeed Ulysses)
 
     @property
     def divides_ranks(self) -> bool:
-        """Whether it has groups of ranks, which are meant to be nodes."""
+        """Whether the arm has groups of ranks, which are meant to be nodes."""
         return self.replicas > 1 or self.second_partition(2) is not None
 
     def second_partition(self, ranks: int) -> int | None:
-        """Of so many ranks, those that share a second copy of the weights (hpZ of ZeRO++), if there is one."""
+        """The number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
         zero = (self.deepspeed or {}).get("zero_optimization", {})
         among = zero.get("zero_hpz_partition_size", 1) if self.stage == 3 else 1
         return min(among, ranks) if among > 1 else None
 
     @property
     def row_ranks(self) -> int:
-        """Ranks that read the same rows."""
+        """The number of ranks that read the same rows."""
         return self.sequence_ranks * self.tensor_ranks
 
     @property
@@ -86,7 +86,7 @@ class Arm:
         return max(1, (self.deepspeed or {}).get("tensor_parallel", {}).get("autotp_size", 1))
 
     def sharing_ranks(self, ranks: int) -> int:
-        """How many of so many ranks hold everything together, each a part. A Stop where groups do not come out even."""
+        """The number of ranks that hold the state together, each a part. A Stop if the ranks do not fill the groups."""
         any_size = self.shards == "auto"
         least = self.replicas * (2 if any_size else self.shards)
         if self.replicas > 1 and (ranks % self.replicas or ranks < least or (ranks > least and not any_size)):
@@ -103,17 +103,17 @@ class Arm:
 
     @property
     def for_cuda_alone(self) -> str | None:
-        """What of an arm DeepSpeed has for NVIDIA GPUs alone. What it does without one, it says itself, or nobody."""
+        """The feature of an arm that DeepSpeed has only for NVIDIA GPUs. None if the arm has no such feature."""
         config = self.deepspeed or {}
         zero = config.get("zero_optimization", {})
-        asked = {
+        features = {
             "qwZ": zero.get("zero_quantized_weights"),
             "qgZ": zero.get("zero_quantized_gradients"),
             "SuperOffload": zero.get("offload_optimizer", {}).get("super_offload"),
             "ZenFlow": zero.get("zenflow"),
             "DeepCompile": config.get("compile", {}).get("deepcompile"),
         }
-        return next((name for name, value in asked.items() if value), None)
+        return next((name for name, value in features.items() if value), None)
 
     @property
     def uses_nvme(self) -> bool:
@@ -121,7 +121,7 @@ class Arm:
 
 
 def read(path: Path) -> Arm:
-    """The arm that a yaml file describes. Settings that Accelerate is known to ignore silently are refused."""
+    """The arm that a yaml file describes. Settings that Accelerate silently ignores are a Stop."""
     config = _content(path, texts.from_yaml, f"choose one of {', '.join(all_paths())}")
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
@@ -148,7 +148,7 @@ def read(path: Path) -> Arm:
         return Arm(path.stem, path, kind, processes)
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
     zero, clipping = deepspeed.get("zero_optimization", {}), deepspeed.get("gradient_clipping", "auto")
-    clipping = 1.0 if clipping == "auto" else clipping  # as DeepSpeed since 0.19, and Accelerate for "auto"
+    clipping = 1.0 if clipping == "auto" else clipping  # the default of DeepSpeed since 0.19, and Accelerate's "auto"
     homes = [zero.get(part, {}).get("device", "none") for part in OFFLOADS]
     stage = zero.get("stage", 0)
     shared = {"sequence_ranks": _sequence_ranks(path, config.get("parallelism_config"))}
@@ -156,7 +156,7 @@ def read(path: Path) -> Arm:
 
 
 def _content(path: Path, parse: Callable[[bytes], Any], if_missing: str) -> Any:
-    """What a config file says. Its size is limited, so that a wrong path cannot fill the memory."""
+    """The content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
     try:
         return parse(files.read(path, MAX_BYTES))
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def _require(fits: bool, path: Path, what: str, value) -> None:
 
 
 def _fsdp(path: Path, section) -> dict:
-    """The FSDP config of an arm, as written. What this study does not read back is refused."""
+    """The FSDP config of an arm, as written. Keys that the study does not read back are a Stop."""
     _require(isinstance(section, dict), path, "fsdp_config must be a mapping", section)
     for key, (value, why) in FSDP_FIXED.items():
         _require(section.get(key) == value, path, f"{key} must be {value}: {why}", section.get(key))
@@ -185,7 +185,7 @@ def _fsdp(path: Path, section) -> dict:
 
 
 def _groups(path: Path, section) -> dict:
-    """How many groups of ranks there are, and of how many ranks; all ranks are one where nothing is said."""
+    """The number of groups of ranks, and the ranks in each. By default all ranks are one group."""
     if section is None:
         return {}
     _refuse_other_keys(path, section, REPLICAS, SHARDS)
@@ -196,7 +196,7 @@ def _groups(path: Path, section) -> dict:
 
 
 def _refuse_other_keys(path: Path, section, first: str, second: str) -> None:
-    """Of parallelism_config only what is read back for the arm's kind may be set."""
+    """A Stop for other keys of parallelism_config than those that are read back for the arm's kind."""
     _require(isinstance(section, dict), path, "parallelism_config must be a mapping", section)
     if unknown := section.keys() - {first, second}:
         what = f"{path.name} sets {', '.join(sorted(unknown))}, which the study does not read back in such an arm"
@@ -204,7 +204,7 @@ def _refuse_other_keys(path: Path, section, first: str, second: str) -> None:
 
 
 def _sequence_ranks(path: Path, section) -> int:
-    """How many ranks share rows, each with a part of the tokens, under DeepSpeed."""
+    """The number of ranks that share rows under DeepSpeed, each with a part of the tokens."""
     if section is None:
         return 1
     _refuse_other_keys(path, section, SEQUENCE, SEQUENCE_BY)
@@ -215,7 +215,7 @@ def _sequence_ranks(path: Path, section) -> int:
 
 
 def _deepspeed(path: Path, section) -> dict:
-    """The DeepSpeed config of an arm: its json, or what Accelerate makes of the keys in the yaml itself."""
+    """The DeepSpeed config of an arm: its json, or the config that Accelerate makes of the yaml's keys."""
     section = {} if section is None else section
     _require(isinstance(section, dict), path, "deepspeed_config must be a mapping", section)
     if (file := section.get("deepspeed_config_file")) is not None:
@@ -230,14 +230,14 @@ def _deepspeed(path: Path, section) -> dict:
             raise Stop(f"{path.name} sets {key}, which Accelerate ignores", "remove it and give --nvme-dir")
     zero = {"stage": section.get("zero_stage", 2)}
     zero |= {part: {"device": section.get(f"{part}_device") or "none"} for part in OFFLOADS}
-    # Accelerate and DeepSpeed both clip at 1.0 where the yaml does not say.
+    # Accelerate and DeepSpeed both clip at 1.0 unless the yaml says otherwise.
     return _checked(path, {"gradient_clipping": section.get("gradient_clipping", 1.0), "zero_optimization": zero})
 
 
 def _checked(path: Path, config) -> dict:
-    """A DeepSpeed config as written, if the parts that the study reads have the types that DeepSpeed takes.
+    """A DeepSpeed config as written. The parts that the study reads must have the types that DeepSpeed takes.
 
-    DeepSpeed treats a section that is null as absent; it is left out here.
+    DeepSpeed treats a null section as absent, so it is left out.
     """
     _require(isinstance(config, dict), path, "the file must be a JSON object", config)
     config = {name: value for name, value in config.items() if name != "zero_optimization" or value is not None}
@@ -263,18 +263,18 @@ def _checked(path: Path, config) -> dict:
 
 
 def find(file: str | Path) -> Path:
-    """A path in a config: relative to the current folder, or else to the root of the repository."""
+    """A path that a config names: relative to the current folder if it exists there, else to the repository's root."""
     return Path(file) if is_local(str(file)) else ROOT / file
 
 
 def all_paths() -> dict[str, Path]:
-    """The arms in their order, then the variants."""
+    """The files of all arms by name: the arms in their order, then the variants."""
     variants = sorted((FOLDER / "variants").glob("*.yaml"))
     return {name: FOLDER / f"{name}.yaml" for name in NAMES} | {path.stem: path for path in variants}
 
 
 def launcher(config: Path) -> list[str]:
-    """`accelerate launch` with a config file. This module imports less than all of Accelerate's commands: 1.1 s."""
+    """`accelerate launch` with a config file. Starting this module saves 1.1 s, as it imports no other commands."""
     return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
 
 

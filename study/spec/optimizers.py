@@ -1,4 +1,4 @@
-"""What an optimizer is called once it is prepared, and the arms and settings with which a library refuses it."""
+"""The classes of prepared optimizers, and the arms and settings with which a library refuses an optimizer."""
 
 from study.errors import Stop
 from study.spec.arms import Arm
@@ -11,7 +11,7 @@ CLASSES = {
     "adafactor": "Adafactor",
     "muon": "MuonWithAuxAdam",
 }
-# What the libraries say, or do without a word (torch 2.13, bitsandbytes 0.50, DeepSpeed 0.19.8, Accelerate 1.15).
+# Quotes of the libraries, or what they do silently (torch 2.13, bitsandbytes 0.50, DeepSpeed 0.19.8, Accelerate 1.15).
 WITH_FSDP2 = {
     "adamw_8bit": "bitsandbytes.optimizer_update_8bit_blockwise got mixed torch.Tensor and DTensor (PyTorch)",
     "adafactor": "in-place operations that require placement changes are not supported (PyTorch, of a DTensor's norm)",
@@ -26,7 +26,7 @@ WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor 
 
 
 def classes(optimizer: str | None, arm: Arm) -> set[str]:
-    """The classes that a run's optimizer may have: its own, that with a master copy, that of offloading."""
+    """The classes that a prepared optimizer may have: its own, with or without a master copy, or that of offloading."""
     if arm.deepspeed and arm.offload_optimizer != "none":
         return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
     name = CLASSES[optimizer or "adamw"]
@@ -34,9 +34,9 @@ def classes(optimizer: str | None, arm: Arm) -> set[str]:
 
 
 def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
-    """The dtypes that the moments may have. 8-bit moments have fp32 scales, and small tensors keep theirs in fp32.
+    """The dtypes that the moments may have. 8-bit moments have fp32 scales, and those of small tensors stay in fp32.
 
-    DeepSpeed's Muon keeps its momentum in the type of the gradients, and the moments of its AdamW in fp32.
+    DeepSpeed's Muon keeps its momentum in the dtype of the gradients, and the moments of its AdamW in fp32.
     """
     if optimizer == "adamw_8bit":
         return {"float32 uint8"}
@@ -46,7 +46,7 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
 
 
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
-    """Why a library cannot update weights so under an arm, in its own words where it has any."""
+    """Why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
     why = WITH_FSDP2.get(optimizer) if arm.fsdp else None
     if offloads and optimizer != "adamw":
@@ -64,7 +64,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
 
 
 def check(settings: Settings, arm: Arm) -> None:
-    """Refuse what cannot be trained so."""
+    """A Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     if settings.lora_rank is not None and settings.train_only is not None:
         raise Stop("--lora-rank and --train-only both say what trains", "give one of them")
     if settings.lora_rank is not None and settings.save:

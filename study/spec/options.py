@@ -1,8 +1,10 @@
-"""How options are read from the command line: tyro, with help and errors for people who do not know Python's types."""
+"""Reads options from the command line with tyro. Help and errors avoid the names of Python types."""
 
+import inspect
 import re
 import typing
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from types import NoneType
 
 import docstring_parser
@@ -18,10 +20,10 @@ NUMBERS = {int: ("INT", "a whole number"), float: ("FLOAT", "a number")}
 
 
 def parsed(command: Callable, **options):
-    """What tyro makes of the command line. A mistake in it is a Stop, of the same form as every other."""
+    """Call a command, or build a dataclass, with the options of the command line. A mistake in them is a Stop."""
 
     def refuse(event: parsing.ParseErrorEvent) -> None:
-        """Kinds that are not here, tyro tells in its own way."""
+        """Mistakes of any other kind are left to tyro's own message."""
         more = f"{event.prog} --help explains the options"
         match event:
             case parsing.MissingArgs(unrecognized_tokens=[], missing_arguments=missing):
@@ -35,8 +37,14 @@ def parsed(command: Callable, **options):
             case parsing.InstantiationFailure(argument=argument, message=message) if argument is not None:
                 raise Stop(f"{_flag(argument) or event.prog}: {message}", more)
 
+    for part in (command, *filter(is_dataclass, map(_without_annotation, typing.get_type_hints(command).values()))):
+        with_plain_help(part)
     with parsing.on_parse_error(refuse):
         return tyro.cli(command, registry=OPTIONS, **options)
+
+
+def _without_annotation(hint: object) -> object:
+    return getattr(hint, "__origin__", hint)
 
 
 def _missing(prog: str, argument) -> Stop:
@@ -48,7 +56,7 @@ def _missing(prog: str, argument) -> Stop:
 
 
 def _not_known(prog: str, word: str, command: Callable) -> Stop:
-    """The known options are those that the help shows."""
+    """The error for an option that the help does not list."""
     if not word.startswith("--"):
         return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
     usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
@@ -57,24 +65,26 @@ def _not_known(prog: str, word: str, command: Callable) -> Stop:
 
 
 def _flag(argument) -> str:
-    """Nothing for a word that has none."""
+    """The flag of an option; empty for a positional argument."""
     return "" if argument.is_positional() else argument.lowered.name_or_flags[0]
 
 
-def with_plain_help(options: type) -> type:
-    """A class whose attributes have docstrings of several lines, with these where tyro joins their lines.
+def with_plain_help(command: Callable) -> Callable:
+    """Join the lines of each paragraph in a command's docstring, and of each text about an option.
 
-    tyro 1.0 looks for lines that go on before it takes their indentation away, and breaks each where it was broken.
+    tyro 1.0 keeps the line breaks of the source before an indented line and before a bracket.
     """
-    said = docstring_parser.parse_from_object(options).params
-    lines = [f"    {each.arg_name}: {' '.join((each.description or '').split())}" for each in said]
-    options.__doc__ = "\n".join([(options.__doc__ or "").partition("\n\nArgs:")[0], "", "Args:", *lines])
-    return options
+    texts = docstring_parser.parse_from_object(command).params
+    lines = [f"    {each.arg_name}: {' '.join((each.description or '').split())}" for each in texts]
+    head = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:")[0]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in head.split("\n\n")]
+    command.__doc__ = "\n".join(["\n\n".join(paragraphs), "", "Args:", *lines])
+    return command
 
 
 @OPTIONS.primitive_rule
 def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """`--gpu STR`, where tyro says `--gpu {None}|STR`. Who wants None leaves the option out."""
+    """`--gpu STR`, where tyro would show `--gpu {None}|STR`. To get None, leave the option out."""
     members = typing.get_args(info.type)
     if NoneType not in members:
         return None
@@ -94,7 +104,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @OPTIONS.primitive_rule
 def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """A number; the message for anything else says what was expected."""
+    """A number. If the value is not one, the message says what was expected."""
     if info.type not in NUMBERS:
         return None
     metavar, _ = NUMBERS[info.type]

@@ -1,4 +1,4 @@
-"""One sentence for what pydantic found wrong: where, what was expected, and what came."""
+"""Turns pydantic's errors into one sentence: where the mistake is, what was expected, and what came."""
 
 import difflib
 import reprlib
@@ -22,13 +22,13 @@ TYPES = {
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-LONGEST_NAME, LONGEST_SENTENCE = 80, 600  # what is wrong may be of any length; a sentence is not
+LONGEST_NAME, LONGEST_SENTENCE = 80, 600  # names and values in a file may have any length
 
 PLAINER = {"Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most"}
 
 
 def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -> str:
-    """The first thing that is wrong. `known` are the possible field names; `name` turns a location into words."""
+    """The first mistake as a sentence. `known` are the possible field names; `name` turns a location into text."""
     first = error.errors(include_url=False)[0]
     where = name([str(part) for part in first["loc"] if not str(part).endswith((")", "]"))])
     text = f"{where[-LONGEST_NAME:]} {_problem(first, known)}".strip()
@@ -52,7 +52,7 @@ def _problem(first: dict, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 1, otherwise: str | None = None) -> str:
-    """What a misspelt name may have meant, at most so many. Where none is close: `otherwise`, or all possible names."""
+    """At most so many known names that are close to a misspelt one. If none is close: `otherwise`, or all names."""
     by_lower = {each.lower(): each for each in known}
     if close := [by_lower[lower] for lower in difflib.get_close_matches(name[:LONGEST_NAME].lower(), by_lower, n=most)]:
         *others, last = map(repr, close)

@@ -1,1 +1,1 @@
-"""Declared experiments, run unattended; the protocols are TOML files beside the code."""
+"""Runs experiments (protocols) unattended. The protocols are TOML files in `protocols/`."""

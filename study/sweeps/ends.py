@@ -1,9 +1,8 @@
-"""How a launch ended: the one place that decides it, from all that was left behind.
+"""Decides how a launch ended, from everything that it left behind. No other module decides this.
 
-What a trainer found out by itself stands in its record. A rank that is killed can say nothing, and those that survive
-tell of something else: that they lost the connection, or that torchrun ended them. So the record is completed by what
-torchrun reports of each rank, by the kernel's log and count of processes killed for memory, and by the ranks'
-heartbeats.
+If the trainer knows the reason, it is in its record. A killed rank records nothing, and the surviving ranks record
+something else: that they lost the connection, or that torchrun ended them. So the record is completed from torchrun's
+report on each rank, the kernel's log and count of processes killed for memory, and the ranks' heartbeats.
 """
 
 import contextlib
@@ -25,23 +24,23 @@ if TYPE_CHECKING:
     from study.sweeps.launches import Turn
 
 LAST_LINES = 15
-# What a trainer finds out by itself. The others may be how it took being ended, or the loss of another rank.
+# Statuses that the trainer decides. Any other may only mean that the trainer was ended or lost another rank.
 ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
-# torchrun's report of a rank that failed (torch 2.13); and a line of its log, in which the rank is only the machine's.
+# torchrun's report on a failed rank (torch 2.13); and a line of its log, which has only the local rank.
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
 LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
-# A rank that did not heed SIGTERM after another one had died: torchrun kills it 30 s later, and reports that as well.
+# A rank that ignored SIGTERM after another rank had died: torchrun kills it 30 s later, and reports that too.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
 # Ranks that torchrun ended, after another rank had failed or after a signal to itself. None of them is the cause.
 ENDED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 SIGNAL_TO_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
-# Accelerate's, of the single process that it starts without torchrun; and one half of torchrun's.
+# Accelerate's message on the single process that it starts without torchrun; and a part of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
 EXITED = re.compile(r"exitcode +: (-\d+)")
-FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # of a traceback: its last line says what happened
+FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # lines of a traceback before its last line
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 OF_A_LAUNCHER = ("ChildFailedError", "CalledProcessError", "SignalException")  # these only say that a rank failed
-ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # how a launch is ended by its user, or by torchrun after another rank
+ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # signals with which a user ends a launch, or torchrun a rank
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
 MEANINGS = {
     "SIGSEGV": "a crash in native code",
@@ -56,27 +55,27 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Death:
-    """A rank that a signal ended, as its launcher says."""
+    """A rank that a signal ended, as its launcher reports."""
 
     signal: str
     rank: int | None = None
     pid: int | None = None
 
     @property
-    def who(self) -> str:
+    def name(self) -> str:
         return "a rank" if self.rank is None else f"rank {self.rank}"
 
 
 @dataclass(frozen=True)
 class Kills:
-    """What the kernel killed for lack of memory during a launch: how many on this machine, and which, if it says."""
+    """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
 
     count: int | None = None
     pids: frozenset[int] = frozenset()
 
 
 class Killing:
-    """Counts what the kernel kills from now on."""
+    """Counts the processes that the kernel kills for memory from now on."""
 
     def __init__(self):
         self._before, self._log = oom_kills(), KernelLog()
@@ -94,8 +93,8 @@ class Killing:
 
 
 def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kills: Kills) -> Record:
-    """The record of a launch that has ended, or was ended by `stop`, completed with what the trainer could not."""
-    for part in [*folder.glob("record.json.part*"), *folder.glob(".*.part")]:  # of a writer that was killed
+    """The record of a launch that ended or was ended by `stop`, completed with what the trainer could not know."""
+    for part in [*folder.glob("record.json.part*"), *folder.glob(".*.part")]:  # of a killed writer
         part.unlink(missing_ok=True)
     pids = {log.pid: log.rank for log in heartbeats(folder)}
     if stop is None or stop.status != "timeout":
@@ -114,9 +113,9 @@ def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kil
 
 
 def killed(record: Record, output: str, code: int | None, kills: Kills, pids: dict[int, int]) -> Stop | None:
-    """Why a launch ended of which a rank was killed, None if there is no sign of that.
+    """The Stop for a launch in which a rank was killed. None if there is no sign of that.
 
-    The first to die of several is who did not die because of another: not of a lost connection, nor of torchrun.
+    Of several dead ranks, the first is the one that died neither of a lost connection nor by torchrun.
     """
     deaths = [death for death in reported(output) if death.signal not in ON_PURPOSE]
     deaths = [replace(death, rank=pids[death.pid]) if death.pid in pids else death for death in deaths]
@@ -125,13 +124,13 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
     ranks = pids | {death.pid: death.rank for death in deaths if death.pid is not None and death.rank is not None}
     victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
     if kills.pids and ranks and not victims:
-        kills = Kills(0)  # the kernel names others: processes of somebody else's
+        kills = Kills(0)  # the kernel killed other processes, which are not ours
     by_kill = [death for death in deaths if death.signal == "SIGKILL"]
     by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
     if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
-        who = f"rank {victims[0]}" if victims else by_kill[0].who if by_kill else "a rank"
-        what = f"the kernel killed {who} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "host_oom", _place(who))
+        victim = f"rank {victims[0]}" if victims else by_kill[0].name if by_kill else "a rank"
+        what = f"the kernel killed {victim} because the host ran out of memory"
+        return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victim))
     if record.status == "failed" and not lost_peer:
         return None
     if not deaths:
@@ -142,39 +141,39 @@ def killed(record: Record, output: str, code: int | None, kills: Kills, pids: di
         unknown = kills.count is None
         meaning = "the kernel does not say whether for lack of memory" if unknown else "not for lack of memory"
     remedy = "see its output.txt, and start it again"
-    return Stop(f"{first.who} was killed ({first.signal}; {meaning})", remedy, where=_place(first.who))
+    return Stop(f"{first.name} was killed ({first.signal}; {meaning})", remedy, where=_if_numbered(first.name))
 
 
 def silent(record: Record, output: str, code: int | None) -> Stop | None:
-    """Why a launch ended where no rank wrote the reason: a signal, or the rank that failed first, with its last words.
+    """The Stop for a launch in which no rank wrote the reason: a signal, or the rank that failed first.
 
-    A rank's imports fail before it knows of a record, and a signal then ends it at once.
+    This happens if a rank's imports fail, or a signal comes while it imports, before it has a record.
     """
     if record.status != "running" and not (record.error and record.error.where == "another rank"):
         return None
     by_torchrun = set(map(int, ENDED_BY_TORCHRUN.findall(output)))
-    ended = [(death.signal, death.who) for death in reported(output) if death.pid not in by_torchrun]
+    ended = [(death.signal, death.name) for death in reported(output) if death.pid not in by_torchrun]
     ended += [(_name(int(number)), "the launcher") for number in SIGNAL_TO_TORCHRUN.findall(output)]
     ended += [(_name(-code), "the launcher")] if code is not None and code < 0 else []
     if ended and ended[0][0] in ON_PURPOSE:
-        name, who = ended[0]
-        return Stop(f"interrupted: {name} ended {who}", "start it again", "interrupted", _place(who))
+        name, victim = ended[0]
+        return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
     failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in by_torchrun]
     if not failed:
         return None
     rank, number = failed[0]
-    words = [line for line in TRACEBACK.findall(output) if not any(name in line for name in OF_A_LAUNCHER)]
-    what = f"rank {rank} ended with exit code {number} and no {'record of why' if words else 'word'}"
-    return Stop(": ".join([what, *words[-1:]]), "see its output.txt", where=f"rank {rank}")
+    errors = [line for line in TRACEBACK.findall(output) if not any(name in line for name in OF_A_LAUNCHER)]
+    what = f"rank {rank} ended with exit code {number} and no {'record of why' if errors else 'message'}"
+    return Stop(": ".join([what, *errors[-1:]]), "see its output.txt", where=f"rank {rank}")
 
 
 def is_unnamed(record: Record) -> bool:
-    """Whether the record says of a rank only that it is gone."""
+    """Whether the record says only that a rank is gone."""
     return record.error is not None and record.error.message.endswith("died without a word")
 
 
 def reported(output: str) -> list[Death]:
-    """The ranks that a signal ended, as the launcher says: the root cause first, which stands last."""
+    """The ranks that a signal ended, as the launcher reports. The root cause, which it prints last, comes first."""
     whole = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
     logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
     if whole or logged:
@@ -185,7 +184,7 @@ def reported(output: str) -> list[Death]:
 
 
 def hang(folder: Path) -> str:
-    """Where the ranks of a launch wait for each other, in a sentence; empty where it is not seen."""
+    """A sentence on where the ranks of a launch wait for each other; empty if unknown."""
     logs = heartbeats(folder)
     stopped = [f"rank {log.rank}" for log in logs if log.pid and is_stopped(log.pid)]
     said = [f"{' and '.join(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP)"] if stopped else []
@@ -195,14 +194,14 @@ def hang(folder: Path) -> str:
 
 
 def heartbeats(folder: Path) -> list[collectives.RankLog]:
-    """What the ranks have left of themselves; nothing where that cannot be read."""
+    """The heartbeats that the ranks have left; empty if they cannot be read."""
     with contextlib.suppress(Stop, OSError):
         return collectives.load(folder)
     return []
 
 
 def read(folder: Path) -> Record | None:
-    """What the trainer has written so far; None where no record can be read."""
+    """The record that the trainer has written so far. None if no record can be read."""
     try:
         return store.load(folder)
     except Stop:
@@ -222,9 +221,9 @@ def last_words(folder: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def _place(who: str) -> str | None:
-    """Where it happened, None if nobody says which rank it was."""
-    return who if who.startswith("rank ") else None
+def _if_numbered(rank: str) -> str | None:
+    """`rank 1`, for `where` in a Stop; None for `a rank` and `the launcher`."""
+    return rank if rank.startswith("rank ") else None
 
 
 def _name(number: int) -> str:

@@ -1,7 +1,7 @@
-"""A sweep on Slurm: each cell is a job. What is done or queued is not submitted again, so the same command goes on.
+"""Runs a sweep on Slurm, each cell as a job. Cells that are done or queued are not submitted again.
 
-Beside each run lies its batch script, `job.sh`, and `job.json` with the job's id. Slurm knows a job by the path of its
-script, so one that was submitted by a sweep that died before it wrote the id is recognised too.
+Each run folder has the batch script `job.sh`, and `job.json` with the job's id. Slurm lists the path of a job's script.
+So a job is recognised even if its sweep died before it wrote the id.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, se
 SCRIPT, STATE = "job.sh", "job.json"
 POLL_S = 10.0
 LATE_S = 30  # a network file system may show a node's record so much later
-# What a job's state says of its run, where the trainer could not say it.
+# By a job's state: the status, the reason and the remedy for a run whose trainer could not record them.
 ENDS = {
     "TIMEOUT": ("timeout", "Slurm ended it at its time limit", "give more time in the cluster file"),
     "DEADLINE": ("timeout", "Slurm ended it at its deadline", "give more time in the cluster file"),
@@ -47,11 +47,11 @@ ENDS = {
 
 @dataclass
 class Submission:
-    """A turn that was submitted: its run folder and what is known of its job."""
+    """A submitted turn: its run folder and its job."""
 
     turn: Turn
     folder: Path
-    job: Job | None = None  # as Slurm said last
+    job: Job | None = None  # by Slurm's last answer
     over_since: float | None = None
 
     @property
@@ -76,7 +76,7 @@ class Submission:
 def sweep(
     turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None, progress
 ) -> list[Outcome]:
-    """Submit what has not been done, and wait for all of it. `progress` is told of each change."""
+    """Submit the turns that are not done, and wait for all of them. `progress` is called at each change."""
     outcomes = []
 
     def run(wanted: list[Turn]) -> None:
@@ -102,13 +102,13 @@ def sweep(
 
 
 class Queue:
-    """The turns that are not over yet: those to submit, and those in Slurm's hands."""
+    """The turns that are not over yet: those to submit, and those that Slurm has."""
 
     def __init__(self, turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None):
         self.runs, self.cluster, self.timeout_s, self.nvme_dir = runs, cluster, timeout_s, nvme_dir
         self.waiting: list[Submission] = []
         self.to_submit: list[Turn] = []
-        self.over: list[tuple[Turn, Outcome]] = []  # known from the start
+        self.over: list[tuple[Turn, Outcome]] = []  # turns that were over at the start
         self.is_answered = True
         in_slurm = slurm.queue()
         for turn in turns:
@@ -126,7 +126,7 @@ class Queue:
         return not (self.waiting or self.to_submit or self.over)
 
     def advance(self, progress) -> list[tuple[Turn, Outcome]]:
-        """Ask Slurm for all jobs, collect those that are over, and submit as many as there is room for."""
+        """List Slurm's jobs, collect those that are over, and submit as many as max_jobs allows."""
         over, self.over = self.over, []
         try:
             in_slurm = slurm.queue()
@@ -179,7 +179,7 @@ def why_not(turn: Turn, cluster: Cluster) -> Stop | None:
 
 
 def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | None:
-    """What an earlier sweep submitted for this turn and did not collect; None if there is no such job."""
+    """The job that an earlier sweep submitted for this turn and did not collect. None if there is none."""
     for folder in reversed(attempts(runs, turn).values()):
         submission = Submission(turn, folder)
         if not (folder / SCRIPT).exists() or submission.is_collected:
@@ -195,7 +195,7 @@ def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | No
 
 
 def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
-    """Put into a submission what Slurm says of its job now."""
+    """Update a submission's job from Slurm's answer."""
     known = in_slurm.get(submission.script)
     if known is None or known.is_over:
         number = submission.job.id
@@ -204,7 +204,7 @@ def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
 
 
 def collected(submission: Submission) -> Outcome | None:
-    """The outcome of a job that is over, with its record completed; None as long as it is not."""
+    """The outcome of a job that is over, with its record completed. None if it is not over."""
     if not submission.job.is_over:
         return None
     submission.over_since = submission.over_since or time.monotonic()
@@ -220,7 +220,7 @@ def collected(submission: Submission) -> Outcome | None:
 
 
 def why(job: Job, record: Record | None) -> Stop | None:
-    """Why a job ended, if Slurm knows better than the record."""
+    """Why a job ended, if Slurm knows more than the record."""
     if job.state not in ENDS or (record and record.status == "failed" and job.state != "OUT_OF_MEMORY"):
         return None
     status, what, remedy = ENDS[job.state]
@@ -228,7 +228,7 @@ def why(job: Job, record: Record | None) -> Stop | None:
 
 
 def cancel(turns: list[Turn], runs: Path, progress) -> list[Outcome]:
-    """Cancel the jobs of these turns, and collect what they leave."""
+    """Cancel the jobs of these turns, and collect their outcomes."""
     turns = [Turn(cell, turn.repeat) for turn in turns for cell in turn.cell.every_rung()]
     with held(runs):
         in_slurm = slurm.queue()

@@ -1,4 +1,4 @@
-"""One cell in one launch: start it, watch it, end it with all its processes, and complete the record that it leaves."""
+"""Runs one cell in one launch: starts it, watches it, ends it with all its processes, and completes its record."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ from study.spec.settings import options
 from study.sweeps import ends
 from study.sweeps.protocol import SCRIPTS, Cell
 
-POLL_S = 2.0  # seldom: what the sweep does while steps are timed disturbs them
-GRACE_S = 20  # how long a launch may take to end when told to
+POLL_S = 2.0  # rarely, because work of the sweep disturbs timed steps
+GRACE_S = 20  # how long a launch may take to end after SIGTERM
 TAIL_BYTES = 4096  # of steps.jsonl: some thirty steps
 OF_A_RANK = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
-ANSWERS_WITHIN_S = 2.0  # a rank that is asked where it is
+ANSWERS_WITHIN_S = 2.0  # how long ranks may take to write where they are
 INTERRUPTED = Stop("the sweep was ended while this cell ran", "start the sweep again", "interrupted")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A cell with the number of its repeat: what one run folder is for."""
+    """A cell with the number of its repeat. Each run folder belongs to one turn."""
 
     cell: Cell
     repeat: int
@@ -51,13 +51,13 @@ class Turn:
         return schema.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
-        """A record of this cell for when the trainer leaves none."""
+        """A record of this cell, in case the trainer leaves none."""
         requested = schema.Requested(**self.cell.settings, arm=self.cell.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
-    """What one would type: the launch of a cell."""
+    """The command that launches a cell."""
     config = arms.all_paths()[cell.arm]
     if hosts := cell.value("hosts"):
         words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
@@ -82,9 +82,9 @@ def run(
     watch: Callable[[Path, float], None],
     resumed: Path | None = None,
 ) -> Record:
-    """Run one cell in a fresh launch, and return its record, however it ended. `over` is the window's end.
+    """Run one cell in a fresh launch, and return its record, however it ended.
 
-    `resumed` is an earlier try that left a checkpoint to go on from.
+    `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
     """
     folder.mkdir()
     with ends.Killing() as killing, contextlib.ExitStack() as stack:
@@ -98,7 +98,7 @@ def run(
             launcher = _start(turn, folder, nvme_dir, resumed)
             stop, before_its_end = _watched(launcher, folder, timeout_s, over, watch)
             if before_its_end and before_its_end.status != "running":
-                stop = None  # the record says how it ended, and it was only slow to exit
+                stop = None  # the run had ended, and the launch was only slow to exit
             return ends.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):
@@ -121,19 +121,19 @@ def _start(turn: Turn, folder: Path, nvme_dir: Path | None, resumed: Path | None
 
 
 def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what another launcher has put there, as where a sweep is started by srun or torchrun.
+    """An environment without the variables of another launcher, such as srun or torchrun around the sweep.
 
-    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. And it takes
-    what no arm's file says from ACCELERATE_*, such as accumulation.
+    Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. From
+    ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
     """
-    theirs = {name for name in env if name in OF_A_RANK or name.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
-    return {name: value for name, value in env.items() if name not in theirs}
+    foreign = {name for name in env if name in OF_A_RANK or name.startswith(("TORCHELASTIC_", "ACCELERATE_"))}
+    return {name: value for name, value in env.items() if name not in foreign}
 
 
 def _watched(
     launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Callable[[Path, float], None]
 ) -> tuple[Stop | None, Record | None]:
-    """Wait for a launch, or end it. Gives why it was ended, and the record that it had at that time."""
+    """Wait for a launch, or end it. Returns why it was ended, and the record that it had then."""
     started, stop, hang = time.monotonic(), None, ""
     try:
         while stop is None:
@@ -152,7 +152,7 @@ def _watched(
 
 
 def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
-    """Why a launch is ended that has run for so long, None if it goes on."""
+    """Why to end a launch that has run for so many seconds; None to let it run."""
     if seconds > timeout_s:
         remedy = "see in its output.txt where the ranks stood that still answered, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
@@ -162,23 +162,23 @@ def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
 
 
 def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
-    """End a launch and all that it started: by SIGTERM, and at last by SIGKILL.
+    """End a launch and all its processes with SIGTERM, and finally with SIGKILL.
 
-    If it hung, with the stacks of its ranks; and where they wait for each other is the answer.
+    With `stacks`, the ranks first print their stacks. Returns a sentence on where they wait for each other.
     """
     ranks, hang = family(launcher, folder), ""
     try:
         if stacks:
-            hang = asked(ranks, folder)
+            hang = explained_by(ranks, folder)
         for process in ranks:
-            _signal(process, signal.SIGTERM, signal.SIGCONT)  # one that was stopped would not take it
+            _signal(process, signal.SIGTERM, signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
         launcher.send_signal(signal.SIGCONT)
         for process in psutil.wait_procs(ranks, timeout=GRACE_S)[1]:
             _signal(process, signal.SIGKILL)
         launcher.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             launcher.wait(GRACE_S)
-    finally:  # also when Ctrl-C is pressed again, by one who does not want to wait
+    finally:  # also if the user presses Ctrl-C again
         for process in ranks:
             _signal(process, signal.SIGKILL)
         launcher.kill()
@@ -186,11 +186,11 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
     return hang
 
 
-def asked(ranks: list[psutil.Process], folder: Path) -> str:
-    """Have each rank print where its threads stand and write which collective it waits in; then say who waits for whom.
+def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
+    """Make each rank print its stacks and write which collective it waits in. Returns which rank waits for which.
 
-    One after the other: they print into one file, and lines would be mixed. What is stopped prints when it goes on, and
-    then the others go on too: so it comes last, after the sentence.
+    One rank after the other, because they print into one file and lines would be mixed. A stopped process comes last:
+    it prints only when it continues, and then the ranks that wait for it continue too.
     """
     stopped = [process for process in ranks if is_stopped(process.pid)]
     now_s = time.time()
@@ -205,16 +205,16 @@ def asked(ranks: list[psutil.Process], folder: Path) -> str:
         time.sleep(0.1)
     hang = ends.hang(folder)
     for process in stopped:
-        # With SIGTERM as well: else what goes on might finish its training, with the stop in a step's time.
+        # With SIGTERM too: otherwise the run might finish, with the pause in the time of a step.
         _signal(process, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
         time.sleep(0.5)
     return hang
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
-    """The processes of a launch that still run, without the launcher itself.
+    """The processes of a launch that still run, without the launcher.
 
-    A rank whose launcher is gone is nobody's child any more, but its command line names the run folder.
+    A rank whose launcher is gone is no longer its child, but its command line names the run folder.
     """
     ranks = set()
     with contextlib.suppress(psutil.Error):
@@ -233,10 +233,10 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 
 def last_step(folder: Path) -> dict:
-    """The newest training step of a run in progress, from the end of its file: {} before the first."""
+    """The newest training step of a run in progress, from the end of its steps.jsonl. {} before the first step."""
     with contextlib.suppress(OSError, ValueError, TypeError, StopIteration):
         with (folder / "steps.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last one is not whole
+            lines = file.read().decode(errors="replace").split("\n")[:-1]  # the last line may be incomplete
         return next(step for line in reversed(lines) if "loss" in (step := json.loads(line)))
     return {}

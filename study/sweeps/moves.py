@@ -1,10 +1,10 @@
-"""Goes on from checkpoints under other arms and other numbers of ranks: one launch and one record for each move.
+"""Resumes from checkpoints under other arms and other numbers of ranks: one launch and one record for each move.
 
 python -m study.sweeps.moves runs/moves
 
-A source trains all its steps and leaves checkpoints. Each move goes on from the last of them and trains the same last
-steps, so the source's own losses are what the moved run's should be. What does not load as it is, is tried again with
-DeepSpeed's universal checkpoint. Without dropout, whose masks depend on the rank. What was done is not done again.
+A source trains all its steps and leaves checkpoints. Each move resumes from the last checkpoint and trains the same
+last steps, so its losses should be the source's. If a checkpoint does not load directly, the move is repeated with
+DeepSpeed's universal checkpoint. There is no dropout, because its masks depend on the rank. Existing runs are skipped.
 """
 
 import math
@@ -48,7 +48,7 @@ def move_all(runs: Path) -> None:
         source = below(runs, f"source-{arm}-{ranks}")
         _run(cell("source", arm, ranks, checkpoint_every=3), source)
         refused = []
-        for target, target_ranks in targets:  # all of them as they are first: a converted one would be taken instead
+        for target, target_ranks in targets:  # first all direct moves: a converted checkpoint would be used instead
             name = f"{arm}-{ranks}-to-{target}-{target_ranks}"
             record = _run(cell("moved", target, target_ranks), below(runs, f"moved-{name}"), source)
             if record.status != "done" and all(arms.read(arms.all_paths()[each]).deepspeed for each in (arm, target)):
@@ -82,7 +82,5 @@ def _say(text: str) -> None:
 if __name__ == "__main__":
     with exit_on_stop():
         if len(sys.argv) != 2:
-            raise Stop(
-                f"this takes a folder for the runs (got {len(sys.argv) - 1})", "type: study.sweeps.moves runs/moves"
-            )
+            raise Stop(f"give one folder for the runs (got {len(sys.argv) - 1})", "type: study.sweeps.moves runs/moves")
         move_all(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""One training over the hosts of the emulated cluster: a launch in each of them, started and ended together.
+"""Runs one training over the hosts of the emulated cluster: a launch in each host, started and ended together.
 
     python -m study.sweeps.over_hosts RANKS accelerate_configs/zero3.yaml study/train.py ...
 
-`study.machine.multinode` says to each host's `accelerate launch` what it needs to know of the others.
+`study.machine.multinode` gives each host's `accelerate launch` the options for a launch over several machines.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ def host_words(standing: Cluster, host: Host, ranks: int, words: list[str]) -> l
         "--machine-rank": str(standing.hosts.index(host)),
         "--processes": str(ranks // len(standing.hosts)),
     }
-    launch = [sys.executable, "-m", "study.machine.multinode", *(word for pair in options.items() for word in pair)]
+    launch = [sys.executable, "-m", "study.machine.multinode", *(text for pair in options.items() for text in pair)]
     return [*standing.enter(host), *launch, *words]
 
 
 def run(standing: Cluster, ranks: int, words: list[str]) -> int:
-    """Start all hosts, wait for them, and give the first exit code that is not 0. None outlives the others."""
+    """Start a launch in each host, wait for all, and return the first exit code that is not 0."""
     launches = [
         subprocess.Popen(
             host_words(standing, host, ranks, words),
@@ -54,7 +54,7 @@ def run(standing: Cluster, ranks: int, words: list[str]) -> int:
 
 
 def wait(launches: list[subprocess.Popen]) -> list[int]:
-    """Exit codes in the order of the ends. Once a launch has failed, the others get some time and then a SIGTERM."""
+    """The exit codes in the order of the ends. If a launch fails, the others get SIGTERM after some time."""
     codes, running, failed_at = [], list(launches), None
     while running:
         time.sleep(POLL_S)
@@ -70,16 +70,16 @@ def wait(launches: list[subprocess.Popen]) -> list[int]:
 
 
 def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
-    """The cells over the cluster that stands, but for those that say which cluster they need."""
+    """The cells with the hosts of the cluster that is up, unless they say which cluster they need."""
     if standing is None and not all(cell.value("hosts") for cell in cells):
-        raise Stop("no emulated cluster stands", "study cluster up --hosts 2 --bandwidth 200mbit")
+        raise Stop("no emulated cluster is up", "study cluster up --hosts 2 --bandwidth 200mbit")
     here = standing and {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit}
     return [cell if cell.value("hosts") else replace(cell, settings=cell.settings | here) for cell in cells]
 
 
 @contextlib.contextmanager
 def left_as_it_was() -> Iterator[None]:
-    """Restore afterwards the cluster that stands now, or none."""
+    """Afterwards, restore the cluster that is up now, or none."""
     before = cluster.read()
     try:
         yield
@@ -94,7 +94,7 @@ def main() -> None:
     with exit_on_stop():
         standing = cluster.read()
         if standing is None:
-            raise Stop("no emulated cluster stands", "study cluster up --hosts 2 --bandwidth 200mbit")
+            raise Stop("no emulated cluster is up", "study cluster up --hosts 2 --bandwidth 200mbit")
         ranks, *words = sys.argv[1:]
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)

@@ -1,11 +1,12 @@
-"""Declared experiments: a TOML file in `study/sweeps/protocols/` that expands into cells. `smoke.toml` shows how.
+"""Reads protocols: TOML files in `study/sweeps/protocols/` that expand into cells. `smoke.toml` is an example.
 
-A protocol has parts. A part names arms and gives settings; a list of values is an axis, and the part stands for every
-combination of its axes. A scale is a table inside the part whose values replace the part's own. A part with a
-`frontier` looks for the largest value of that setting which survives: a list of models, or a lowest and a highest
-number. A part with a `script` runs that script of the study instead of the trainer. What a scale says comes after what
-the part says, and the last axis varies fastest. `reserve_s` is how many seconds a sweep's window must have left before
-a cell is started for the first time: a number, or a table by model.
+A protocol has parts. A part names arms and gives settings. A list of values is an axis, and the part expands into every
+combination of its axes. A scale is a table inside the part whose values replace the part's own. The axes of the scale
+come after those of the part, and the last axis varies fastest.
+
+A part with a `frontier` searches for the largest value of that setting that survives: from a list of models, or between
+a lowest and a highest number. A part with a `script` runs that script of the study instead of the trainer. `reserve_s`
+is how many seconds a sweep must have left before it starts a cell for the first time: a number, or a table by model.
 """
 
 import hashlib
@@ -34,10 +35,10 @@ SCALES = ("paper", "one_gpu", "tiny")
 SCRIPTS = {"train": arms.PACKAGE / "train.py", "as_printed": arms.PACKAGE / "bench" / "as_printed.py"}
 OF_THE_MACHINE = ("run_dir", "nvme_dir", "cache_dir", "resume")  # settings that a protocol cannot give
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OF_THE_MACHINE)
-PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # it begins the name of a run's folder
+PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # the names of run folders begin with it
 MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
 MAX_CHARACTERS = 4096  # of a text among the settings: a name, or a path
-MAX_CELLS = 10_000  # of a sweep with its repeats, and rungs of a frontier: each is a launch of at least 10 s
+MAX_CELLS = 10_000  # of a sweep with repeats, or rungs of a frontier; each is a launch of at least 10 s
 PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
 
 
@@ -49,10 +50,10 @@ def _names_a_folder(name: str) -> str:
 
 
 class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_CHARACTERS):
-    """A table of a protocol file: unknown keys are refused, and nothing is converted."""
+    """A table of a protocol file. Unknown keys are refused, and no value is converted."""
 
 
-# The settings can each be a list. `build` checks the values of each combination, so here they are only known by name.
+# Each setting can be a list. `build` checks the values of each combination, so only the names are checked here.
 Grid = create_model(
     "Grid",
     __base__=Table,
@@ -91,7 +92,7 @@ NOT_AXES = {"name", "about", "script", "frontier", "reserve_s", *SCALES}
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with one combination of settings, not yet run. With a `frontier`, the search for the last of `rungs`."""
+    """One arm with one combination of settings, not yet run. With `rungs`, the search for the last that survives."""
 
     protocol: str
     part: str
@@ -106,7 +107,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """A folder's name: part, arm, and a digest of all the rest."""
+        """The name of its folder: the part, the arm, and a digest of everything else."""
         key = [self.script, self.arm, self.ranks, self.settings, self.rungs, arms.digest(self.arm)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
         rung = []
@@ -119,11 +120,11 @@ class Cell:
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def every_rung(self) -> list["Cell"]:
-        """All cells that the search may run; the cell itself where there is none."""
+        """All cells that the search may run; without a search, the cell itself."""
         return [self.at(rung) for rung in range(len(self.rungs))] or [self]
 
     def from_pack(self, pack: Path) -> "Cell":
-        """The same with data and vocabulary from the folder that `study pack` writes, where it asks for the hub's."""
+        """The same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
         model, data = str(self.value("model")), below(pack, "data", PACKED_DATA[self.value("task")])
@@ -131,7 +132,7 @@ class Cell:
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):
-        """What a filter may select by: arm, ranks, part, or any setting; its default where the protocol is silent."""
+        """The arm, ranks, part or any setting by name; the default if the protocol does not give it."""
         return getattr(self, key) if hasattr(self, key) else self.settings.get(key, getattr(Settings, key, None))
 
 
@@ -140,7 +141,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict:
-    """A protocol by name, or by the path of a file, with its form checked."""
+    """A protocol by its name or the path of a file, with its form checked."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
         content = texts.from_toml(files.read(path, MAX_BYTES))
@@ -152,7 +153,7 @@ def read(name: str) -> dict:
         raise Stop(what, nearest(Path(name).stem, names(), otherwise=otherwise)) from None
     except ValidationError as error:
         known = Protocol.model_fields if len(error.errors()[0]["loc"]) == 1 else Part.model_fields
-        problem = sentence(error, known, name=lambda location: _place(path.name, content, location))
+        problem = sentence(error, known, name=lambda location: _location(path.name, content, location))
         raise Stop(problem.rstrip("?"), "correct the file: smoke.toml is an example") from None
     except ValueError as error:
         what = f"{path.name} is not valid TOML: {files.why(error)}"
@@ -160,13 +161,13 @@ def read(name: str) -> dict:
     return content | {"file": path.name, "name": path.stem}
 
 
-def _place(file: str, content: dict, location: list[str]) -> str:
+def _location(file: str, content: dict, location: list[str]) -> str:
     """Where a mistake is: `mine.toml, part 'p', tiny: seed`. Types of a union are left out."""
-    words = [word for word in location if word not in ("str", "int", "float", "function-wrap")]
-    if words[0] != "part" or len(words) < 3:
-        return f"{file}: {words[0]}"
-    *scale, key = words[2:4] if words[2] in SCALES else words[2:3]
-    part = content["part"][int(words[1])].get("name", "?")
+    keys = [key for key in location if key not in ("str", "int", "float", "function-wrap")]
+    if keys[0] != "part" or len(keys) < 3:
+        return f"{file}: {keys[0]}"
+    *scale, key = keys[2:4] if keys[2] in SCALES else keys[2:3]
+    part = content["part"][int(keys[1])].get("name", "?")
     return ", ".join([file, f"part {part!r}", *scale]) + f": {key}"
 
 

@@ -1,4 +1,4 @@
-"""Slurm: what a cluster file says, the batch script of a cell, and the commands that submit, list and cancel jobs.
+"""Slurm: reads a cluster file, writes the batch script of a cell, and submits, lists and cancels jobs.
 
 `examples/cluster.toml` shows a cluster file. A job has one task on each of its nodes, and that task becomes the node's
 `accelerate launch` (study/machine/multinode.py).
@@ -26,14 +26,14 @@ from study.sweeps.protocol import Cell, Table
 TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}")  # as sbatch takes it: minutes, 02:00:00, 1-12:00:00
 RANKS_WITHOUT_GPU = 2
 ANSWERS_WITHIN_S = 60
-FORGOTTEN = "FORGOTTEN"  # our word: a job that no command knows any more
+FORGOTTEN = "FORGOTTEN"  # our own state: a job that Slurm no longer knows
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT", FORGOTTEN),
 )
 MAX_BYTES = 2**16  # of a cluster file
-PORT = "$((20000 + SLURM_JOB_ID % 10000))"  # below those that the kernel hands out; jobs may share a node
-# NodeAddr is how Slurm itself reaches a node: its name need not be known to the others.
+PORT = "$((20000 + SLURM_JOB_ID % 10000))"  # below the kernel's own ports; jobs may share a node
+# NodeAddr is the address by which Slurm reaches a node. Other nodes need not know its name.
 HOSTS = """\
 hosts=$(for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
   scontrol show node --oneliner "$node" | grep -o ' NodeAddr=[^ ]*' | cut -d= -f2
@@ -53,22 +53,22 @@ def _directive(line: str) -> str:
 
 
 class Cluster(Table):
-    """A cluster file: what a job asks Slurm for, and how a node runs it."""
+    """A cluster file: what a job requests from Slurm, and how a node runs it."""
 
-    nodes: PositiveInt = 1  # the most that a cell may take
+    nodes: PositiveInt = 1  # the most nodes for a cell
     gpus_per_node: NonNegativeInt
-    ranks_per_node: PositiveInt | None = None  # where there is no GPU; otherwise one for each GPU
+    ranks_per_node: PositiveInt | None = None  # for nodes without GPUs; otherwise one rank for each GPU
     cpus_per_node: PositiveInt | None = None
     partition: str | None = None
     account: str | None = None
-    time: Annotated[str, AfterValidator(_time)] | None = None  # otherwise --timeout-s
-    lines: list[Annotated[str, AfterValidator(_directive)]] = Field(default_factory=list)  # more of the script's head
+    time: Annotated[str, AfterValidator(_time)] | None = None  # by default --timeout-s
+    lines: list[Annotated[str, AfterValidator(_directive)]] = Field(default_factory=list)  # more #SBATCH lines
     setup: str | None = None  # shell commands before the launch: modules, variables, an environment
     srun: list[str] = Field(default_factory=list)  # options of srun, such as Pyxis's --container-image
-    container: str | None = None  # what is put before the command on each node: apptainer exec --nv study.sif
-    python: str | None = None  # as a node finds it; by default the one that runs the sweep
-    node_dir: str | None = None  # on each node's own disk: compiled operators, and what arms offload
-    max_jobs: Annotated[int, Field(ge=1)] = 50  # at most so many in the queue
+    container: str | None = None  # a command in front of the launch on each node: apptainer exec --nv study.sif
+    python: str | None = None  # on a node; by default the one that runs the sweep
+    node_dir: str | None = None  # on each node's own disk: for compiled operators and offloading
+    max_jobs: Annotated[int, Field(ge=1)] = 50  # the most jobs in the queue
 
     @model_validator(mode="after")
     def _has_ranks(self):
@@ -82,12 +82,12 @@ class Cluster(Table):
 
     @property
     def software_is_ours(self) -> bool:
-        """Whether the nodes run the Python environment of this process, so that its versions are theirs."""
+        """Whether the nodes use the Python environment of this process, and so the same versions."""
         return not (self.container or self.setup or self.python or self.srun)
 
 
 def read(path: Path) -> Cluster:
-    """A cluster file, checked."""
+    """Read and check a cluster file."""
     try:
         return Cluster.model_validate(texts.from_toml(files.read(path, MAX_BYTES)))
     except OSError as error:
@@ -101,7 +101,7 @@ def read(path: Path) -> Cluster:
 
 
 def layout(cell: Cell, cluster: Cluster) -> tuple[int, int]:
-    """How many nodes a cell takes, and how many ranks on each. A Stop where the cluster file has too little."""
+    """The nodes of a cell, and the ranks on each. A Stop if the cluster file has too few."""
     if cell.value("hosts"):
         raise Stop("this cell runs over an emulated cluster", "run it without --on slurm", "unavailable")
     arm = arms.read(arms.all_paths()[cell.arm])
@@ -130,13 +130,13 @@ def script(
     nvme_dir: Path | None = None,
     resumed: Path | None = None,
 ) -> str:
-    """The batch script of a cell. `resumed` is an earlier try that left a checkpoint to go on from."""
+    """The batch script of a cell. `resumed` is an earlier try that left a checkpoint to resume from."""
     nodes, ranks = layout(turn.cell, cluster)
     head = {
         "job-name": f"study-{folder.name}",
         "nodes": nodes,
         "ntasks-per-node": 1,
-        "gres": f"gpu:{ranks}" if cluster.gpus_per_node else None,  # older than --gpus-per-node, and always known
+        "gres": f"gpu:{ranks}" if cluster.gpus_per_node else None,  # known to older Slurms too, unlike --gpus-per-node
         "cpus-per-task": cluster.cpus_per_node,
         "partition": cluster.partition,
         "account": cluster.account,
@@ -144,7 +144,7 @@ def script(
         "chdir": arms.ROOT,
         "output": folder.resolve() / "output.txt",
     }
-    # Not requeued: Slurm would run the job again in the folder of the first run, and the sweep does that in a new one.
+    # --no-requeue: Slurm would run the job again in the same folder, but the sweep repeats it in a new folder.
     lines = [f"#SBATCH --{name}={value}" for name, value in head.items() if value is not None]
     python = shlex.quote(cluster.python or sys.executable)
     launch = ["--processes", str(ranks)]
@@ -153,7 +153,7 @@ def script(
         str(arms.all_paths()[turn.cell.arm]),
         *flags(turn.cell, folder.resolve(), nvme_dir, resumed and resumed.resolve()),
     ]
-    # One task has one core otherwise, and all ranks of its node would share that.
+    # Without --cpu-bind=none, a task may have one core, which all ranks of its node would share.
     srun = ["srun", "--kill-on-bad-exit=1", "--cpu-bind=none", *(["--label"] if nodes > 1 else []), *cluster.srun]
     command = " ".join([shlex.join(srun), *filter(None, [cluster.container]), python, "-m study.machine.multinode"])
     return "\n".join(
@@ -162,7 +162,7 @@ def script(
             *lines,
             "#SBATCH --no-requeue",
             *cluster.lines,
-            # What this process chose for its own environment, and sbatch would pass on.
+            # sbatch passes on the environment, and this process has set the variable for itself.
             *([] if cluster.software_is_ours or not study.CHOSEN_HERE else ["unset TORCH_EXTENSIONS_DIR"]),
             *([cluster.setup.strip()] if cluster.setup else []),
             HOSTS,
@@ -179,7 +179,7 @@ def script(
 
 @dataclass(frozen=True)
 class Job:
-    """What Slurm says of a job. The reason is why it waits, or why it ended."""
+    """A job by Slurm's answer. The reason is why it waits, or why it ended."""
 
     id: int
     state: str
@@ -193,13 +193,13 @@ class Job:
 
 
 def submit(path: Path) -> int:
-    """Submit a batch script. Gives the job's id."""
+    """Submit a batch script. Returns the job's id."""
     answer = _slurm("sbatch", "--parsable", str(path))
     return int(answer.strip().partition(";")[0])  # id;cluster where there are several
 
 
 def queue() -> dict[str, Job]:
-    """This user's jobs that wait, run, or ended some minutes ago, by the path of their batch script."""
+    """This user's jobs that wait, run, or ended in the last minutes, by the path of their batch script."""
     lines = _slurm("squeue", "--me", "--states=all", "--noheader", "--format=%i|%T|%r|%N|%o").splitlines()
     jobs = {}
     for number, state, reason, nodes, path in (line.split("|", 4) for line in lines):
@@ -209,7 +209,7 @@ def queue() -> dict[str, Job]:
 
 
 def ended(number: int) -> Job | None:
-    """A job that is not in the queue any more; None where Slurm has forgotten it."""
+    """A job that is no longer in the queue. None if Slurm has forgotten it."""
     if lines := _try("sacct", "--jobs", str(number), "--allocations", "--parsable2", "--noheader",
                      "--format=State,ExitCode,NodeList"):  # fmt: skip
         state, code, nodes = lines.splitlines()[0].split("|", 2)
@@ -231,7 +231,7 @@ def _known(text: str) -> str | None:
 
 
 def _try(*words: str) -> str:
-    """What a command answers; nothing where it fails: sacct does where nobody keeps accounts."""
+    """The output of a command; empty if it fails, as sacct does without accounting."""
     try:
         return _slurm(*words)
     except Stop:

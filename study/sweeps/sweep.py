@@ -1,7 +1,7 @@
-"""Runs the cells of a protocol unattended: each is one `accelerate launch`, and one bad cell never ends a sweep.
+"""Runs the cells of a protocol unattended, each as one `accelerate launch`. A failed cell never ends a sweep.
 
-The sweep talks to the trainer by its command line and reads back the record, so every run is a process of its own.
-Interrupted sweeps are resumed by the same command. A sweep with a time limit starts no run that would not end in time.
+The sweep starts the trainer by its command line and reads its record, so every run is a process of its own. The same
+command continues an interrupted sweep. A sweep with a time limit starts no run that would not end in time.
 """
 
 import contextlib
@@ -35,25 +35,25 @@ from study.text.numbers import size
 from study.theory import room
 
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
-SETTLED = ("done", "oom")  # under a device's limit, a second try would find what the first one did
-RANK_HOST_BYTES = 4e8  # the least that a rank without a GPU was seen to take: bert-tiny under DDP, 0.41 GB (PSS)
-RESUMED = ("running", "interrupted", "failed", "timeout", "host_oom")  # a try that may go further than it did
+SETTLED = ("done", "oom")  # a second try would end in the same way
+RANK_HOST_BYTES = 4e8  # the least memory of a rank without a GPU that we saw: bert-tiny under DDP, 0.41 GB (PSS)
+RESUMED = ("running", "interrupted", "failed", "timeout", "host_oom")  # a resumed try may get further
 SURVIVES = {"done": True, "oom": False, "host_oom": False}  # any other status says nothing about memory
-FULL = (*store.FULL, errno.EROFS)  # no cell after it can be kept either
-BEFORE_THE_RECORD_S = 20  # starting Python and the libraries: not between a record's two times
-GROWTH = 1.25  # what was cut off needs more than it had; what ended may take a little longer
+FULL = (*store.FULL, errno.EROFS)  # no later cell could be written either
+BEFORE_THE_RECORD_S = 20  # for starting Python and the libraries, before the record's first time
+GROWTH = 1.25  # a try that was cut off needs more time than it had, and another may take a little longer
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a turn ended: the status of its record and the reason, or "left" for one that was not started."""
+    """How a turn ended: the status and reason in its record, or "left" if it was not started."""
 
     status: str
     reason: str | None = None
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
-    """All turns, repeats outermost and every other one backwards: a machine that drifts does so in all arms alike."""
+    """All turns, repeat by repeat, every other repeat backwards, so that a drift of the machine affects all arms."""
     most = protocol.MAX_CELLS // max(1, len(cells))
     if not 1 <= repeats <= most:
         raise Stop(f"--repeat must be from 1 to {most} for {len(cells)} cells (got {repeats})", "give such a number")
@@ -61,7 +61,7 @@ def plan(cells: list[Cell], repeats: int) -> list[Turn]:
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
-    """The cells that every filter lets pass. A filter is key=pattern, as in arm=zero3*."""
+    """The cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
     for rule in only:
         key, sign, pattern = rule.partition("=")
         if not sign or key not in FILTERS:
@@ -76,7 +76,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
 
 
 def why_not(cell: Cell, gpus: int) -> Stop | None:
-    """Why this machine cannot run a cell, None if it can as far as one can tell beforehand."""
+    """Why this machine cannot run a cell. None if nothing is known against it."""
     arm, ranks = arms.read(arms.all_paths()[cell.arm]), cell.ranks or 1
     host_bytes, needed_bytes = psutil.virtual_memory().total, ranks * RANK_HOST_BYTES
     if hosts := cell.value("hosts"):
@@ -108,9 +108,9 @@ def _why_no_hosts(hosts: int, ranks: int, gpus: int) -> Stop | None:
 def sweep(
     turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, progress, minutes: float | None = None
 ) -> list[Outcome]:
-    """Run what has not been done, one turn after the other. `progress` is called at each start, step and end.
+    """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
 
-    With `minutes`, what was never tried comes first: a cell that fails must not take up the start of every window.
+    With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
     gpus, outcomes = num_gpus(), []
     over = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -128,7 +128,7 @@ def sweep(
                     cluster.up(hosts, turn.cell.value("bandwidth_mbit") or cluster.UNLIMITED)
                 before = to_resume(runs, turn)
                 if before is not None:
-                    progress.say(f"{turn.name} goes on from a checkpoint of {before.name}")
+                    progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")
                 folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
                 record = launches.run(turn, folder, timeout_s, over, nvme_dir, progress.step, before)
         except OSError as error:
@@ -157,7 +157,7 @@ def sweep(
 
 
 def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
-    """The record of a cell that this machine cannot run: a row, never a gap."""
+    """Write a record for a cell that this machine cannot run, so that it is a row in every table."""
     folder = below(runs, f"{turn.name}.0")
     folder.mkdir(exist_ok=True)
     return ends.write_end(folder, turn.new_record(folder), stop)
@@ -165,7 +165,7 @@ def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
 
 @contextlib.contextmanager
 def held(runs: Path) -> Iterator[None]:
-    """Hold a folder for one sweep. The kernel lets go of the lock when its holder dies, so none is ever left behind."""
+    """Lock a folder for one sweep. The kernel releases the lock when its holder dies."""
     with contextlib.ExitStack() as stack:
         try:
             runs.mkdir(parents=True, exist_ok=True)
@@ -188,10 +188,10 @@ def held(runs: Path) -> Iterator[None]:
 
 
 def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, int]:
-    """The last of `count` rungs that survives and the first that does not: -1 or `count` where there is none.
+    """The last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
 
-    Goes up by doubling and then halves what is between, until the two are an eighth apart. Assumes that a higher rung
-    needs more memory than a lower one. The answer None (neither) ends the search.
+    The search doubles the rung and then bisects, until the two are an eighth apart. It assumes that a higher rung needs
+    more memory than a lower one. If `survives` returns None (unknown), the search ends.
     """
     good, bad = -1, count
     while bad - good > max(1, (good + 1) // 8):
@@ -205,13 +205,13 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
 
 
 def search(cell: Cell, run: Callable[[Cell], str]) -> str:
-    """Search for a cell's frontier, and say what was found. `run` runs a cell and returns its status."""
+    """Search for a cell's frontier. Returns a sentence with the result. `run` runs a cell and returns its status."""
     statuses = []
 
     def survives(rung: int) -> bool | None:
         statuses.append(run(cell.at(rung)))
         if statuses[-1] == "unavailable" and "done" in statuses:
-            return False  # the machine can run a smaller one, so what it lacks for this one is memory or disk space
+            return False  # the machine can run a smaller rung, so it lacks memory or disk space for this one
         return SURVIVES.get(statuses[-1])
 
     good, bad = bracket(survives, len(cell.rungs))
@@ -228,14 +228,14 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 
 
 def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
-    """The folders of a turn by their numbers, oldest first. Others are not ours."""
+    """The folders of a turn by number, oldest first."""
     pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
     matches = {path: pattern.fullmatch(path.name) for path in runs.iterdir()}
     return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
 
 
 def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
-    """The record of a settled run of this turn with the software and the meters of now, or None."""
+    """The record of a settled run of this turn with the present software and measure version, or None."""
     wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
     for record in filter(None, map(ends.read, attempts(runs, turn).values())):
         present = {"measure_version": record.measure_version, **record.software}
@@ -245,12 +245,12 @@ def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record
 
 
 def to_resume(runs: Path, turn: Turn) -> Path | None:
-    """The newest try of a turn that ended too soon and left a good checkpoint; its protocol asks for checkpoints.
+    """The newest try of a turn that ended early and left a good checkpoint, if its protocol asks for checkpoints.
 
-    Not one that would end again as it did, nor one of other software: its numbers would be of two versions.
+    Not a try that would end in the same way again, nor one of other software, whose numbers would mix two versions.
     """
     if turn.cell.value("checkpoint_every") is None or arms.read(arms.all_paths()[turn.cell.arm]).uses_nvme:
-        return None  # what is on a disk is not restored: study claims K-02
+        return None  # optimizer states on a disk are not restored: study claims K-02
     versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
         record = ends.read(folder)
@@ -261,7 +261,7 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
 
 
 def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
-    """Why a cell is left for another window, None if it can be started in this one."""
+    """Why a cell is left for another sweep; None if there is time for it."""
     needed_s = expected_s(cell, runs)
     if left_s > needed_s:
         return None
@@ -269,7 +269,7 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
 
 
 def expected_s(cell: Cell, runs: Path) -> float:
-    """Seconds that a cell is expected to take: by its longest try so far, or else by its protocol's budget."""
+    """The seconds that a cell is expected to take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(ends.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     tries = [record.wall_s for record in records if record.status not in ("running", "unavailable")]
     if known := [seconds for seconds in tries if seconds is not None]:

@@ -1,1 +1,1 @@
-"""Everything between the launcher and the first step, and after the last."""
+"""Prepares a run before its first step and completes it after the last; the loop itself is in study/train.py."""

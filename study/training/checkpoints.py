@@ -1,7 +1,7 @@
-"""Checkpoints between windows of steps, through Accelerate's `save_state` and `load_state`, and going on from one.
+"""Saves checkpoints between windows of steps and resumes from them, with Accelerate's `save_state` and `load_state`.
 
-Accelerate calls DeepSpeed's and FSDP's own. What they leave out is here: the curve so far, whether a checkpoint is
-whole and of the same training, and whether the random states were restored.
+The libraries leave some things out, which are here: the losses so far, whether a checkpoint is complete and belongs to
+the same training, and whether the random states were restored.
 """
 
 import hashlib
@@ -27,21 +27,22 @@ from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, writte
 from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
+from study.spec.settings import flag
 from study.training import ending, setup
 from study.training.log import quiet, say
 from study.training.run import History, Run
 
-# What decides the curve. Ranks and the rows of each may change, as long as a step has as many rows.
+# The settings that decide the losses. The number of ranks may change, as long as a step has as many rows.
 DECIDES = (
     *("task", "model", "tokenizer", "data", "init", "precision", "optimizer", "lora_rank", "train_only", "sequence"),
     *("train_rows", "eval_rows", "lr", "lr_warmup_steps", "weight_decay", "dropout", "seed"),
 )
-UNIVERSAL = "universal"  # in a checkpoint's folder: what DeepSpeed's converter made of it
+UNIVERSAL = "universal"  # in a checkpoint's folder: the output of DeepSpeed's converter
 
 
 @dataclass
 class Source:
-    """The checkpoint to go on from."""
+    """The checkpoint to resume from."""
 
     path: Path
     progress: Progress
@@ -51,7 +52,7 @@ class Source:
 
 @dataclass
 class Cost:
-    """What saving or loading took of one rank."""
+    """The memory, time and bytes that saving or loading took on one rank."""
 
     before: RankMemory
     peak: RankMemory | None = None
@@ -63,13 +64,13 @@ class Cost:
 
 
 def is_due(run: Run, step: int) -> bool:
-    """Whether there is to be a checkpoint after so many steps. The last step needs none: the run is done then."""
+    """Whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
     every = run.settings.checkpoint_every
     return every is not None and step % every == 0 and step < run.steps
 
 
 def save(run: Run, history: History, step: int) -> None:
-    """Write a checkpoint beside the others. It gets its name when it is whole."""
+    """Write a checkpoint beside the others. It gets its final name once it is complete."""
     part, sealed = checkpoints.part_of(run.folder, step), []
     progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
 
@@ -86,12 +87,11 @@ def save(run: Run, history: History, step: int) -> None:
         run.accelerator.wait_for_everyone()
 
     try:
-        cost, sealing = _apart(history, write), _apart(history, seal)
+        cost, sealing = _outside_steps(history, write), _outside_steps(history, seal)
     except Exception as error:
         if ending.lost_another_rank(error):
             raise
-        words = str(error).partition("\n")[0]
-        what = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {words})"
+        what = f"the checkpoint of step {step} could not be written ({_first_line(error)})"
         raise Stop(what, "make room on its disk, and --resume from the one before", where="checkpoint") from error
     costs = run.gathered(cost)
     run.record.checkpoints.saved.append(
@@ -109,7 +109,7 @@ def save(run: Run, history: History, step: int) -> None:
 
 
 def die(run: Run) -> None:
-    """End the first rank as a machine that fails does: without a word. The others find out."""
+    """Kill the first rank without a clean-up, as a machine failure would. The other ranks notice it themselves."""
     if run.accelerator.is_main_process:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -134,8 +134,8 @@ def _progress(run: Run, history: History, step: int, random_states: list[str]) -
     )
 
 
-def _apart(history: History, call: Callable[[], object]) -> Cost:
-    """Do what belongs to no timed step: its memory and what it moves to the disk are counted apart from theirs."""
+def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
+    """Make a call that belongs to no timed step: its memory and disk traffic are kept out of theirs."""
     history.peaks = highest(history.peaks, peaks())
     reset_peaks()
     cost, disk, written, started = Cost(peaks()), disk_bytes(), written_bytes(), time.perf_counter()
@@ -158,13 +158,13 @@ def _random_states() -> str:
     return hashlib.sha256(pickle.dumps(states)).hexdigest()[:16]
 
 
-# --- going on ------------------------------------------------------------------------------------------------------
+# --- resuming ------------------------------------------------------------------------------------------------------
 
 
 def find(run: Run) -> Source | None:
-    """The last good checkpoint of the run that --resume names. To be called before the model is prepared.
+    """The last good checkpoint of the run that --resume names. Call it before the model is prepared.
 
-    The first rank reads all of it, which takes a while; the others hear the answer from it.
+    Only the first rank verifies checkpoints, which takes a while; it sends the result to the others.
     """
     if run.settings.resume is None:
         return None
@@ -187,17 +187,15 @@ def find(run: Run) -> Source | None:
 
 
 def _is_elsewhere(run: Run, source: Source) -> bool:
-    """Whether the training goes on under another arm, or on another number of ranks."""
+    """Whether the training resumes under another arm, or on another number of ranks."""
     return (source.progress.arm, source.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
 
 
 def _refuse_another_training(run: Run, progress: Progress) -> None:
-    """A checkpoint of another training would go on without an error, as something that is neither."""
-    asked, rows = run.settings, run.rows_taken_per_step
-    pairs = [
-        (f"--{name.replace('_', '-')}", getattr(progress.requested, name), getattr(asked, name)) for name in DECIDES
-    ]
-    pairs += [("steps", progress.steps, run.steps), ("rows in a step", progress.rows_per_step, rows)]
+    """Compare the checkpoint's training with this one: the libraries would resume another training without an error."""
+    pairs = [(flag(name), getattr(progress.requested, name), getattr(run.settings, name)) for name in DECIDES]
+    pairs += [("steps", progress.steps, run.steps)]
+    pairs += [("rows in a step", progress.rows_per_step, run.rows_taken_per_step)]
     pairs += [("the data's checksum", progress.data_checksum, run.data.checksum)]
     if other := [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]:
         what = f"the checkpoint is of another training ({'; '.join(other)})"
@@ -205,23 +203,23 @@ def _refuse_another_training(run: Run, progress: Progress) -> None:
 
 
 def begin(run: Run, history: History) -> int:
-    """Say what checkpoints have to hold, and go on from one if that is asked for. Gives the steps taken before."""
+    """Register what checkpoints have to contain, and resume if asked to. Returns the steps taken before."""
     if run.settings.checkpoint_every is None and run.source is None:
         return 0
     if (scaler := getattr(run.optimizer.optimizer, "torch_autocast_gradscaler", None)) is not None:
-        # DeepSpeed 0.19.8 leaves it out of its checkpoints, and would go on with the scale of the first step.
+        # DeepSpeed 0.19.8 leaves it out of its checkpoints, and would resume with the scale of the first step.
         run.accelerator.register_for_checkpointing(scaler)
     return 0 if run.source is None else _resume(run, history, run.source)
 
 
 def _resume(run: Run, history: History, source: Source) -> int:
     progress = source.progress
-    cost = _apart(history, lambda: _load(run, source))
+    cost = _outside_steps(history, lambda: _load(run, source))
     _refuse_other_weights(run, source)
-    history.peaks = None  # the warm-up comes again, and with it the peaks that count
+    history.peaks = None  # peaks count again after the warm-up, which is repeated
     history.earlier_losses, history.rates, history.evals = progress.losses, progress.rates, progress.evals
-    mine = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
-    restored = all(run.gathered(mine))
+    restored_here = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
+    restored = all(run.gathered(restored_here))
     if not restored and not _is_elsewhere(run, source):
         what = f"the random states of {source.path} were not restored, and dropout would go on differently"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
@@ -257,25 +255,25 @@ def _load(run: Run, source: Source) -> None:
     except (Exception, CheckpointException) as error:
         if ending.lost_another_rank(error) or not _is_elsewhere(run, source):
             raise
-        before, words = source.progress, _words(error)
+        before = source.progress
         what = f"a checkpoint of {before.arm} on {before.ranks} ranks does not load under {run.arm.name}"
-        what += f" on {run.accelerator.num_processes} ({words})"
+        what += f" on {run.accelerator.num_processes} ({_first_line(error)})"
         convert = f"python -m study.training.universal {run.settings.resume}"
         from_deepspeed = before.arm.startswith("zero") and run.arm.deepspeed is not None
         remedy = f"type {convert}, and resume again" if from_deepspeed else "resume it under its own arm and ranks"
         raise Stop(what, remedy, "unavailable", "resume") from error
 
 
-def _words(error: BaseException) -> str:
-    """What a library says of a checkpoint that it cannot load. PyTorch wraps what its ranks said, each with a trace."""
+def _first_line(error: BaseException) -> str:
+    """The type and the first line of a library's error. PyTorch wraps the errors of several ranks with their traces."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    words = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {words}" if words else f"{type(error).__name__} without a word"
+    line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else f"{type(error).__name__} without a message"
 
 
 def _refuse_other_weights(run: Run, source: Source) -> None:
-    """A library that loads other weights than were saved would train on with them, and say nothing."""
+    """Compare the loaded weights with the saved ones: a library may load others without an error."""
     weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
     if weights != source.progress.weights_checksum:
         what = f"after loading {source.path.name}, {run.arm.name} does not have the weights that were saved"
@@ -283,7 +281,7 @@ def _refuse_other_weights(run: Run, source: Source) -> None:
 
 
 def _write_curve(run: Run, progress: Progress) -> None:
-    """The steps and evaluations before the checkpoint, for this run's own file."""
+    """Write the steps and evaluations before the checkpoint into this run's own file."""
     lines = [
         {"step": step, "loss": loss, "lr": rate}
         for step, (loss, rate) in enumerate(zip(progress.losses, progress.rates, strict=True), 1)

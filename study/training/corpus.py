@@ -1,7 +1,7 @@
 """The embedded corpus: token ids generated from a seed, so that everything works without a network.
 
-It is not language, but it can be learned: a sentiment task that opinion words decide, and a stream in which the class
-of a word decides the class of the next. A model that does not learn it is not training.
+It is not language, but a model can learn it: reviews whose opinion words decide the label, and a stream in which the
+class of each word decides the class of the next. A model that learns nothing here is not training.
 """
 
 import numpy as np

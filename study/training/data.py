@@ -1,7 +1,7 @@
-"""The rows of a task: read, tokenised once, and cached as tensors; or random ones. Data that cannot be read is a Stop.
+"""The rows of a task: read and tokenised once, then cached as tensors; or generated.
 
-`datasets` and the tokenizers are imported where they are used: the embedded corpus needs neither, and they take half a
-second of every rank's start.
+`datasets` and the tokenizers are imported where they are used: the embedded corpus needs neither, and importing them
+takes half a second in every rank.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Data:
 
     train: Rows
     eval: Rows
-    vocabulary: int | None  # None where the model's own is taken
+    vocabulary: int | None  # None: the model's own
     source: str
 
     @property
@@ -45,7 +45,7 @@ class Data:
     @property
     def checksum(self) -> str:
         digest = hashlib.sha256()
-        with unset_fake_temporarily():  # under --init none a read would give bytes of elsewhere
+        with unset_fake_temporarily():  # under --init none these tensors could not be read
             for rows in (self.train, self.eval):
                 for name in sorted(rows):
                     digest.update(rows[name].numpy().tobytes())
@@ -53,14 +53,14 @@ class Data:
 
 
 def part_of_rows(rows: Rows, part: int, parts: int) -> Rows:
-    """One of several equal parts of the tokens of rows, with their positions and the token that follows each."""
+    """One of several equal parts of the rows' tokens, with their positions and the token that follows each."""
     ids = rows["input_ids"]
     length = ids.shape[-1] // parts
-    mine = slice(part * length, (part + 1) * length)
+    columns = slice(part * length, (part + 1) * length)
     following = pad(ids[..., 1:], (0, 1), value=IGNORED)
-    positions = torch.arange(mine.start, mine.stop).expand(*ids.shape[:-2], 1, -1)  # alike in all rows
-    mine = {"input_ids": ids[..., mine].clone(), FOLLOWING: following[..., mine].clone()}
-    return mine | {"position_ids": positions}
+    positions = torch.arange(columns.start, columns.stop).expand(*ids.shape[:-2], 1, -1)  # the same in all rows
+    tokens = {"input_ids": ids[..., columns].clone(), FOLLOWING: following[..., columns].clone()}
+    return tokens | {"position_ids": positions}
 
 
 def load_data(settings: Settings) -> Data:
@@ -96,7 +96,7 @@ def load_data(settings: Settings) -> Data:
 
 
 def _embedded(settings: Settings) -> Data:
-    # The corpus has its own seed: runs of two seeds differ in weights and order, not in their data.
+    # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
     length = settings.sequence
     if settings.task == "imdb":
         train = corpus.reviews(settings.train_rows, length, SPLIT_SEED)
@@ -111,8 +111,8 @@ def _embedded(settings: Settings) -> Data:
 
 
 def _synthetic(settings: Settings) -> Data:
-    """Random rows of the shape that the model takes, as many as a rank reads in a step. There are none to evaluate on:
-    only virtual ranks read these."""
+    """Random rows of the shape that the model takes, as many as a rank reads in a step. No rows for evaluation,
+    because only virtual ranks use these."""
     config = models.model_config(settings, vocabulary=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SPLIT_SEED)
@@ -122,7 +122,7 @@ def _synthetic(settings: Settings) -> Data:
 
 
 def _data_source(settings: Settings) -> str:
-    """A text that identifies the data: the hub's name, or a folder with its files' sizes and times."""
+    """A text that identifies the data: its name on the hub, or its folder with a digest of file sizes and times."""
     if settings.data == "hub":
         return "/".join(filter(None, HUB_DATA[settings.task]))
     folder = Path(settings.data)
@@ -164,7 +164,7 @@ def _tokenizer(settings: Settings):
     from transformers import AutoTokenizer
 
     name = settings.tokenizer or (SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model)
-    name = name or SHAPES["gpt2"]["hub"]  # our own shapes read with GPT-2's vocabulary
+    name = name or SHAPES["gpt2"]["hub"]  # our own shapes use GPT-2's vocabulary
     hub.prepare_to_load(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -178,7 +178,7 @@ def _tokenizer(settings: Settings):
 
 
 def _reviews(settings: Settings, tokenizer, split, part: str, count: int) -> Rows:
-    """As many rows as the source document takes, at random, padded."""
+    """So many random rows of a split, padded, as the source document takes them."""
     _check_count(part, count, len(split), "rows")
     chosen = split.shuffle(seed=SPLIT_SEED).select(range(count))
     _check_texts(settings, chosen["text"])

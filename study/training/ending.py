@@ -1,4 +1,4 @@
-"""How this process ends: the signals that end it, the reason in one sentence, and the exit code."""
+"""Ends this process: on a signal or an error, with the reason in one sentence and an exit code."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ from study.training import machines
 from study.training.launch import Launch, ranks_alive, ranks_that_died
 from study.training.log import say
 
-SYSTEM = {  # what the system refuses, with what to do
+SYSTEM = {  # what to do when the system refuses a file
     errno.ENOSPC: "make room, and start it again",
     errno.EDQUOT: "make room within your quota, and start it again",
     errno.EROFS: "give a folder that you may write to",
@@ -36,34 +36,32 @@ SYSTEM = {  # what the system refuses, with what to do
     errno.ENFILE: "raise the system's limit of open files, and start it again",
     errno.EIO: "look at the disk",
 }
-DEAF_S = 5
+UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
-REFUSALS = {  # words of a library that cannot train something: whose they are, and what to do
+REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
     "already managed by another FSDP group": (
         "PyTorch",
-        "take zero3: Accelerate divides this model so that FSDP2 cannot shard it",
+        "take zero3: Accelerate divides this model into units that FSDP2 cannot shard",
     ),
-    # Ulysses, in DeepSpeed 0.19.8: BERT and GPT-2 do not say this in their config, and are not cut into sequences.
-    "no attribute 'num_key_value_heads'": ("DeepSpeed", "take a decoder that says it, such as --model llama-micro"),
+    # Ulysses in DeepSpeed 0.19.8 reads this field of the config, which BERT and GPT-2 lack.
+    "no attribute 'num_key_value_heads'": ("DeepSpeed", "take a decoder that has it, such as --model llama-micro"),
     "is not divisible by SP size": ("DeepSpeed", "take fewer ranks for a row, or a model with more heads"),
-    "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that tells its attention positions, as Llama"),
+    "Ulysses SP requires position_ids": ("DeepSpeed", "take a model that gives its attention positions, such as Llama"),
     "AutoTP not supported for model": ("DeepSpeed", "take a model that AutoTP divides, such as a Llama"),
     "`fp8` precision requires": ("Accelerate", "give bf16, or install it on a machine with a GPU that has fp8"),
     "Invalid sp_attn_implementation": ("Accelerate", "give --attention sdpa, or another model"),
 }
-
-
-_spare: list[bytearray] = []  # memory to end with, where no more is given; it is never written to
+_spare: list[bytearray] = []  # freed at the end, for a process that gets no more memory; it is never written to
 _parents: list[int] = []  # the launcher's process id
-_heard = threading.Event()  # a signal that ends this process
+_heard = threading.Event()  # set once the main thread has handled a signal
 
 
-def interrupt_when_told(parent: int) -> None:
-    """Let SIGTERM, a closed terminal or the launcher's death end the run as Ctrl-C does: through the clean-up.
+def interrupt_on_signals(parent: int) -> None:
+    """Let SIGTERM, a closed terminal or the launcher's death end the run like Ctrl-C: through the clean-up.
 
-    Only once: launchers send the signal twice, and the second must not disturb the clean-up.
+    Only the first signal counts: launchers send it twice, and the second must not disturb the clean-up.
     """
 
     def stop(number: int, _) -> None:
@@ -79,12 +77,13 @@ def interrupt_when_told(parent: int) -> None:
     die_with_parent(parent)
 
 
-def end_if_deaf(folder: Path, rank: int, launch: Launch, number: int) -> None:
-    """In a thread: end this process if its main thread does not take a signal, and say why in its stead.
+def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) -> None:
+    """In a thread: end this process if its main thread does not handle a signal, and record the reason.
 
-    Python's handlers do not run while it waits in C++, as for a rank that never comes: torchrun would wait 30 s.
+    Python's handlers do not run while the main thread waits in C++, for example for a rank that never comes. Torchrun
+    would then wait 30 s.
     """
-    if _heard.wait(DEAF_S):
+    if _heard.wait(UNRESPONSIVE_S):
         return
     stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder=folder)
     stop.where = stop.where or machines.name_of(rank)
@@ -95,15 +94,15 @@ def end_if_deaf(folder: Path, rank: int, launch: Launch, number: int) -> None:
 
 
 def launcher_is_gone() -> bool:
-    """Then the kernel ends all ranks, and the first to end is not why the others do."""
+    """Whether the launcher has died. The kernel then ends all ranks, and no rank is the cause of the others' end."""
     return _parents != [] and os.getppid() != _parents[0]
 
 
 def lost_another_rank(error: BaseException) -> bool:
-    """Whether this rank stopped only because another one is gone.
+    """Whether this rank stopped only because another rank is gone.
 
-    Its connection breaks, or torchrun, which saw the other one die, ends this one with SIGTERM. At a SIGTERM from
-    anybody else all ranks of this machine are alive.
+    Either the connection breaks, or torchrun sees the other rank die and sends this one SIGTERM. If somebody else sends
+    SIGTERM, all ranks of this machine are alive.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
@@ -113,7 +112,7 @@ def lost_another_rank(error: BaseException) -> bool:
 
 
 def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
-    """What the machine or its user has to put right; None where the code may be at fault."""
+    """The Stop for an error that the user can fix on the machine; None if the code may be wrong."""
     what = error.filename or "a file"
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
@@ -127,16 +126,16 @@ def _local_ranks() -> int:
 
 
 def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
-    """That another rank died, and which one if its heartbeat is still there: one that ends by itself takes it away."""
+    """The Stop for another rank's death. It names the rank if its heartbeat file is left: other endings remove it."""
     dead = [] if folder is None or machines.several() else ranks_that_died(folder, within_s=0.5)
-    who = f"rank {dead[0]}" if dead else "another rank"
+    victim = f"rank {dead[0]}" if dead else "another rank"
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
-        what, remedy = f"the kernel killed {who} because the host ran out of memory", MORE_MEMORY
-        return Stop(what, remedy, "host_oom", who)
+        what = f"the kernel killed {victim} because the host ran out of memory"
+        return Stop(what, MORE_MEMORY, "host_oom", victim)
     if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "look at the network between them", where="another rank")
-    return Stop(f"{who} died without a word", "see in the launcher's message by what signal", where=who)
+    return Stop(f"{victim} died without a word", "look for the signal in the launcher's message", where=victim)
 
 
 def reason(
@@ -156,9 +155,9 @@ def reason(
         return Stop(f"the host refused more memory ({detail})", remedy, status)
     lost, gone = lost_another_rank(error), launcher_is_gone()
     if lost and not gone:
-        return machines.told() or death_of_another_rank(launch, folder)
-    if isinstance(error, KeyboardInterrupt) and (theirs := machines.told()):
-        return theirs
+        return machines.earlier_reason() or death_of_another_rank(launch, folder)
+    if isinstance(error, KeyboardInterrupt) and (earlier := machines.earlier_reason()):
+        return earlier
     if isinstance(error, KeyboardInterrupt) or lost:
         return Stop("interrupted", "start it again", "interrupted")
     if isinstance(error, OSError) and (stop := refused_by_the_system(error, folder)):
@@ -170,44 +169,45 @@ def reason(
 
 
 def without_cuda(arm: Arm, error: Exception) -> Stop | None:
-    """Why an arm for NVIDIA GPUs alone ended without one: in the library's own words. None for any other error."""
+    """The Stop for an arm that needs an NVIDIA GPU and has none. It quotes the library. None for any other error."""
     if CUDA or arm.for_cuda_alone is None or lost_another_rank(error):
         return None
-    said = error.__cause__ if isinstance(error, Stop) and error.__cause__ else error
-    if isinstance(said, Stop):
+    cause = error.__cause__ if isinstance(error, Stop) and error.__cause__ else error
+    if isinstance(cause, Stop):
         return None
-    line = str(said).strip().partition("\n")[0]
-    what = f"{arm.for_cuda_alone} of {arm.name} needs an NVIDIA GPU ({type(said).__name__}: {line})"
+    line = str(cause).strip().partition("\n")[0]
+    what = f"{arm.for_cuda_alone} of {arm.name} needs an NVIDIA GPU ({type(cause).__name__}: {line})"
     return Stop(what, f"use one; study estimate --arm {arm.name} predicts it", "unavailable", "prepare")
 
 
 def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | None = None) -> None:
-    """Print what went wrong in one sentence and put it in the record. Only an unknown error comes with a traceback.
+    """Print in one sentence what went wrong, and put it into the record. Only an unknown error prints a traceback.
 
-    Only the rank whose error is in the record prints. Without a record that is rank 0, or another one if rank 0 has not
-    ended this launch within LINGER_S. On another machine there may be none: the first to tell the others prints.
+    Only the rank whose error is in the record prints. Without a record, rank 0 prints, or another rank if rank 0 has
+    not ended this launch within LINGER_S. On another machine, which may lack the record, the first rank that stores a
+    reason prints.
     """
     _heard.set()
     ended_by_others = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: ended_by_others.set())  # it is ending already
+        signal.signal(number, lambda *_: ended_by_others.set())  # this process is ending already
     capped = private_memory_is_capped()
     lift_memory_cap()
     _spare.clear()
     stop = reason(error, launch, capped, folder)
     stop.where = stop.where or machines.name_of(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
-    # A record that began before belongs to an earlier launch. The kernel rounds the boot time to seconds.
+    # An older record belongs to an earlier launch. The kernel rounds the boot time to seconds, hence the margin.
     since_s = launch.started - (machines.CLOCKS_DIFFER_S if machines.several() else 2) if launch else 0.0
-    was_first = None if stop.where == "another rank" else machines.tell(stop)
+    was_first = None if stop.where == "another rank" else machines.leave_reason(stop)
 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None
 
-    is_ours, waited_since, was_told = recorded(), time.monotonic(), isinstance(error, KeyboardInterrupt)
+    is_ours, waited_since, interrupted = recorded(), time.monotonic(), isinstance(error, KeyboardInterrupt)
     while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
-        # Rank 0 ends too, and gives the reason. One that was told alone waits for the record that rank 0 makes.
-        if ended_by_others.wait(0.1) or (was_told and (folder is None or ranks_alive() < _local_ranks())):
+        # Rank 0 ends too, and gives the reason. If only this rank was interrupted, wait for rank 0 to make a record.
+        if ended_by_others.wait(0.1) or (interrupted and (folder is None or ranks_alive() < _local_ranks())):
             return
         is_ours = recorded()
     if is_ours or (is_ours is None and was_first is not False):
@@ -215,12 +215,12 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
 
 
 def leave(code: int, in_step: bool = True, heartbeat: Heartbeat | None = None) -> None:
-    """End this process with this exit code. It ends by its own will, so it leaves no heartbeat.
+    """End this process with this exit code, and remove its heartbeat file.
 
     Gloo's threads sometimes abort a process that exits normally (torch 2.13, about 3 in 20), hence os._exit. After a
     failure the launcher prints its own traceback below our sentence, and also ends with exit code 1.
     """
-    if code == 0 and in_step and dist.is_initialized():  # out of step, it could wait for another rank
+    if code == 0 and in_step and dist.is_initialized():  # out of step, this call could wait for another rank
         dist.destroy_process_group()
     if heartbeat is not None:
         heartbeat.close()

@@ -1,4 +1,4 @@
-"""After the last step: complete the record, check it against what was promised, save weights, run the instruments."""
+"""After the last step: completes and checks the record, saves weights, and runs the instruments."""
 
 import contextlib
 import logging
@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import gpus
-from study.measure import hardware, network, readback, traffic
+from study.measure import hardware, network, readback, roles, traffic
 from study.measure.clock import Clock
-from study.measure.memory import disk_bytes
+from study.measure.components import memory_by_component
+from study.measure.memory import disk_bytes, written_bytes
 from study.models.shapes import GROUPED, WithoutValues
 from study.records import store
 from study.records.metrics import gloo_wire_bytes
@@ -24,16 +25,16 @@ from study.training import ending, machines, models, tasks
 from study.training.log import say
 from study.training.run import History, Run
 
-PARTS = ("save", "instruments")  # what follows a training, in this order: the instruments change the weights
-NOTICES_WITHIN_S = 10
-SETTLING_STEPS = 2  # stage 3 still holds parameters from the last evaluation in the first step after it
+PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
+NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
+SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
 def finish(run: Run, history: History) -> None:
-    """Complete the record of a finished training, keep it, and stop if the run is not what was promised."""
+    """Complete and write the record of a finished training. A Stop if the run is not what the arm promises."""
     record = run.record
     run.at("writing the record")
-    record.observed.dtypes = readback.dtypes(run.model, run.optimizer)
+    record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     losses, evals = history.earlier_losses + run.mean_losses(history.losses), history.evals
@@ -60,18 +61,18 @@ def finish(run: Run, history: History) -> None:
 
 
 def after_training(run: Run, step: Callable[[], object]) -> bool:
-    """Save the weights and run the instruments. The run is already done, and stays done if one of them fails.
+    """Save the weights and run the instruments. The run is already done, and stays done if this fails.
 
-    `step` takes one more optimizer step, for the instruments that no timed step may carry. Says whether all ranks got
-    to the end. If not, they are out of step, and none of them may wait for another.
+    `step` takes one more optimizer step, because instruments must not disturb timed steps. Returns whether all ranks
+    got to the end. If not, they are out of step, and none of them may wait for another.
     """
     record, parts = run.record, [part for part in PARTS if getattr(run.settings, part)]
-    run.accelerator.wait_for_everyone()  # until here any rank may find that the run has failed
+    run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
     record.status, record.finished_utc = "done", store.now_utc()
     run.keep()
-    run.accelerator.wait_for_everyone()  # from here on each rank may write into the record why it failed
+    run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
     if run.processes > 1:
         threading.Thread(target=_end_with_the_others, args=(run, over), daemon=True).start()
@@ -86,7 +87,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
-            machines.tell(stop)
+            machines.leave_reason(stop)
             _give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)
@@ -98,7 +99,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
 
 
 def _give_up(run: Run, part: str, reason: str) -> None:
-    """Record why a part failed: the reason of the first rank that failed, not of the ranks that it took along."""
+    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
     observed = run.record.observed
     with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
         reason = store.explain_what_failed(run.folder, f"{part}_failed", reason)
@@ -113,8 +114,8 @@ def _give_up(run: Run, part: str, reason: str) -> None:
 def _end_with_the_others(run: Run, over: threading.Event) -> None:
     """In a thread of each rank: end this process if another rank has given up and this one does not notice.
 
-    With gloo it notices, because the connection breaks. A collective of NCCL may wait for the other rank until the
-    process group's timeout, and no signal reaches Python meanwhile.
+    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
+    timeout, and Python handles no signal meanwhile.
     """
     while not over.wait(1):
         with contextlib.suppress(OSError, Stop):
@@ -129,7 +130,7 @@ def _end_with_the_others(run: Run, over: threading.Event) -> None:
 
 
 def save(run: Run) -> None:
-    """Write the trained weights, gathered first under stage 3; the first rank records what is on the disk."""
+    """Write the trained weights. Under stage 3 they are gathered first. The first rank records what it wrote."""
     # Below stage 3, Accelerate would clone each tensor and write tied weights twice.
     in_parts = run.arm.stage == 3 or run.arm.tensor_ranks > 1
     state = run.accelerator.get_state_dict(run.model) if in_parts else None
@@ -159,7 +160,7 @@ def _times(run: Run, clock: Clock) -> Time:
     """Step times, each the slowest rank's; the wall time of the timed windows; and the rates over it."""
     ranks_step_s, ranks_window_s = run.gathered(clock.step_s), run.gathered(clock.window_s)
     times = run.record.time
-    rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # those that share rows, share work
+    rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
@@ -178,13 +179,13 @@ def _times(run: Run, clock: Clock) -> Time:
 
 
 def flops_per_row(run: Run) -> float:
-    """Operations of a forward and a backward pass over one row, counted on a model without memory behind it.
+    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
 
-    Recomputation (--checkpointing) is left out: a share of the peak is about the model's own work.
+    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
     """
     with unset_fake_temporarily():
         model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-        model.train(run.arm.sequence_ranks == 1)  # Ulysses has taken attention's place in training, for parts of rows
+        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
         batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
         with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
             tasks.row_losses(run.settings, model, batch)[0].mean().backward()
@@ -192,23 +193,20 @@ def flops_per_row(run: Run) -> float:
 
 
 def inspect(run: Run, step: Callable[[], object]) -> None:
-    """A few more, untimed steps: count collectives, read the gradients' dtype, split memory by component."""
+    """Take a few untimed steps: count collectives, read the gradients' dtype, split memory by component."""
     observed = run.record.observed
     for _ in range(SETTLING_STEPS):
         step()
     dtypes: dict = {}
 
     def look() -> None:
-        dtypes.update(readback.dtypes(run.model, run.optimizer))
+        dtypes.update(roles.dtypes(run.model, run.optimizer))
         observed.second_partition_parameters = readback.second_partition_parameters(run.model)
 
-    before = traffic.socket_bytes_written()
-    with (
-        readback.before_each_update(run.optimizer, look),
-        traffic.CollectiveCounter() as counter,
-    ):
+    before = written_bytes()
+    with roles.before_each_update(run.optimizer, look), traffic.CollectiveCounter() as counter:
         step()
-    after = traffic.socket_bytes_written()
+    after = written_bytes()
     traffic.refuse_uncounted(counter)
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     on_gloo = observed.backend == "gloo"
@@ -217,7 +215,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(after - before if None not in (before, after) else None)
     moved.gloo_wire_bytes = run.gathered(wire)
-    components = readback.memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
+    components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
     homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
@@ -225,7 +223,7 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
 
 
 def print_summary(run: Run) -> None:
-    """Print the run in one line, and where its record is, on the first rank."""
+    """On the first rank, print a summary of the run and the path of its record."""
     record = run.record
     if not run.accelerator.is_main_process:
         return

@@ -1,4 +1,4 @@
-"""The launcher above this process, and which of the processes that it started take part."""
+"""Finds the launcher above this process, and decides which of the processes that it started take part."""
 
 import contextlib
 import os
@@ -27,11 +27,11 @@ class Launch:
     started: float
     config_file: str
     num_processes: int | None
-    oom_kills: int | None = None  # on this machine when this process looked; None if the kernel does not count them
+    oom_kills: int | None = None  # of this machine at the start; None if the kernel does not count them
 
 
 def find_launch() -> Launch:
-    """The nearest process above this one that names a --config_file before this script, in whatever spelling.
+    """The `accelerate launch` above this process, from its command line.
 
     Accelerate passes neither the config file nor the process count on to the script, and a mistake in either would
     record one arm and run another.
@@ -51,16 +51,16 @@ def find_launch() -> Launch:
 def has_surplus_ranks(arm: Arm, launch: Launch) -> bool:
     """Whether torchrun started more processes than the study wants.
 
-    `num_processes: auto` means one process per GPU, and on a machine without one torchrun starts one per core.
+    `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core.
     """
     counted_by_torchrun = arm.num_processes == "auto" and launch.num_processes is None
     return counted_by_torchrun and not CUDA and int(os.environ.get("WORLD_SIZE", "1")) > RANKS_WITHOUT_GPU
 
 
 def shrink_group() -> None:
-    """Reduce the group to the first two ranks; the others leave with exit code 0, which torchrun accepts.
+    """Reduce the group to the first two ranks. The others exit with code 0, which torchrun accepts.
 
-    Every library reads the size of the group from the environment, so it is changed there before any of them looks.
+    Every library reads the size of the group from the environment, so it is changed there before any of them reads it.
     """
     if int(os.environ["RANK"]) >= RANKS_WITHOUT_GPU:
         os._exit(0)
@@ -68,13 +68,13 @@ def shrink_group() -> None:
 
 
 def ranks_that_died(folder: Path, within_s: float) -> list[int]:
-    """The other ranks of this machine whose heartbeat is there and whose process is not: they were killed.
+    """The other ranks of this machine that were killed: their heartbeat file exists, their process does not.
 
-    The kernel closes a dying process's connections shortly before it counts as dead.
+    This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
     until_s = time.monotonic() + within_s
     while True:
-        with contextlib.suppress(Stop):  # a file may be removed, or be somebody's
+        with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
             if dead or time.monotonic() > until_s:
                 return dead
@@ -84,9 +84,9 @@ def ranks_that_died(folder: Path, within_s: float) -> list[int]:
 
 
 def ranks_alive() -> int:
-    """How many ranks run on this machine, this one included: siblings with the same command line."""
-    words, count = psutil.Process().cmdline(), 1
+    """How many ranks run on this machine, including this one: siblings with the same command line."""
+    command, count = psutil.Process().cmdline(), 1
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            count += process.pid != os.getpid() and process.cmdline() == words
+            count += process.pid != os.getpid() and process.cmdline() == command
     return count

@@ -1,4 +1,4 @@
-"""The threads and the memory that a rank may use."""
+"""Sets the threads and the memory that a rank may use."""
 
 import os
 
@@ -11,9 +11,9 @@ from study.records.schema import MemoryCap
 
 
 def set_threads(threads: int | None, hosts: int | None = None) -> None:
-    """The same number of threads per rank in every arm, `single` included: a fair share of the cores.
+    """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores.
 
-    The hosts of an emulated cluster share them as well.
+    The hosts of an emulated cluster share the cores too.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * (hosts or 1)
     threads = threads or max(1, usable_cores() // (ranks if CUDA else max(2, ranks)))
@@ -22,7 +22,7 @@ def set_threads(threads: int | None, hosts: int | None = None) -> None:
 
 
 def cap_memory(gib: float | None) -> MemoryCap | None:
-    """Emulate a device with this much memory. Gives what was really set, and by what."""
+    """Emulate a device with this much memory. Returns the cap as it was set, and what enforces it."""
     if gib is None:
         return None
     cap_bytes = int(gib * 2**30)

@@ -1,4 +1,4 @@
-"""Loads DeepSpeed's operators into a process. One process compiles a missing operator, the others wait for it.
+"""Loads DeepSpeed's operators into a process. One process compiles a missing operator while the others wait.
 
 python -m study.training.loading cpu_adam       # compile one; `study operators` starts this for each that is missing
 """
@@ -22,16 +22,16 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
     """Load operators into this process, where DeepSpeed will find them. A missing one is compiled, by one process."""
     for name in names:
         if name == "async_io":
-            load(["pin_memory"], gpus, tell)  # its builder would load this one without the guard
+            load(["pin_memory"], gpus, tell)  # the builder of async_io would load it without the guard
         if stop := why_not(name, gpus):
             raise stop
         with _guarded(name, tell):
             if not compiled(name):
                 tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
-                for half_done in folder(name).glob("*.o"):  # killed; `study operators` divides the work in another way
+                for half_done in folder(name).glob("*.o"):  # of a killed `study operators`: it groups files
                     half_done.unlink()
                 _load(name)
-        _load(name)  # ranks side by side: DeepSpeed asks the CPU what it can do, which takes 3.5 s for cpu_adam
+        _load(name)  # outside the guard: DeepSpeed probes the CPU, 3.5 s for cpu_adam, and ranks need not take turns
 
 
 def _load(name: str) -> None:
@@ -51,17 +51,17 @@ def _load(name: str) -> None:
 
 @contextlib.contextmanager
 def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Within it no other process of this study compiles or loads the operator.
+    """Keep other processes of this study from compiling or loading the operator.
 
-    The kernel releases this lock when its owner dies. PyTorch's own lock is a file that a killed owner leaves behind:
-    if no process has it open, it is removed.
+    The kernel releases this lock when its owner dies. PyTorch's own lock is a file that stays when its owner is killed,
+    so it is removed here if no process has it open.
     """
-    place = folder(name)
+    build = folder(name)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        guard = (place / "guard").open("w")
+        build.mkdir(parents=True, exist_ok=True)
+        guard = (build / "guard").open("w")
     except OSError as error:
-        what = f"the folder for compiled operators {place} cannot be written ({error.strerror})"
+        what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
         remedy = "name another one in the environment variable TORCH_EXTENSIONS_DIR"
         raise Stop(what, remedy, "unavailable") from None
     waiting = f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once"
@@ -72,7 +72,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
             if not compiled(name):
                 tell(waiting)
             fcntl.flock(guard, fcntl.LOCK_EX)
-        lock = place / "lock"
+        lock = build / "lock"
         if lock.exists() and _is_open(lock):  # by a program without this guard
             tell(waiting)
             while _is_open(lock):
@@ -85,7 +85,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process on this machine has a file open, as far as this user may see."""
+    """Whether a process on this machine has a file open, as far as this user can see."""
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if descriptor.readlink() == path.resolve():

@@ -1,4 +1,4 @@
-"""What the user sees and what goes to the run's log.txt."""
+"""Decides what the user sees and what goes to the run's log.txt."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 import transformers
 
 LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
-_NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream it meets on import
+_NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream that it finds on import
 
 
 def say(folder: Path | None, text: str) -> None:
@@ -29,7 +29,7 @@ def log_to(folder: Path | None) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
-    # DeepSpeed 0.19 calls functions that torch 2.13 has deprecated at every step: a line each in the timed window.
+    # At every step DeepSpeed 0.19 calls functions that torch 2.13 has deprecated: a warning each in the timed window.
     warnings.simplefilter("ignore", FutureWarning)
     transformers.utils.logging.disable_progress_bar()
     _remove_handlers()
@@ -37,7 +37,7 @@ def log_to(folder: Path | None) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep off the screen what DeepSpeed prints while it starts."""
+    """Hide what DeepSpeed prints while it starts."""
     with contextlib.redirect_stdout(_NOWHERE):
         yield
     _remove_handlers()  # DeepSpeed adds its own on import

@@ -1,8 +1,7 @@
-"""A run on several machines: what each of them is, and why a rank on another one has ended.
+"""A run on several machines: describes each machine, and passes on why a rank on another machine ended.
 
-The run folder need not exist on the other machines, and a lock on it holds on one machine only. So a rank tells why it
-ends to the store through which torchrun brought the machines together: it outlives the ranks, and the first rank, which
-writes the record, reads the reason there.
+The run folder need not exist on the other machines, and a lock on it works on one machine only. So a rank writes its
+reason into torchrun's rendezvous store, which outlives the ranks. The first rank, which writes the record, reads it.
 """
 
 import datetime
@@ -23,18 +22,18 @@ CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
 
 
 def several() -> bool:
-    """Whether torchrun started this run on several machines. Virtual ranks have a large world on one."""
+    """Whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
     return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
 
 
 def name_of(rank: int) -> str:
-    """Where something happened: on several machines with the machine's number, which torchrun gives by address."""
+    """A rank's name in messages. On several machines it includes the machine's number, as torchrun assigns it."""
     return f"rank {rank} on machine {os.environ['GROUP_RANK']}" if several() else f"rank {rank}"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank sees of its machine."""
+    """A rank's description of its machine."""
 
     number: int
     hardware: dict
@@ -43,17 +42,18 @@ class Seen:
 
 
 def describe(run: Run) -> list[Machine]:
-    """The machines of a run with their ranks, in the order of the ranks. Empty for one, and for emulated hosts."""
+    """The machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
     if not several() or run.settings.hosts:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
     interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
-    mine = Seen(int(os.environ["GROUP_RANK"]), hardware.describe(folder).model_dump(), hardware.versions(), interface)
-    return merged([Seen(**seen) for seen in run.gathered(asdict(mine))])
+    number, content = int(os.environ["GROUP_RANK"]), hardware.describe(folder).model_dump()
+    seen_here = Seen(number, content, hardware.versions(), interface)
+    return merged([Seen(**seen) for seen in run.gathered(asdict(seen_here))])
 
 
 def merged(ranks: list[Seen]) -> list[Machine]:
-    """One entry for each machine. Machines that would compute with other code are refused."""
+    """One entry for each machine. Different versions of a package on two machines are a Stop."""
     first, machines = ranks[0], {}
     for rank, seen in enumerate(ranks):
         for package, version in seen.software.items():
@@ -65,8 +65,8 @@ def merged(ranks: list[Seen]) -> list[Machine]:
     return list(machines.values())
 
 
-def tell(stop: Stop) -> bool | None:
-    """Leave the reason why this rank ends. Says whether it is the first; None: one machine, or nobody to tell."""
+def leave_reason(stop: Stop) -> bool | None:
+    """Store why this rank ends. Returns whether it is the first to do so; None on one machine, or without a store."""
     reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where])
     store = _store()
     try:
@@ -75,8 +75,8 @@ def tell(stop: Stop) -> bool | None:
         return None
 
 
-def told() -> Stop | None:
-    """The reason that a rank has left before, None if there is none."""
+def earlier_reason() -> Stop | None:
+    """The reason that another rank stored before; None if there is none."""
     store = _store()
     try:
         if store is None or not store.check([REASON]):

@@ -1,4 +1,4 @@
-"""The process around the trainer: from the command line to the record, whatever happens in between."""
+"""The process around the trainer: from the command line to the record, also when something fails."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import tyro
 from accelerate.utils import DummyOptim
+from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.machine import disk as nvme
@@ -20,7 +21,7 @@ from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.models.adapters import freeze
 from study.records import store
-from study.records.schema import Record, Time
+from study.records.schema import Observed, Record, Time
 from study.spec import arms
 from study.spec import optimizers as combinations
 from study.spec.arms import Arm
@@ -49,7 +50,7 @@ Train = Callable[[Run], Callable[[], object]]  # returns a function that takes o
 
 
 def main(train: Train, launch: Launch | None = None) -> None:
-    """Run the trainer, and leave a record whatever happens. `launch` is looked up unless it is given."""
+    """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
     rank, parent = int(os.environ.get("RANK", 0)), os.getppid()
     try:
         text = sys.modules[train.__module__].__doc__
@@ -58,9 +59,9 @@ def main(train: Train, launch: Launch | None = None) -> None:
         )
     except SystemExit as error:
         if rank != 0 and error.code:
-            time.sleep(ending.LINGER_S)  # until torchrun has seen rank 0 end, which prints what is wrong
+            time.sleep(ending.LINGER_S)  # rank 0 prints the mistake; torchrun must see it end first
         raise
-    ending.interrupt_when_told(parent)
+    ending.interrupt_on_signals(parent)
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     folder, disk, heartbeat, in_step, code = None, None, None, False, 1
@@ -73,8 +74,8 @@ def main(train: Train, launch: Launch | None = None) -> None:
             shrink_group()
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank)
-        deaf = functools.partial(ending.end_if_deaf, folder, rank, launch)
-        heartbeat = Heartbeat(folder, rank, when_told_to_end=deaf)
+        end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
+        heartbeat = Heartbeat(folder, rank, on_other_signal=end)
         check(settings)
         combinations.check(settings, arm)
         if settings.virtual_ranks:
@@ -92,13 +93,38 @@ def main(train: Train, launch: Launch | None = None) -> None:
 def run_to_the_end(
     train: Train, settings: Settings, arm: Arm, folder: Path, disk: Path | None, heartbeat: Heartbeat
 ) -> bool:
-    """Everything between the command line and the end. Says whether all ranks got there together."""
+    """Everything between the command line and the end. Returns whether all ranks reached the end together."""
     started = time.perf_counter()
+    run = open_run(settings, arm, folder, disk, heartbeat)
+    run.source = checkpoints.find(run)
+    cap = limits.cap_memory(settings.memory_cap_gib)
+    if CUDA and arm.deepspeed:
+        patches.deepspeed_sees_free_memory(cap)
+    sharded_by_fsdp = arm.fsdp is not None
+    with virtual.without_values(sharded_by_fsdp) if settings.init == "none" else contextlib.nullcontext():
+        try:
+            prepare(run)
+            run.record.observed.memory_cap = cap
+            run.record.time = Time(setup_s=time.perf_counter() - started)
+            step_again = train(run)
+        except Exception as error:
+            if stop := ending.without_cuda(arm, error):
+                raise stop from error
+            raise
+        in_step = finish.after_training(run, step_again)
+    finish.print_summary(run)
+    if in_step and settings.log_with:
+        run.accelerator.end_training()  # lets the trackers finish, and ends the process group
+    return in_step
+
+
+def open_run(settings: Settings, arm: Arm, folder: Path, disk: Path | None, heartbeat: Heartbeat) -> Run:
+    """Open the accelerator, load the rows, and check that they are enough for the steps."""
     if arm.deepspeed is not None:
         setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), folder)
     with quiet():
         accelerator = setup.open_accelerator(settings, arm, disk, folder)
-    # After Accelerate, which turns it on for a compiled model.
+    # After Accelerate, which turns TF32 on for a compiled model.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     if accelerator.is_main_process:
         setup.announce(settings, arm, accelerator.num_processes, folder)
@@ -115,47 +141,54 @@ def run_to_the_end(
         raise Stop(f"one step needs {needed} rows, and there are {have}", remedy)
     run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
     check_steps(settings, run.steps)
-    run.source = checkpoints.find(run)
-    cap = limits.cap_memory(settings.memory_cap_gib)
-    if CUDA and arm.deepspeed:
-        patches.deepspeed_sees_free_memory(cap)
-    with (
-        virtual.without_values(sharded_by_fsdp=arm.fsdp is not None)
-        if settings.init == "none"
-        else contextlib.nullcontext()
-    ):
-        try:
-            prepare(run)
-            record.observed.memory_cap = cap
-            record.time = Time(setup_s=time.perf_counter() - started)
-            step_again = train(run)
-        except Exception as error:
-            if stop := ending.without_cuda(arm, error):
-                raise stop from error
-            raise
-        in_step = finish.after_training(run, step_again)
-    finish.print_summary(run)
-    if in_step and settings.log_with:
-        run.accelerator.end_training()  # lets the trackers finish, and ends the process group
-    return in_step
+    return run
 
 
 def prepare(run: Run) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
+    settings, accelerator = run.settings, run.accelerator
+    model = _build(run)
+    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    has_weights = settings.init != "in_place" and not run.is_virtual
+    checksum, shapes = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
+    _wrap(run, model)
+    seen = run.record.observed = _observed(run)
+    seen.built_in_parts = built_in_parts
+    if has_weights:
+        seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
+    if settings.log_with is not None:
+        _start_trackers(run)
+    run.keep()
+    if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
+        what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
+        raise Stop(what, "fix the arm's files", where="prepare")
+    # FSDP separates tied weights; PyTorch itself reports that in the first pass.
+    if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
+        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
+        raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
+    if run.arm.for_cuda_alone == "DeepCompile":
+        _refuse_without_deepcompile(run)
+
+
+def _build(run: Run) -> PreTrainedModel:
+    """The model with its starting weights, on the device unless DeepSpeed moves it there."""
     settings, accelerator = run.settings, run.accelerator
     config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
         with accelerator.main_process_first():
             models.drawn_weights(settings, config)
     model = models.build_model(settings, config, accelerator.device)
-    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
-    torch.manual_seed(settings.seed)  # adapters are drawn alike, however the weights came about
+    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
     freeze(model, settings.lora_rank, settings.train_only)
     if run.arm.deepspeed is None:
         model.to(accelerator.device)  # before the optimizer, which may take copies of the weights
+    return model
+
+
+def _wrap(run: Run, model: PreTrainedModel) -> None:
+    """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
+    settings, accelerator = run.settings, run.accelerator
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
-    has_weights = settings.init != "in_place" and not run.is_virtual
-    checksum, shapes = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
     if run.arm.fsdp:
         sharding.name_layers(accelerator, model)
     if "optimizer" in (run.arm.deepspeed or {}):
@@ -165,8 +198,8 @@ def prepare(run: Run) -> None:
     with quiet(), patches.ddp_on_one_gpu(run.arm):
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
-        # Accelerate looks for the model's own parameters in the optimizer, so it prepares another one first. The copies
-        # are of the parts that a rank holds, which `prepare` has made.
+        # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
+        # copies are of the parts that this rank holds, which exist only now.
         run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
     if run.is_virtual:
         virtual.reduce_in_python(run.model)
@@ -176,7 +209,12 @@ def prepare(run: Run) -> None:
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
     if settings.precision == "fp16" and run.arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
-    seen = run.record.observed = readback.distribution(accelerator, run.model, run.optimizer)
+
+
+def _observed(run: Run) -> Observed:
+    """What the prepared objects really are."""
+    settings, accelerator = run.settings, run.accelerator
+    seen = readback.distribution(accelerator, run.model, run.optimizer)
     seen.ranks_counted = readback.count_ranks(accelerator)
     seen.arm, seen.steps, seen.virtual_ranks = run.arm.name, run.steps, settings.virtual_ranks
     row_groups = accelerator.num_processes // run.arm.row_ranks
@@ -185,30 +223,20 @@ def prepare(run: Run) -> None:
     if settings.hosts:
         seen.network = network.describe(run.gathered(network.seen_from_here()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
-    seen.built_in_parts = built_in_parts
-    if has_weights:
-        seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
     seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
     seen.patches = sorted(patches.applied)
-    if settings.log_with is not None:
-        config = {name: value for name, value in as_dict(settings).items() if value is not None}
-        named = {"name": run.folder.name}
-        accelerator.init_trackers("zero-study", config | {"arm": run.arm.name}, {"trackio": named, "wandb": named})
-        seen.trackers = [tracker.name for tracker in accelerator.trackers]
-    run.keep()
-    if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
-        what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
-        raise Stop(what, "fix the arm's files", where="prepare")
-    # FSDP takes tied weights apart, and PyTorch says so itself in the first pass.
-    if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
-        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
-        raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
-    if run.arm.for_cuda_alone == "DeepCompile":
-        refuse_without_deepcompile(run)
+    return seen
 
 
-def refuse_without_deepcompile(run: Run) -> None:
-    """DeepSpeed 0.19.8 says nothing where it compiles nothing."""
+def _start_trackers(run: Run) -> None:
+    config = {name: value for name, value in as_dict(run.settings).items() if value is not None}
+    options = {tracker: {"name": run.folder.name} for tracker in ("trackio", "wandb")}
+    run.accelerator.init_trackers("zero-study", config | {"arm": run.arm.name}, options)
+    run.record.observed.trackers = [tracker.name for tracker in run.accelerator.trackers]
+
+
+def _refuse_without_deepcompile(run: Run) -> None:
+    """A Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
     from deepspeed.compile.util import is_deepcompile_supported
 
     if not run.model.is_deepcompile_active():

@@ -1,7 +1,7 @@
-"""The formulas of `study.training.tasks` as metrics of `evaluate`.
+"""Wraps the formulas of `study.training.tasks` as metrics of `evaluate`.
 
-`evaluate.load` would fetch code from the hub. A module of its own, because `evaluate` imports `datasets`: 0.8 s and
-110 MB, which only the first rank of a run on real data needs.
+`evaluate.load` would fetch code from the hub. This is a separate module because `evaluate` imports `datasets`, which
+takes 0.8 s and 110 MB: only the first rank of a run on real data imports it.
 """
 
 import datasets

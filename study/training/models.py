@@ -1,4 +1,4 @@
-"""The model of a run, and the starting weights that all arms share."""
+"""Builds the model of a run, and the starting weights that all arms share."""
 
 import copy
 from pathlib import Path
@@ -16,11 +16,11 @@ from study.models.build import build
 from study.spec.settings import HALF_WEIGHTS, Settings
 from study.spec.shapes import SHAPES, VOCABULARY
 
-KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task is for; any, for synthetic
+KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a task needs; synthetic takes any
 
 
 def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig:
-    """The model's architecture, with what the settings change in it. `vocabulary` is the data's, if it has one."""
+    """The model's config, changed as the settings say. `vocabulary` is that of the data, if it has one."""
     config = configs.load(
         settings.model,
         vocabulary=vocabulary or VOCABULARY,
@@ -37,7 +37,7 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
     limits = [configs.sequence_limit(config)]
-    if settings.task != "synthetic":  # our masks have no window, which matters where there are values
+    if settings.task != "synthetic":  # our masks have no window, which would change the values
         limits.append((getattr(config, "sliding_window", None), "tokens of attention window"))
     for most, what in filter(None, limits):
         if most and settings.sequence > most:

@@ -20,7 +20,7 @@ def build(settings: Settings, model: torch.nn.Module, with_master: bool = False)
 
 
 def _kind(settings: Settings) -> tuple[type[Optimizer], dict]:
-    """The class of the optimizer, and its arguments beside the parameters."""
+    """The class of the optimizer, and its arguments besides the parameters."""
     options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adamw":
         return torch.optim.AdamW, options | {"fused": True}
@@ -41,7 +41,7 @@ def _kind(settings: Settings) -> tuple[type[Optimizer], dict]:
 
 
 def _groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
-    """The parameters that train. Muon takes matrices of the layers; embeddings, heads and vectors go to its AdamW."""
+    """The parameters that train. Muon updates the matrices of the layers; its AdamW updates everything else."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer != "muon":
         return [{"params": trained}]
@@ -55,7 +55,7 @@ def _groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
 
 
 class Master:
-    """For bf16 weights with an fp32 master copy, as DeepSpeed does it, in arms without DeepSpeed.
+    """Keeps an fp32 master copy of bf16 weights, as DeepSpeed does, in arms without DeepSpeed.
 
     With AdamW, per parameter: 2 bytes of weight and 2 of gradient in the model, 4 of master copy and 8 of moments here,
     as in the ZeRO paper (section 3.1); and 4 more during an update, for the gradient in fp32.
@@ -72,9 +72,9 @@ class Master:
         for master, held in zip(self.master, self.held, strict=True):
             master.grad = None if held.grad is None else held.grad.float()
         super().step(closure)
-        # FSDP2's are parts of tensors, and it has no such copy of them as such.
-        here = ([getattr(each, "_local_tensor", each) for each in all_of] for all_of in (self.held, self.master))
-        torch._foreach_copy_(*here)
+        # FSDP2's parameters are DTensors, which _foreach_copy_ does not take: copy the local parts.
+        local = ([getattr(each, "_local_tensor", each) for each in tensors] for tensors in (self.held, self.master))
+        torch._foreach_copy_(*local)
         for master in self.master:
             master.grad = None
 
@@ -83,7 +83,7 @@ class Master:
             held.grad = None
 
     def state_dict(self) -> dict:
-        """With the copies: made again from the weights of a checkpoint they would have 8 bits of fraction, not 24."""
+        """Includes the copies: made again from bf16 weights, they would have 8 bits of fraction instead of 24."""
         return super().state_dict() | {"master": [master.detach() for master in self.master]}
 
     @torch.no_grad()

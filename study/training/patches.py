@@ -1,4 +1,4 @@
-"""The trainer's patches to libraries, with their reasons. The record names those that were applied."""
+"""The trainer's patches to libraries, with their reasons. The record lists the patches that were applied."""
 
 import contextlib
 import inspect
@@ -13,14 +13,14 @@ from study.measure.hardware import CUDA
 from study.records.schema import MemoryCap
 from study.spec.arms import Arm
 
-applied: set[str] = set()  # the names
+applied: set[str] = set()  # the names of the patches that were applied
 
 
 @contextlib.contextmanager
 def patched(owner, attribute: str, value, name: str):
-    """Within it `owner.attribute` is `value`."""
+    """Replace `owner.attribute` by `value` for a while."""
     applied.add(name)
-    before = inspect.getattr_static(owner, attribute)  # a property as such, not its value
+    before = inspect.getattr_static(owner, attribute)  # a property itself, not its value
     setattr(owner, attribute, value)
     try:
         yield
@@ -29,34 +29,34 @@ def patched(owner, attribute: str, value, name: str):
 
 
 def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
-    """Within it Accelerate wraps a model in DDP on one GPU too, as on a CPU; `ddp` would otherwise be `single`."""
+    """Let Accelerate wrap a model in DDP on one GPU too, as on a CPU. Otherwise `ddp` would be `single`."""
     if CUDA and arm.distributed_type == "MULTI_GPU":
         return patched(Accelerator, "multi_device", True, "ddp_on_one_gpu")
     return contextlib.nullcontext()
 
 
 def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
-    """Let Accelerate shard on a CPU too. To be called between its construction and `prepare`.
+    """Let Accelerate shard on a CPU too. Call it between its construction and `prepare`.
 
-    Accelerate 1.15 takes FSDP for GPUs alone (`state.py`, the branch of MULTI_GPU and its like). Asked for it on a CPU,
-    it trains two unrelated models, or DDP with `cpu=True`, and says nothing (`reproductions/fsdp_on_a_cpu_is_none.py`,
-    `fsdp_on_a_cpu_is_ddp.py`). These are the lines of that branch.
+    Accelerate 1.15 engages FSDP only on GPUs (`state.py`, the branch of MULTI_GPU and similar types). On a CPU it
+    trains two unrelated models, or DDP with `cpu=True`, without a message (`reproductions/fsdp_on_a_cpu_is_none.py`,
+    `fsdp_on_a_cpu_is_ddp.py`). This function does what that branch does.
     """
     applied.add("fsdp_without_a_gpu")
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
-        plugin.cpu_offload.pin_memory = False  # memory is pinned for a device
+        plugin.cpu_offload.pin_memory = False  # pinning is for copies to a GPU
     AcceleratorState._shared_state["fsdp_plugin"] = plugin
     for state in (AcceleratorState, PartialState):
         state._shared_state["distributed_type"] = DistributedType.FSDP
-        state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another device to FSDP2 and to fake tensors
+        state._shared_state["device"] = torch.device("cpu")  # FSDP2 and fake tensors take cpu:0 for another device
 
 
 def groups_without_a_gpu(groups: ParallelismConfig | None) -> None:
-    """Let Accelerate divide the ranks of FSDP2 into groups on a CPU too: what it does with them on GPUs.
+    """Let Accelerate divide the ranks of FSDP2 into groups on a CPU too, as it does on GPUs.
 
-    Accelerate 1.15 refuses to: when it looks, on a CPU it is not FSDP2 yet that runs (`fsdp_without_a_gpu`).
+    Accelerate 1.15 refuses groups without FSDP2, and on a CPU FSDP2 is not engaged yet (`fsdp_without_a_gpu`).
     """
     if groups is not None:
         applied.add("groups_without_a_gpu")
@@ -65,9 +65,9 @@ def groups_without_a_gpu(groups: ParallelismConfig | None) -> None:
 
 
 def deepspeed_sees_free_memory(cap: MemoryCap | None) -> None:
-    """Stages 1 and 2 look at the free memory to decide whether to flatten the weights on the device.
+    """Let DeepSpeed see the free memory under our cap. Stages 1 and 2 use it to decide where to flatten the weights.
 
-    DeepSpeed 0.19.8 asks NVML, which ignores our cap, and by a GPU number that CUDA_VISIBLE_DEVICES may shift.
+    DeepSpeed 0.19.8 asks NVML, which ignores our cap, by a GPU number that CUDA_VISIBLE_DEVICES may shift.
     """
 
     def free_bytes(_=None) -> int:
@@ -83,8 +83,8 @@ def deepspeed_sees_free_memory(cap: MemoryCap | None) -> None:
 def lower_loss_scale_on_overflow(zero) -> None:
     """Let DeepSpeed's autocast lower the loss scale when gradients overflow, as PyTorch's GradScaler does under DDP.
 
-    DeepSpeed 0.19.8 detects the overflow by the gradients' norm and skips the step before it asks its GradScaler. So a
-    scale that is too high is never lowered, and no step is ever taken
+    DeepSpeed 0.19.8 detects the overflow from the norm of the gradients, and skips the step before it calls its
+    GradScaler. So a scale that is too high is never lowered, and no step is ever taken
     (`reproductions/autocast_fp16_never_lowers_its_scale.py`).
     """
     scaler, update = zero.torch_autocast_gradscaler, zero._update_scale

@@ -1,4 +1,4 @@
-"""A run in progress: what was asked for, the objects that do it, its windows of steps and what is shown of them."""
+"""A run in progress: its settings and objects, its windows of steps, and the output between windows."""
 
 import math
 import statistics
@@ -36,10 +36,10 @@ class Run:
     record: Record  # only the first rank's is written
     accelerator: Accelerator
     data: Data
-    disk: Path | None = None  # the folder it may offload to
-    source: "Source | None" = None  # the checkpoint it goes on from
+    disk: Path | None = None  # the folder for offloading
+    source: "Source | None" = None  # the checkpoint to resume from
     steps: int = 0
-    timed_from: int = 0  # so many steps come before the timed ones
+    timed_from: int = 0  # the number of steps before the timed ones
     model: torch.nn.Module = None
     optimizer: torch.optim.Optimizer = None
     heartbeat: Heartbeat | None = None
@@ -50,36 +50,36 @@ class Run:
 
     @property
     def has_values(self) -> bool:
-        """Whether its tensors have memory behind them; if not, its times mean nothing."""
+        """Whether its tensors have values. Without values, times mean nothing."""
         return self.settings.init != "none"
 
     @property
     def processes(self) -> int:
-        """How many ranks really exist: one in a virtual run."""
+        """The number of ranks that really exist: 1 in a virtual run."""
         return 1 if self.is_virtual else self.accelerator.num_processes
 
     @property
     def row_groups(self) -> int:
-        """How many of the existing processes read rows of their own: of those that share rows, one."""
+        """The number of groups of existing processes that read different rows. Ranks that share rows are one group."""
         return max(1, self.processes // self.arm.row_ranks)
 
     @property
     def rows_taken_per_step(self) -> int:
-        """Rows that the existing processes take from the data."""
+        """Rows that the existing processes take from the data in a step."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
 
-    def at(self, place: str) -> None:
-        """Leave word of where this rank is: never between the first and the last step of a window."""
+    def at(self, position: str) -> None:
+        """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
         if self.heartbeat is not None:
-            self.heartbeat.beat(place)
+            self.heartbeat.beat(position)
 
     def keep(self) -> None:
-        """Write the record as it stands, so that what is known by now survives a failure."""
+        """Write the record now, so that its content survives a failure."""
         if self.accelerator.is_main_process:
             store.keep(self.folder, self.record)
 
     def gathered(self, value) -> list:
-        """This value of every rank, in order. A virtual run has only the first."""
+        """The values of all ranks, in order. A virtual run has only the first."""
         if self.is_virtual or not dist.is_initialized():
             return [value]
         out: list = [None] * self.accelerator.num_processes
@@ -87,22 +87,23 @@ class Run:
         return out
 
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks: one collective for all of them. Empty in a virtual run.
+        """The loss of each step, averaged over the ranks, with one collective for all steps. Empty in a virtual run.
 
-        Added rank by rank: gloo's all-reduce adds three and more in an order that depends on a step's place.
+        The sum goes rank by rank: in gloo's all-reduce of three or more ranks, the order of the sum depends on the
+        position of a step in the list.
         """
         if self.is_virtual or not losses:
             return []
-        of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
-        return (sum(of_ranks) / len(of_ranks)).tolist()
+        losses_of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
+        return (sum(losses_of_ranks) / len(losses_of_ranks)).tolist()
 
 
 @dataclass
 class History:
-    """What the training loop leaves: a loss and a rate for every step; times, energy and disk of the timed ones."""
+    """What the training loop collects: losses and rates of all steps; times, energy and disk traffic of timed steps."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # of this process
-    earlier_losses: list[float] = field(default_factory=list)  # of the run that it goes on from
+    earlier_losses: list[float] = field(default_factory=list)  # of the run that it resumes
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows | None = None
@@ -115,7 +116,7 @@ class History:
 
 
 def windows(run: Run, start: int, stop: int) -> Iterator[range]:
-    """Steps cut into windows: the warm-up first, then `log_every` at a time, ending where an epoch or a span ends."""
+    """Divide the steps into windows: the warm-up, then `log_every` steps each. Epochs and intervals end a window."""
     settings = run.settings
     per_epoch = run.data.train_rows // run.rows_taken_per_step
     while start < stop:
@@ -132,20 +133,20 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
 
 
 def arrange(run: Run, window: range) -> list[Rows]:
-    """This rank's rows for each step of a window, in the order that seed and epoch decide, ready to be copied.
+    """This rank's rows for each step of a window, ready to be copied to the device. Seed and epoch decide the order.
 
-    The order is over all rows, so that it is the same however many ranks share it.
+    The order is over all rows, so that it does not depend on the number of ranks.
     """
     rows, count = run.data.train, run.data.train_rows
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
     shape = (len(window), run.settings.accumulation, run.row_groups, run.settings.micro_batch)
-    group, place = divmod(run.accelerator.process_index, run.arm.row_ranks)
-    mine = steps.view(shape)[:, :, group]
-    chosen = {name: values[mine] for name, values in rows.items()}
+    group, part = divmod(run.accelerator.process_index, run.arm.row_ranks)
+    rows_of_group = steps.view(shape)[:, :, group]
+    chosen = {name: values[rows_of_group] for name, values in rows.items()}
     if run.arm.sequence_ranks > 1:
-        chosen = part_of_rows(chosen, place, run.arm.sequence_ranks)
+        chosen = part_of_rows(chosen, part, run.arm.sequence_ranks)
     if CUDA and run.has_values:
         chosen = {name: values.pin_memory() for name, values in chosen.items()}
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
@@ -178,6 +179,6 @@ def report(run: Run, result: Evaluation) -> None:
 
 
 def write_step(run: Run, step: int, values: dict) -> None:
-    """Append values of a step to the run's file, and send them to the trackers: called between windows only."""
+    """Append values of a step to the run's file, and send them to the trackers. Only called between windows."""
     store.append_step(run.folder, {"step": step} | values)
     run.accelerator.log({name: value for name, value in values.items() if value is not None}, step=step)

@@ -1,4 +1,4 @@
-"""Before the first step: the run folder and its record, the folder to offload to, the Accelerator."""
+"""Opens what a run needs before its model: the run folder, the folder for offloading, the Accelerator."""
 
 import contextlib
 import datetime
@@ -32,12 +32,12 @@ from study.training import loading, machines, models, patches, virtual
 from study.training.launch import Launch
 from study.training.log import log_to, quiet, say
 
-BUCKET_MIB = 25  # DDP's own default; the fair arms' DeepSpeed configs hold 25 MiB of fp32 as well
+BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
 
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path:
-    """The run folder, with a record that says 'running'. Every rank computes the same name; the first creates it."""
+    """The run folder, with a record whose status is running. Every rank computes its name; the first creates it."""
     if settings.run_dir is None and machines.several():
         raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
     if settings.run_dir == Path():
@@ -70,7 +70,7 @@ def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> R
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
-    """The folder to offload to, for arms that do. Refuses what would silently go wrong there."""
+    """The folder for offloading, for arms that use it. What would fail silently there is a Stop."""
     if not arm.uses_nvme:
         return None
     if arm.stage != 3:
@@ -89,7 +89,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
 
 
 def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None:
-    """Print what is about to run, and how to get the other of the two default runs."""
+    """Print what is about to run. For one of the two default runs, also print how to start the other."""
     where = hardware.device_name() or "CPU"
     ranks = f"{num_ranks} {'virtual ' if settings.virtual_ranks else ''}{'rank' if num_ranks == 1 else 'ranks'}"
     names = {"embedded": "the embedded corpus", "synthetic": "random rows of its own shape"}
@@ -105,9 +105,9 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
 
 
 def load_operators(names: list[str], folder: Path) -> None:
-    """Load DeepSpeed's operators before DeepSpeed does, which prints messages and trusts a lock that can be stale.
+    """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale.
 
-    The first rank of this machine prints that it compiles a missing operator, or that it waits for another process.
+    The first rank on this machine prints that it compiles a missing operator, or waits for another process to do so.
     """
 
     def tell(text: str) -> None:
@@ -120,7 +120,7 @@ def load_operators(names: list[str], folder: Path) -> None:
 
 
 def tracker_options(settings: Settings, folder: Path) -> dict:
-    """Arguments for Accelerator, which would silently drop a tracker whose package is missing."""
+    """Arguments for Accelerator. It would silently drop a tracker whose package is missing, so that is a Stop."""
     name = settings.log_with
     if name is None:
         return {}
@@ -131,7 +131,7 @@ def tracker_options(settings: Settings, folder: Path) -> dict:
 
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
-    """The Accelerator that the arm's yaml means, with the run's precision, batch and disk folder filled in."""
+    """The Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder filled in."""
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     sharing_ranks = arm.sharing_ranks(ranks)
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: no process group
@@ -139,66 +139,73 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         virtual.become_one_of(settings.virtual_ranks)
         backend = None if arm.deepspeed is None else "fake"  # Accelerate uses the existing group
     if not settings.compile:
-        # Nothing may compile. Besides, DeepSpeed's Muon, which every stage imports and no arm uses, has torch.compile
-        # decorators that import the whole compiler: 0.9 s in every rank.
+        # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
+        # torch.compile decorators would import the whole compiler.
         os.environ["TORCHDYNAMO_DISABLE"] = "1"
     group = InitProcessGroupKwargs(backend=backend, timeout=datetime.timedelta(minutes=10))
-    # DDP at its leanest: gradients live in the buckets, and BERT's constant buffers are not broadcast.
+    # DDP with the least memory and traffic: gradients are in the buckets, and constant buffers are not broadcast.
     ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=BUCKET_MIB)
     common = {
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
         "kwargs_handlers": [group, ddp],
     } | tracker_options(settings, folder)
-    autocast = settings.precision if settings.precision in AUTOCAST else None
     if settings.precision == "fp8":
-        common["mixed_precision"] = "fp8"  # Accelerate says what it lacks
+        common["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
+    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
     if arm.deepspeed is None:
-        if settings.precision == "fp16" and not CUDA:
-            raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
-        plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher made of the yaml
-        groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
-        os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # Accelerate cannot read `auto`
-        # Without a GPU, cpu=False would give two independent trainings.
-        common = {"mixed_precision": autocast or "no"} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
-        accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
-        if plugin and not CUDA:
-            patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
-            patches.groups_without_a_gpu(groups)
-        return accelerator
+        return _open_without_deepspeed(settings, arm, sharing_ranks, common)
     if file := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(arms.find(file))
     plugin = DeepSpeedPlugin()
-    config = plugin.deepspeed_config
-    config["train_micro_batch_size_per_gpu"] = settings.micro_batch
-    config["gradient_accumulation_steps"] = settings.accumulation
-    config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device, before and after every pass
-    if autocast:
-        config["torch_autocast"] = {"enabled": True, "dtype": AUTOCAST[autocast], "lower_precision_safe_modules": []}
-    elif settings.precision in HALF_WEIGHTS:
-        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
-        pure = settings.precision == "bf16_pure"
-        config["bf16"] |= {"bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
-    if settings.optimizer != "adamw":
-        config["zero_allow_untested_optimizer"] = True
-    if settings.optimizer == "muon" and arm.stage == 3:
-        config["zero_optimization"]["reduce_scatter"] = False  # else it raises: Muon takes whole gradients
-    for part in ("offload_optimizer", "offload_param"):
-        section = config["zero_optimization"].get(part) or {}
-        if section.get("device") == "nvme":
-            section["nvme_path"] = str(disk)
-    os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # what the arm says of it is given here
+    _fill_in(plugin.deepspeed_config, settings, arm, disk)
     return Accelerator(deepspeed_plugin=plugin, parallelism_config=_sequence(settings, arm), **common)
 
 
+def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, common: dict) -> Accelerator:
+    if settings.precision == "fp16" and not CUDA:
+        raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
+    autocast = settings.precision if settings.precision in AUTOCAST else "no"
+    plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
+    groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
+    # Without a GPU, cpu=False would give two independent trainings.
+    common = {"mixed_precision": autocast} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
+    accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
+    if plugin and not CUDA:
+        patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
+        patches.groups_without_a_gpu(groups)
+    return accelerator
+
+
+def _fill_in(config: dict, settings: Settings, arm: Arm, disk: Path | None) -> None:
+    """Add the run's batch, precision, optimizer and disk folder to an arm's DeepSpeed config."""
+    config["train_micro_batch_size_per_gpu"] = settings.micro_batch
+    config["gradient_accumulation_steps"] = settings.accumulation
+    config["timers"] = {"throughput": {"enabled": False}}  # it waits for the device before and after every pass
+    if dtype := AUTOCAST.get(settings.precision):
+        config["torch_autocast"] = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
+    elif settings.precision in HALF_WEIGHTS:
+        pure = settings.precision == "bf16_pure"
+        config["bf16"] = {"enabled": True, "check_grad_overflow": False}  # DDP does not skip a step on overflow either
+        config["bf16"] |= {"bf16_master_weights_and_grads": pure, "bf16_optimizer_states": pure}
+    if settings.optimizer != "adamw":
+        config["zero_allow_untested_optimizer"] = True
+    zero = config["zero_optimization"]
+    if settings.optimizer == "muon" and arm.stage == 3:
+        zero["reduce_scatter"] = False  # else it raises: Muon takes whole gradients
+    for part in arms.OFFLOADS:
+        if (section := zero.get(part) or {}).get("device") == "nvme":
+            section["nvme_path"] = str(disk)
+
+
 def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig | None:
-    """Sequence parallelism as Accelerate takes it, for rows of one length."""
+    """Accelerate's config of sequence parallelism, for rows of equal length. None without it."""
     if arm.sequence_ranks == 1:
         return None
     if settings.sequence % arm.sequence_ranks:
         what = f"{arm.name} cuts rows into {arm.sequence_ranks} equal parts (got --sequence {settings.sequence})"
         raise Stop(what, f"give a multiple of {arm.sequence_ranks}")
     rows = DeepSpeedSequenceParallelConfig(settings.sequence, False, settings.attention)
-    if settings.attention != "eager":  # the same attention as in the other arms, under the trainer's name
+    if settings.attention != "eager":  # the same attention as in the other arms
         rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
     return ParallelismConfig(sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)

@@ -12,16 +12,16 @@ from study.training.models import weights_dtype
 
 
 def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each row, in fp32 whatever the model computes in, and its predicted class."""
+    """The loss of each row, in fp32 in every precision, and its predicted class."""
     config = getattr(model, "module", model).config  # of what DDP or DeepSpeed wraps
     logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings), row_tokens=settings.sequence)
     return losses, logits.argmax(-1) if settings.task == "imdb" else torch.zeros_like(losses, dtype=torch.long)
 
 
 def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Rows) -> dict[str, float | None]:
-    """Accuracy or perplexity over the evaluation rows, on real data through `evaluate`.
+    """Accuracy or perplexity over the evaluation rows, with `evaluate` on real data.
 
-    Not on the embedded corpus: importing `evaluate` takes a second, too much of the short runs that it is for.
+    Runs on the embedded corpus do without `evaluate`, because importing it takes a second and they are short.
     """
     if settings.task == "imdb":
         formula, dtype, values, references = accuracy, "int64", predictions, rows["labels"].numpy()

@@ -1,7 +1,7 @@
-"""Rank 0 of N in one process: its engine and buffers are real, its collectives move no data.
+"""Runs rank 0 of N in one process, with a real engine and real buffers, and collectives that move no data.
 
-Its memory and its collective calls are those of a real rank. Its values are not: the other ranks' parts of the weights
-and gradients are uninitialised memory, so a virtual run has no loss.
+Its memory and its collective calls are those of a real rank, but its values are not: the other ranks' parts of weights
+and gradients are uninitialised memory. So a virtual run has no loss.
 """
 
 import contextlib
@@ -28,10 +28,9 @@ def become_one_of(ranks: int) -> None:
 
 @contextlib.contextmanager
 def without_values(sharded_by_fsdp: bool):
-    """Within it tensors have shapes but no memory, so a laptop can show what a model of any size would do.
+    """Give tensors shapes but no memory, so that a laptop can show what a model of any size would do.
 
-    The patches are for functions that read values or addresses: they compare values between ranks, or read, write and
-    lock memory that does not exist.
+    The patches replace functions that compare values between ranks, or that access memory which does not exist.
     """
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -50,8 +49,8 @@ def without_values(sharded_by_fsdp: bool):
     with (
         patched(coordinator, "assert_ints_same_as_other_ranks", nothing, "no_comparison_of_ints_between_ranks"),
         patched(distributed, "_verify_param_shape_across_processes", nothing, "no_comparison_of_shapes_between_ranks"),
-        # DDP regroups its buckets after the first step, in agreement with the other ranks. Without that, the number of
-        # calls may differ, but not the bytes.
+        # DDP regroups its buckets after the first step, in agreement with the other ranks. Without regrouping, the
+        # number of calls may differ, but not the bytes.
         patched(dist.Reducer, "_rebuild_buckets", lambda *_, **__: False, "ddp_keeps_its_first_buckets"),
         # Everything is created on the right device.
         patched(torch.nn.Module, "to", lambda model, *_, **__: model, "models_are_not_moved"),
@@ -73,20 +72,20 @@ def _fsdp_without_values():
     mesh = fully_shard._init_default_mesh()
     with (
         patched(fully_shard, "_init_default_mesh", lambda: mesh, "mesh_of_ranks_has_values"),
-        # By it Accelerate finds an optimizer's parameters again, once FSDP2 has taken parts of them.
+        # Accelerate uses the address to find an optimizer's parameters again after FSDP2 has sharded them.
         patched(torch.Tensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, "addresses_of_no_memory"),
     ):
         yield
 
 
 def reduce_in_python(model) -> None:
-    """Let DDP call its all-reduce from Python: its C++ code asks for a result, which the fake backend lacks."""
+    """Let DDP call its all-reduce from Python, because its C++ code needs a result that the fake backend lacks."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model.register_comm_hook(None, _all_reduce)
 
 
 def compare_no_rows(model) -> None:
-    """Let AutoTP start without the rows of the ranks that do not exist: it compares those of its first pass."""
+    """Keep AutoTP from comparing the rows of its first pass with those of ranks that do not exist."""
     if (hook := getattr(model, "first_dataloader_check", None)) is not None:
         applied.add("no_comparison_of_rows_between_ranks")
         hook.remove()

@@ -1,1 +1,1 @@
-"""The record of somebody else's training: `with watch(...)` around a loop, or a callback of a Trainer."""
+"""Records a user's own training: `with watch(...)` around a loop, or a callback of a Trainer."""

@@ -1,4 +1,4 @@
-"""The watch as a callback of transformers.Trainer and of what builds on it."""
+"""The watch as a callback of transformers.Trainer and its subclasses."""
 
 import atexit
 import sys
@@ -10,14 +10,14 @@ from study.watching.watch import AFTER, Watch
 
 
 class WatchCallback(transformers.TrainerCallback):
-    """`Trainer(callbacks=[WatchCallback("runs/mine")])`: the record of its training."""
+    """Records the training of a Trainer: `Trainer(callbacks=[WatchCallback("runs/mine")])`."""
 
     def __init__(self, run_dir="runs/watched", after: int = AFTER):
         self.run_dir, self.after = Path(run_dir), after
         self.watch: Watch | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self._end(RuntimeError("the training began again before it had ended"))  # as with a batch size that is searched
+        self._end(RuntimeError("the training began again before it had ended"))  # as in a search for a batch size
         trainer = _trainer_above()
         if trainer is None:
             sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
@@ -57,13 +57,13 @@ class WatchCallback(transformers.TrainerCallback):
             self.watch = None
 
     def _ended_early(self) -> None:
-        """Python is ending and the training has not. Of an exception that nobody caught it keeps the last."""
+        """Python exits before the training has ended. `sys` still has an exception that nobody caught."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         self._end(error or RuntimeError("the script ended before its training did"))
 
 
 def _trainer_above() -> transformers.Trainer | None:
-    """The Trainer that is calling: a callback is given the model, but not as it was prepared."""
+    """The Trainer that calls this callback. Callbacks get the model, but not the prepared one."""
     frame = sys._getframe(1)
     while frame is not None:
         if isinstance(trainer := frame.f_locals.get("self"), transformers.Trainer):

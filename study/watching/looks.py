@@ -1,29 +1,29 @@
-"""The few steps of a run that the instruments look at: one for collectives, then some for memory by component."""
+"""Applies the instruments to a few steps of a user's loop: one step for collectives, then some for memory."""
 
 import contextlib
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from study.measure import readback, traffic
-from study.measure.readback import ComponentLook
+from study.measure import memory, roles, traffic
+from study.measure.components import ComponentLook
 from study.records.schema import Collective, RankComponents
 
-ATTEMPTS = 3  # a step with an evaluation in it is not what was to be looked at
+ATTEMPTS = 3  # a look at a step with an evaluation in it is repeated
 
 
 class CollectiveLook:
-    """Collectives of one step, what the kernel says was written meanwhile, and the dtypes at the update."""
+    """Records the collectives of a step, the bytes that the kernel counted as written, and the dtypes at the update."""
 
     STEPS = 1
 
     def __init__(self, model, optimizer):
         self.mode, self.dtypes = traffic.CollectiveCounter(), {}
         self.written_bytes: int | None = None
-        self._reading = readback.before_each_update(optimizer, lambda: self._read(model, optimizer))
+        self._reading = roles.before_each_update(optimizer, lambda: self._read(model, optimizer))
 
     def __enter__(self) -> None:
         self._reading.__enter__()
-        self._before = traffic.socket_bytes_written()
+        self._before = memory.written_bytes()
         self.mode.__enter__()
 
     def __exit__(self, *error) -> None:
@@ -31,16 +31,16 @@ class CollectiveLook:
         self._reading.__exit__(*error)
 
     def step_ended(self) -> None:
-        after = traffic.socket_bytes_written()
+        after = memory.written_bytes()
         self.written_bytes = None if None in (self._before, after) else after - self._before
 
     def _read(self, model, optimizer) -> None:
-        with contextlib.suppress(Exception):  # in the middle of somebody's update
-            self.dtypes |= {role: dtype for role, dtype in readback.dtypes(model, optimizer).items() if dtype}
+        with contextlib.suppress(Exception):  # a mistake here must not end the user's update
+            self.dtypes |= {role: dtype for role, dtype in roles.dtypes(model, optimizer).items() if dtype}
 
 
 class Looks:
-    """Decides after each step what the next one is looked at with. Every rank decides alone: nothing here waits."""
+    """Decides after each step which instrument looks at the next one. Every rank decides alone: nothing here waits."""
 
     def __init__(self, model, optimizer, device_type: str, after: int):
         self.model, self.optimizer, self.device_type, self.after = model, optimizer, device_type, after
@@ -49,7 +49,7 @@ class Looks:
         self.written_bytes: int | None = None
         self.dtypes: dict[str, str] = {}
         self.components: RankComponents | None = None
-        self._modes = _get_current_dispatch_mode_stack()  # of the script itself
+        self._modes = _get_current_dispatch_mode_stack()  # the script's own
         self._plan = [self._collectives, self._memory]
         self._look, self._left, self._attempts = None, 0, 0
 
@@ -75,7 +75,7 @@ class Looks:
             self._left = self._look.STEPS
 
     def stop(self) -> None:
-        """The loop is over, or its watch: take what is known of a look that is not finished."""
+        """The loop or its watch is over: keep the result of an unfinished look."""
         if isinstance(self._look, CollectiveLook):
             self._look.__exit__(None, None, None)  # its only step has not ended
         elif self._look is not None:
@@ -83,13 +83,13 @@ class Looks:
         self._look, self._plan = None, []
 
     def _undisturbed(self) -> bool:
-        """Whether only the script's own modes are active: another one would be ended in place of ours."""
+        """Whether only the script's own modes are active. Otherwise another mode would be ended in place of ours."""
         return _get_current_dispatch_mode_stack() == self._modes
 
     def _finish(self, again: bool) -> None:
         stack = _get_current_dispatch_mode_stack()
         if not stack or stack[-1] is not self._look.mode:
-            return  # the script has begun a mode of its own within the step: wait until it has ended
+            return  # the script began a mode within the step: wait until that has ended
         look, self._look = self._look, None
         look.__exit__(None, None, None)
         self._attempts += 1

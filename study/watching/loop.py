@@ -1,7 +1,7 @@
-"""Follows a training loop that belongs to somebody else: where its steps end, and what each step took in.
+"""Follows a user's own training loop with hooks: where its steps end, and what went into each step.
 
-The end of a step is known from the optimizer or the engine. What hangs on the user's objects is removed at the end.
-Nothing here reads a value of a tensor, so no step waits for a GPU.
+The optimizer or the engine shows the end of a step. The hooks are removed at the end. Nothing here reads a value of a
+tensor, so no step waits for a GPU.
 """
 
 import contextlib
@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.utils import clip_grad
 
-from study.measure.readback import device_of, inner_optimizer
+from study.measure.readback import device_of
+from study.measure.roles import inner_optimizer
 
 
 @dataclass
 class Step:
-    """What one step took in."""
+    """What went into one step."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # as they were differentiated: they sum to the step's loss
     backwards: int = 0
     forwards: int = 0
     rows: list[int] = field(default_factory=list)  # of each pass
     tokens: int | None = 0
-    evaluated: bool = False  # the model also ran outside training, or the user said so
+    evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     rate: float | None = None
 
     @property
@@ -34,14 +35,14 @@ class Step:
 
     @property
     def loss(self) -> torch.Tensor | None:
-        """On the device. None where not every pass gave one."""
+        """The loss, on the device. None if a pass has no known loss."""
         if not self.losses or len(self.losses) != self.passes:
             return None
         return self.losses[0] if len(self.losses) == 1 else torch.stack([x.float() for x in self.losses]).sum()
 
 
 class Loop:
-    """The hooks on a loop. `on_step` is called after each update, with what the step took in."""
+    """The hooks on a loop. `on_step` is called after each update with the step."""
 
     def __init__(self, accelerator, model, optimizer, on_step: Callable[[Step], None]):
         self.accelerator, self.model, self.on_step = accelerator, model, on_step
@@ -49,7 +50,7 @@ class Loop:
         self.is_engine = hasattr(model, "zero_optimization_stage")
         self.step = Step()
         self.clipped_at: float | None = None  # by torch's own function, which DeepSpeed does not call
-        self.wants_clipping: float | None = None  # what the script passed to Accelerate, whether that clips or not
+        self.wants_clipping: float | None = None  # the value that the script gave Accelerate, whether that clips or not
         self.autocast: torch.dtype | None = None
         self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
@@ -125,14 +126,14 @@ class Loop:
         return original(*args, **kwargs)
 
     def _tensor_backward(self, original, loss, *args, **kwargs):
-        scaled = self.autocast is torch.float16  # by a GradScaler, by nobody knows how much
+        scaled = self.autocast is torch.float16  # by a GradScaler, with an unknown scale
         self._backward_of(None if scaled else loss, 1)
         return original(loss, *args, **kwargs)
 
     def _engine_step(self, original, *args, **kwargs):
         before, rate = self.model.global_steps, self._rate()
         result = original(*args, **kwargs)
-        if self.model.global_steps != before:  # not at a pass in the middle of a step
+        if self.model.global_steps != before:  # unchanged after a pass within a step
             self._ended(rate)
         return result
 
@@ -146,14 +147,15 @@ class Loop:
 
 
 def _clipping(max_norm) -> float | None:
-    """0 means off: so does infinity, with which the Trainer asks for the norm alone. A tensor may be on a GPU."""
+    """The clipping value; 0 means off. The Trainer gives infinity to get only the norm. None for a tensor, which may
+    be on a GPU."""
     if not isinstance(max_norm, (int, float)):
         return None
     return 0.0 if math.isinf(max_norm) else float(max_norm)
 
 
 def _size_of(inputs: list) -> tuple[int | None, int | None]:
-    """Rows and tokens of a pass, by the shapes of its inputs: tokens are whole numbers in rows."""
+    """Rows and tokens of a pass, by the shapes of its inputs. Tokens are those of a two-dimensional integer tensor."""
     tensors = []
     for value in inputs:
         values = value.values() if isinstance(value, dict) else [value]

@@ -1,4 +1,4 @@
-"""What each rank saw of a run, and the record that the first rank makes of all parts."""
+"""The part of a record that each rank measures, and the record that the first rank makes of all parts."""
 
 import statistics
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from study.spec import arms
 
 
 class Part(Section):
-    """What one rank saw. Steps count from 1."""
+    """The measurements of one rank. Steps count from 1."""
 
     steps: int
     step_s: dict[int, float]  # of the timed steps
-    losses: list[float]  # of all steps before one that is not finite; empty where one is not known
+    losses: list[float]  # of all steps up to the first that is not finite; empty if one is unknown
     diverged_in: int | None = None  # the first step whose loss is not finite
     rows_per_step: int | None = None
     tokens_per_step: int | None = None
@@ -38,9 +38,9 @@ class Part(Section):
 
 
 def fill(record: Record, parts: list[Part]) -> None:
-    """The measured sections of a record, from the parts of the ranks that told theirs, in order."""
+    """Fill in the measured sections of a record, from the parts of the ranks that sent theirs, in order."""
     seen = record.observed
-    whole = len(parts) == seen.ranks  # else sums over ranks would leave some out
+    whole = len(parts) == seen.ranks  # otherwise sums over ranks would be too small
     seen.steps = parts[0].steps
     seen.held_parameters_per_rank = _all(part.held_parameters for part in parts)
     record.time = _times([part.step_s for part in parts])
@@ -51,7 +51,7 @@ def fill(record: Record, parts: list[Part]) -> None:
         if record.time.window_s:
             record.time.samples_per_s = rows and rows / record.time.window_s
             record.time.tokens_per_s = tokens and tokens / record.time.window_s
-        # As far as every rank has one: a loss may be no number on one rank alone.
+        # Only up to the first step in which a rank has no finite loss.
         record.loss.train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=False)]
     train = record.loss.train
     record.loss = Loss(train=train, final_train=train[-1] if train and len(train) == seen.steps else None)
@@ -65,7 +65,7 @@ def fill(record: Record, parts: list[Part]) -> None:
 
 
 def _times(ranks_step_s: list[dict[int, float]]) -> Time:
-    """Each step by its slowest rank, of the steps that all of them timed."""
+    """The times of the steps that all ranks timed, each by its slowest rank."""
     steps = sorted(set.intersection(*(set(step_s) for step_s in ranks_step_s)))
     if not steps:
         return Time()
@@ -75,7 +75,7 @@ def _times(ranks_step_s: list[dict[int, float]]) -> Time:
 
 
 def _all(values: Iterable) -> list:
-    """Those of all ranks, or none: a place in the list is a rank."""
+    """The values of all ranks, or an empty list if one is missing: a position in the list is a rank."""
     values = list(values)
     return [] if None in values else values
 
@@ -85,7 +85,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def arm_of(seen, fsdp: int | None) -> str | None:
-    """The arm that the prepared objects are, in this study's words. None for ranks that do not train together."""
+    """The name of the arm that the prepared objects are. None for ranks that do not train together."""
     if seen.stage is not None:
         homes = (seen.stage, seen.offload_optimizer, seen.offload_param)
         for name in arms.NAMES:

@@ -1,4 +1,4 @@
-"""What a script, its config files and its launcher ask for."""
+"""Reads what a script, its config files and its launcher ask for."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ ENVIRONMENT = "Accelerate's environment"
 
 
 def promised(engine_config: dict | None, arguments=None) -> Promised:
-    """From the most explicit to the least: a Trainer's arguments, the script's own DeepSpeed config, and the launcher.
+    """What was asked for, by the most explicit source: a Trainer's arguments, the script's own config, or the launcher.
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
@@ -32,7 +32,7 @@ def promised(engine_config: dict | None, arguments=None) -> Promised:
 
 
 def _launched() -> dict:
-    """What `accelerate launch` put into the environment. Empty without it."""
+    """What the environment of `accelerate launch` asks for. Empty without it."""
     seen = os.environ
     if "ACCELERATE_MIXED_PRECISION" not in seen:
         return {}
@@ -45,7 +45,7 @@ def _launched() -> dict:
         return wanted
     if path := seen.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
         return wanted | {"source": Path(path).name} | _json(_read(Path(path)))
-    # `accelerate launch` sets its own defaults as well. Which of them the yaml has is in this list.
+    # `accelerate launch` also sets its own defaults. This list names the keys that the yaml has.
     written = seen.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",")
     wanted["stage"] = _number(seen.get("ACCELERATE_DEEPSPEED_ZERO_STAGE"), int)
     if "gradient_clipping" in written:
@@ -58,7 +58,7 @@ def _launched() -> dict:
 
 
 def _arguments(arguments) -> dict:
-    """What TrainingArguments ask for; their DeepSpeed config counts where it has a number."""
+    """What TrainingArguments ask for. Numbers in their DeepSpeed config take precedence."""
     precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
     wanted = {"source": "TrainingArguments", "clipping": float(arguments.max_grad_norm or 0), "precision": precision}
     wanted |= {"accumulation": arguments.gradient_accumulation_steps}

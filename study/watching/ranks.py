@@ -1,6 +1,6 @@
-"""How the ranks of a script tell each other what they saw: through the store of its process group.
+"""Lets the ranks of a script exchange texts through the store of its process group.
 
-A collective would have to be called by all ranks, and would be one more thing that can hang.
+A collective could hang, because all ranks would have to call it.
 """
 
 import datetime
@@ -10,7 +10,7 @@ import os
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-_count = itertools.count()  # of the watches of this process, which is the same on every rank
+_count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
 
 class Ranks:
@@ -27,12 +27,12 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def tell(self, name: str, text: str) -> None:
+    def send(self, name: str, text: str) -> None:
         if self._store is not None:
             self._store.set(f"{self._prefix}/{name}", text)
 
-    def heard(self, name: str, timeout_s: float) -> str | None:
-        """What another rank told under this name; None if it did not do so in time."""
+    def receive(self, name: str, timeout_s: float) -> str | None:
+        """The text that another rank sent under this name; None if it does not arrive in time."""
         try:
             self._store.wait([f"{self._prefix}/{name}"], datetime.timedelta(seconds=timeout_s))
             return self._store.get(f"{self._prefix}/{name}").decode()

@@ -1,6 +1,6 @@
-"""`with watch(...)` around anybody's training loop: the loop stays as it is, and leaves a record.
+"""`with watch(...)` around a user's own training loop: the loop stays as it is, and leaves a record.
 
-Whatever goes wrong in here must not end their training: it ends the watching, and the record says why.
+A failure in here must not end the user's training. It ends the watch, and the record says why.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from study.errors import Stop
-from study.measure import fsdp, hardware, readback
+from study.measure import fsdp, hardware, readback, roles
 from study.measure.clock import Marks
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import peaks
@@ -29,7 +29,7 @@ from study.watching.ranks import Ranks
 from study.watching.words import divergence, reason, summary
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
-FOLDER_WITHIN_S, PARTS_WITHIN_S = 60, 30  # how long ranks wait for each other's word
+FOLDER_WITHIN_S, PARTS_WITHIN_S = 60, 30  # how long ranks wait for each other's texts
 CHUNK = 256  # losses that are kept one by one
 
 
@@ -37,11 +37,11 @@ def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched
     """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
 
     Args:
-        accelerator: Accelerate's; leave it out in a loop without Accelerate.
-        model: As the loop calls it: prepared, or a DDP or FSDP model, or a DeepSpeed engine.
-        optimizer: As the loop calls it. A DeepSpeed engine has its own.
-        run_dir: Where the record goes. If a run is there already, into the same name with a number.
-        after: The instruments look at the four steps after so many. No other step is slowed down.
+        accelerator: The Accelerator. Leave it out in a loop without Accelerate.
+        model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
+        optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
+        run_dir: The folder for the record. If it holds a run already, a number is added to its name.
+        after: The instruments look at the four steps after so many steps. No other step is slowed down.
     """
     if not isinstance(model, torch.nn.Module):
         raise Stop(
@@ -60,7 +60,7 @@ class Watch:
     ):
         self.accelerator, self.model, self.run_dir, self.after = accelerator, model, run_dir, after
         self.optimizer = model.optimizer if optimizer is None else optimizer
-        self.arguments, self.whose = arguments, loop
+        self.arguments, self.loop_name = arguments, loop
         self.folder: Path | None = None
         self.active = False
 
@@ -69,7 +69,7 @@ class Watch:
             self._begin()
         except Exception as error:
             with contextlib.suppress(Exception):
-                self.ranks.tell("folder", "")  # the others need not wait for it
+                self.ranks.send("folder", "")  # so that the others do not wait for it
             self._give_up(error)
         return self
 
@@ -77,7 +77,7 @@ class Watch:
         self.end(error)
 
     def leave_out(self) -> None:
-        """The step in progress is not only training: it is not timed."""
+        """Do not time the step in progress, because it contains more than training."""
         if self.active:
             self._loop.step.evaluated = True
 
@@ -87,12 +87,12 @@ class Watch:
         self.ranks = Ranks()
         if self.ranks.first:
             self.folder = _new_folder(self.run_dir)
-            self.ranks.tell("folder", str(self.folder))
+            self.ranks.send("folder", str(self.folder))
         elif self.ranks.together:
-            heard = self.ranks.heard("folder", FOLDER_WITHIN_S)
-            self.folder = Path(heard) if heard else None
+            folder = self.ranks.receive("folder", FOLDER_WITHIN_S)
+            self.folder = Path(folder) if folder else None
         if self.folder is None:
-            return  # a rank that is in no group with the first
+            return  # this rank is in no group with the first
         self._record = self._new_record()
         self._steps, self._passes, self._rows, self._tokens, self._rates = 0, [], [], [], []
         self._recent, self._losses, self._all_losses = [], [], True
@@ -114,10 +114,10 @@ class Watch:
         is_engine = hasattr(self.model, "zero_optimization_stage")
         config = getattr(self.model, "config", None) if is_engine and self.accelerator is None else None
         record.promised = promises.promised(config if isinstance(config, dict) else None, self.arguments)
-        whose = "accelerate" if self.accelerator is not None else "deepspeed" if is_engine else "torch"
-        plain, version = readback.plain_model(self.model), fsdp.version(self.model)
+        loop = "accelerate" if self.accelerator is not None else "deepspeed" if is_engine else "torch"
+        plain, version = roles.plain_model(self.model), fsdp.version(self.model)
         name = type(plain).__name__.removeprefix("FSDP" if version == 2 else "")  # fully_shard makes a class of its own
-        record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.whose or whose, model=name)
+        record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.loop_name or loop, model=name)
         seen = record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)
         seen.arm = parts.arm_of(seen, version)
         if self.ranks.first:
@@ -159,7 +159,7 @@ class Watch:
                 self._keep_looks()
 
     def _keep_looks(self) -> None:
-        """What the first rank has seen by now, in case that its process is killed."""
+        """Write what the first rank has seen so far, in case its process is killed."""
         if self.ranks.first:
             self._fill([self._part(losses=[])])
             store.keep(self.folder, self._record)
@@ -167,7 +167,7 @@ class Watch:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def end(self, error: BaseException | None = None) -> None:
-        """Complete the record. Called twice, the second time does nothing."""
+        """Complete the record. A second call does nothing."""
         if not self.active:
             return self._detach()
         self.active = False
@@ -181,7 +181,7 @@ class Watch:
             self.model = self.optimizer = self.accelerator = self._loop = self._looks = None  # they may be large
 
     def _end(self, error: BaseException | None) -> None:
-        if error is not None:  # first, in case that what follows fails as well
+        if error is not None:  # first, in case the rest fails as well
             where = f"rank {self.ranks.rank}, step {self._steps + 1}"
             store.end_badly(self.folder, reason(error, where), type(error).__name__)
         self._detach()
@@ -189,7 +189,7 @@ class Watch:
         if self._log is not None:
             self._log.__exit__(error and type(error), error, None)
         if error is not None:
-            with contextlib.suppress(Exception):  # a device that has failed cannot be asked any more
+            with contextlib.suppress(Exception):  # a device that has failed may not answer
                 self._fill([self._part(self._read_losses())])
         elif self.ranks.first:
             all_parts = [self._part(self._read_losses()), *self._other_parts()]
@@ -198,7 +198,7 @@ class Watch:
             if stop := divergence(all_parts):
                 self._record = store.ended(self._record, stop, "Stop")
         else:
-            self.ranks.tell(f"part/{self.ranks.rank}", self._part(self._read_losses()).model_dump_json())
+            self.ranks.send(f"part/{self.ranks.rank}", self._part(self._read_losses()).model_dump_json())
         if self.ranks.first:
             store.keep(self.folder, self._record)
             self._write_steps()
@@ -206,11 +206,11 @@ class Watch:
             sys.stdout.flush()
 
     def _detach(self) -> None:
-        with contextlib.suppress(AttributeError):  # it did not even begin, or has ended
+        with contextlib.suppress(AttributeError):  # the watch did not begin, or has ended
             self._loop.detach()
 
     def _part(self, losses: list[float]) -> Part:
-        """What this rank saw."""
+        """The measurements of this rank."""
         finite = list(itertools.takewhile(math.isfinite, losses))
         step_s = self._marks.read()
         timed = self._timed()
@@ -233,19 +233,19 @@ class Watch:
         )
 
     def _timed(self) -> list[int]:
-        """The steps whose times count: those after the looks; in a short loop those before, without the first."""
+        """The steps whose times count: those after the looks, or in a short loop those before, without the first."""
         without = {*self._looks.looked_at, *self._evaluated, *self._after_looks}
         clean = [step for step in range(1, self._steps + 1) if step not in without]
         return [step for step in clean if step > self.after] or clean[1:]
 
     def _other_parts(self) -> list[Part]:
-        """The parts of the other ranks, in order; only as far as they come in time."""
+        """The parts of the other ranks in order, up to the first that does not arrive in time."""
         others, until = [], time.monotonic() + PARTS_WITHIN_S
         for rank in range(1, self.ranks.count):
-            heard = self.ranks.heard(f"part/{rank}", max(0.1, until - time.monotonic()))
-            if heard is None:
+            text = self.ranks.receive(f"part/{rank}", max(0.1, until - time.monotonic()))
+            if text is None:
                 break
-            others.append(Part.model_validate_json(heard))
+            others.append(Part.model_validate_json(text))
         return others
 
     def _fill(self, all_parts: list[Part]) -> None:
@@ -261,7 +261,7 @@ class Watch:
             seen.autocast = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(loop.autocast)
         seen.learning_rates = [] if None in self._rates else self._rates
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
-            seen.dtypes = readback.dtypes(self.model, self.optimizer)
+            seen.dtypes = roles.dtypes(self.model, self.optimizer)
         seen.dtypes |= self._looks.dtypes
         parts.fill(record, all_parts)
 
@@ -281,7 +281,7 @@ class Watch:
         (self.folder / "steps.jsonl").write_text("".join(lines))
 
     def _give_up(self, error: Exception) -> None:
-        """Their training goes on without the watch, and the record says why. Hooks stay for now: one may be running."""
+        """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
         self.active = False
         why = f"{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):
@@ -297,12 +297,12 @@ class Watch:
 
 
 def _typical(values: list[int | None]) -> int | None:
-    """The most frequent: the last batch of an epoch may be smaller. None where one is not known."""
+    """The most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
     return statistics.mode(values) if values and None not in values else None
 
 
 def _new_folder(run_dir: Path) -> Path:
-    """A folder that holds no run yet: the same name with a number if need be."""
+    """A folder without a run. If `run_dir` has one, a number is added to its name."""
     folder, number = run_dir.resolve(), 1
     while (folder / store.RECORD).exists() or (folder.exists() and not folder.is_dir()):
         number += 1

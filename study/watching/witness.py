@@ -1,6 +1,6 @@
-"""A small process beside each rank: it outlives the rank, and says in the record that it died.
+"""A small process beside each rank, which outlives it and records that it died.
 
-A rank that is killed, or that crashes in native code, can write nothing itself. Signal handlers would change how the
+A rank that is killed or crashes in native code cannot write anything itself, and signal handlers would change how the
 script reacts to signals. This process imports nothing until it is needed.
 """
 
@@ -15,7 +15,7 @@ ALL_WELL = b"."
 
 
 def start(folder: Path, rank: int) -> subprocess.Popen | None:
-    """The process beside this rank; None where none can be started."""
+    """Start the process beside this rank. None if that fails."""
     words = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
     with contextlib.suppress(OSError):
         # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
@@ -25,7 +25,7 @@ def start(folder: Path, rank: int) -> subprocess.Popen | None:
 
 
 def dismiss(witness: subprocess.Popen | None) -> None:
-    """The record has its end: nothing is left to say."""
+    """End the process, because the record is complete."""
     if witness is None:
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

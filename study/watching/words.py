@@ -1,4 +1,4 @@
-"""What a watch says at its end: why a run ended badly, and what was seen of it."""
+"""The output of a watch at its end: why a run failed, and a summary of its record."""
 
 import textwrap
 from pathlib import Path
@@ -15,7 +15,7 @@ SHOWN = 4  # components, the largest first
 
 
 def reason(error: BaseException, where: str) -> Stop:
-    """Why somebody's training ended, as one sentence with a remedy."""
+    """Why a user's training ended, as one sentence with a remedy."""
     text = str(error).partition("\n")[0]
     if device_is_full(error):
         remedy = "take fewer rows per pass or activation checkpointing; `study advise` predicts what fits"
@@ -32,7 +32,7 @@ def reason(error: BaseException, where: str) -> Stop:
 
 
 def divergence(parts: list[Part]) -> Stop | None:
-    """What is said of a run whose loss is no number any more; None of any other."""
+    """The Stop for a run whose loss is no longer finite; None for any other run."""
     steps = [(part.diverged_in, rank) for rank, part in enumerate(parts) if part.diverged_in]
     if not steps:
         return None
@@ -42,7 +42,7 @@ def divergence(parts: list[Part]) -> Stop | None:
 
 
 def summary(record: Record, folder: Path) -> list[str]:
-    """Lines of at most 100 columns."""
+    """A summary of a record, in lines of at most 100 columns."""
     seen = record.observed
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
