@@ -83,7 +83,7 @@ def timeline(
     step = step_time(setup, machine)
     title = f"{arm} on {gpus} x {name}, predicted: {in_words(step)}"
     if svg is not None:
-        from study.report import timeline as drawing
+        from study.report.topics import timeline as drawing
 
         if svg.suffix != ".svg":
             raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")

@@ -11,9 +11,12 @@ from matplotlib.figure import Figure
 
 from study.outside import side_by_side
 from study.records.groups import by, groups
+from study.records.prediction import predicted
 from study.records.runs import Run, Runs
-from study.report import answer_figures, captions, figures, headline, readme, tables
+from study.report import answer_figures, grouping, headline, readme
+from study.report.topics import losses, memory, traffic
 from study.text.numbers import count, nats, size
+from study.text.words import joined
 
 PROTOCOL, RANKS = "at_scale", 8
 MEASURED, VIRTUAL, PREDICTED, PUBLISHED = "measured", "measured on virtual ranks", "predicted", "published by others"
@@ -49,7 +52,7 @@ def first_sentence(text: str) -> str:
 
 
 def of(runs: Runs) -> list[Answer]:
-    return [losses(runs), memory(runs), time(), traffic(runs)]
+    return [of_losses(runs), of_memory(runs), of_time(), of_traffic(runs)]
 
 
 def machines(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ def machines(runs: Iterable[Run]) -> tuple[str, ...]:
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
-def losses(runs: Runs) -> Answer:
+def of_losses(runs: Runs) -> Answer:
     question, command = "Does ZeRO change the losses?", "study sweep smoke --runs runs/smoke"
     rows = trained(runs)
     compared = [row for row in rows if row["difference"] is not None]
@@ -75,7 +78,7 @@ def losses(runs: Runs) -> Answer:
         f"**{answer}** Training {NAMES.get(first.model, first.model)} in {first.precision}, {arms} arms stay within"
         f" {nats(worst['difference'])} of {worst['against']} at each of {steps} steps ({worst['arm']} is furthest)."
     )
-    figure = figures.losses(rows)
+    figure = losses.figure(rows)
     more = (("claims/S002-35.html", "claim S002-35"), ("compare.html#Losses", "all tasks and precisions"))
     return Answer("losses", question, sentence, rows, figure, (MEASURED,), machines(mine), more)
 
@@ -83,7 +86,7 @@ def losses(runs: Runs) -> Answer:
 def trained(runs: Runs) -> list[dict]:
     """The losses that the README shows; where they are not here, those of the group with most arms, fp32 first."""
     for chosen in (runs.select(**headline.TINY), runs.select(precision="fp32"), runs):
-        groups = by([row for row in tables.losses(chosen) if row["rows per step"]], "group").values()
+        groups = by([row for row in losses.table(chosen) if row["rows per step"]], "group").values()
         several = [rows for rows in groups if any(row["difference"] is not None for row in rows)]
         if several:
             return max(several, key=lambda rows: len({row["arm"] for row in rows}))
@@ -93,7 +96,7 @@ def trained(runs: Runs) -> list[dict]:
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def memory(runs: Runs) -> Answer:
+def of_memory(runs: Runs) -> Answer:
     question, rows = "Does it save memory?", []
     at_scale = of_scale(runs)
     tiny = trained_here(runs)
@@ -141,7 +144,7 @@ def trained_here(runs: Runs) -> list[Run]:
     alike = Runs(tuple(known)).select(**headline.TINY)
     for choice in (alike.runs, known):
         for members in sorted(
-            groups(choice, only=tables.SETTINGS).values(), key=lambda mine: -len({r.arm for r in mine})
+            groups(choice, only=grouping.SETTINGS).values(), key=lambda mine: -len({r.arm for r in mine})
         ):
             of_arm = {run.arm: run for run in reversed(members) if run.ranks == members[0].ranks}
             if "ddp" in of_arm and len(of_arm) > 1:
@@ -155,8 +158,8 @@ def _held(model: str, members: list[Run], basis: str) -> list[dict]:
     about = {"model": NAMES.get(model, model), "parameters": run.parameters, "ranks": run.ranks}
     about["conditions"] = conditions(run)
     rows = []
-    for run in sorted(members, key=lambda run: tables.ORDER.get(run.arm, len(tables.ORDER))):
-        for name, held in (("measured", tables.parts(run.components)), ("predicted", predicted_parts(run))):
+    for run in sorted(members, key=lambda run: grouping.ORDER.get(run.arm, len(grouping.ORDER))):
+        for name, held in (("measured", memory.parts(run.components)), ("predicted", predicted_parts(run))):
             rows += [
                 about
                 | {
@@ -171,8 +174,8 @@ def _held(model: str, members: list[Run], basis: str) -> list[dict]:
 
 
 def predicted_parts(run: Run) -> dict[str, float]:
-    ours = tables.predicted(run.record)
-    return tables.parts(ours.at_peak) if ours else {}
+    ours = predicted(run.record)
+    return memory.parts(ours.at_peak) if ours else {}
 
 
 def conditions(run: Run) -> str:
@@ -225,7 +228,7 @@ def _memory_in_words(rows: list[dict]) -> str:
 # --- time ----------------------------------------------------------------------------------------------------------
 
 
-def time() -> Answer:
+def of_time() -> Answer:
     """Predicted and published: no GPU was measured here, and seconds of this machine are no answer for GPUs."""
     rows = steps()
     figure, more = answer_figures.steps(rows), (("predictions.html", "how good such predictions are"),)
@@ -258,11 +261,11 @@ def _time_in_words(rows: list[dict]) -> str:
     ours = {row["arm"]: row["seconds"] for row in rows if row["setting"] == first and row["basis"] == PREDICTED}
     base = ours["ddp"]
     named = {arm: f"{ours[arm] / base:.2f}".rstrip("0").rstrip(".") for arm in ours}
-    words = captions.joined([f"{named[arm]} times DDP's under {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
+    words = joined([f"{named[arm]} times DDP's under {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
     dear = [STAGES[arm] for arm in STAGES if ours[arm] > COSTS * base]
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
-    lead = f"{captions.joined(dear) or 'nothing'} {verb}; {captions.joined(cheap) or 'nothing'} hardly."
+    lead = f"{joined(dear) or 'nothing'} {verb}; {joined(cheap) or 'nothing'} hardly."
     text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
     text += f" a step takes {words}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
@@ -279,11 +282,11 @@ def _time_in_words(rows: list[dict]) -> str:
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 
-def traffic(runs: Runs) -> Answer:
+def of_traffic(runs: Runs) -> Answer:
     """Of the largest model on virtual ranks; else of the model that was trained here."""
     question, at_scale = "Does it move more?", of_scale(runs)
     members = [run for run in next(iter(at_scale.values()), None) or trained_here(runs) if run.traffic]
-    rows = [row for row in tables.traffic(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
+    rows = [row for row in traffic.table(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
     if "ddp" not in (counted := sent(rows, "counted")) or len(counted) < 2:
         return Answer("traffic", question, "No two arms here have counted what they send yet.", command=AT_SCALE)
     model, basis = NAMES.get(members[0].model, members[0].model), VIRTUAL if members[0].virtual else MEASURED
@@ -304,7 +307,7 @@ def sent(rows: list[dict], source: str) -> dict[str, float]:
 def _traffic_in_words(rows: list[dict]) -> str:
     counted, paper = sent(rows, "counted"), sent(rows, PAPER)
     times = {arm: counted[arm] / counted["ddp"] for arm in STAGES if arm in counted}
-    named = captions.joined([f"{factor:.2g} times DDP's bytes under {STAGES[arm]}" for arm, factor in times.items()])
+    named = joined([f"{factor:.2g} times DDP's bytes under {STAGES[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
     text = f"**{answer}** Of {rows[0]['model']}, a rank sends {named or 'as much as DDP'}."
     if off := [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]:

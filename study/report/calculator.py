@@ -10,8 +10,9 @@ from pathlib import Path
 
 from study.machine.gpus import GPUS
 from study.outside.written import accuracy
-from study.report import charts, style, tables
+from study.report import charts, style
 from study.report.templating import write_page
+from study.report.topics import memory
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.text.numbers import size
 from study.theory import pace, papers, schedule, work
@@ -75,7 +76,7 @@ def _bars() -> charts.Bars:
     model = Architecture(**models()[FIRST["model"]])
     values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
     setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in ARMS}
-    parts = {name: tables.parts(estimate(setup).at_peak) for name, setup in setups.items()}
+    parts = {name: memory.parts(estimate(setup).at_peak) for name, setup in setups.items()}
     return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
 
@@ -94,8 +95,8 @@ def data() -> dict:
         "host_process_bytes": HOST_PROCESS_BYTES,
         "miss": MISS,
         "precisions": PRECISIONS,
-        "part_of": {role: part for part, roles in tables.PARTS.items() for role in roles},
-        "colours": {part: style.PARTS[part] for part in tables.PARTS},
+        "part_of": {role: part for part, roles in memory.PARTS.items() for role in roles},
+        "colours": {part: style.PARTS[part] for part in memory.PARTS},
     }
 
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from study.claims.verdict import REFUTED
 from study.records.groups import by
 from study.records.runs import Runs
-from study.report import style, tables
+from study.report import style
+from study.report.topics import losses, memory, traffic
 from study.text.numbers import nats, size
 
 BASELINE = "ddp"
@@ -33,17 +34,16 @@ class Headline:
 
 def of(runs: Runs) -> Headline | None:
     """None where the runs lack what one of the panels shows."""
-    losses = by([row for row in tables.losses(runs.select(**TINY)) if row["rows per step"]], "group")
-    trained = max(losses.values(), key=lambda rows: len({row["arm"] for row in rows}), default=[])
+    groups = by([row for row in losses.table(runs.select(**TINY)) if row["rows per step"]], "group").values()
+    trained = max(groups, key=lambda rows: len({row["arm"] for row in rows}), default=[])
     at_scale = runs.select(**AT_SCALE)
-    memory = _measured(at_scale)
-    traffic, tiny = tables.traffic(at_scale), _measured(runs.select(**TINY))
-    complete = all(any(row["arm"] == BASELINE for row in rows) for rows in (trained, memory, traffic, tiny))
-    return Headline(trained, memory, traffic, tiny) if complete else None
+    held, sends, tiny = _measured(at_scale), traffic.table(at_scale), _measured(runs.select(**TINY))
+    complete = all(any(row["arm"] == BASELINE for row in rows) for rows in (trained, held, sends, tiny))
+    return Headline(trained, held, sends, tiny) if complete else None
 
 
 def _measured(runs: Runs) -> list[dict]:
-    return [row for row in tables.memory(runs) if row["source"] == "measured"]
+    return [row for row in memory.table(runs) if row["source"] == "measured"]
 
 
 def held_bytes(headline: Headline) -> dict[str, float]:
@@ -122,10 +122,10 @@ def _sums(rows: list[dict], value: str) -> dict[str, float]:
 def picture(headline: Headline) -> Figure:
     """Three panels side by side: the losses lie on each other; memory by part; bytes sent, and the paper's figure."""
     drawing = Figure(figsize=(2 * style.WIDTH, 3.6), layout="constrained")
-    losses, memory, traffic = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
-    _draw_losses(losses, headline)
-    _draw_memory(memory, headline)
-    _draw_traffic(traffic, headline)
+    left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
+    _draw_losses(left, headline)
+    _draw_memory(middle, headline)
+    _draw_traffic(right, headline)
     return drawing
 
 

@@ -19,8 +19,9 @@ from study.claims import evidence
 from study.errors import Stop
 from study.inputs.files import below
 from study.records import runs as records
-from study.report import captions, figures, tables
+from study.report import grouping
 from study.report.style import conditions, svg
+from study.report.topics import claims, losses
 from study.spec.arms import all_paths
 from study.spec.settings import Settings
 from study.text.numbers import quantity, short
@@ -83,7 +84,7 @@ class Book:
     def figures(self, draw: Callable, rows: list[dict], name: str, command: str = "", most: int = 4, **options) -> None:
         """One figure for each group, those with most arms first, and how many groups are not drawn."""
         groups = {row["group"] for row in rows}
-        for number, mine in enumerate(captions.largest_groups(rows, most) or [[]], 1):
+        for number, mine in enumerate(grouping.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
         if len(groups) > most:
             say(f"Drawn: {most} of {len(groups)} groups of runs, those with most arms.")
@@ -101,16 +102,16 @@ class Book:
             say(f"Shown: the first {most} of {len(rows)} rows. The CSV that the report makes has all of them.")
 
     def losses(self, rows: list[dict], command: str, most: int = 2) -> None:
-        """The losses of `tables.losses`: a sentence, figures, and how far each arm is from the baseline."""
-        parity = tables.parity(rows)
-        say(captions.losses(parity))
-        self.figures(figures.losses, rows, "losses", command, most)
+        """The losses of `losses.table`: a sentence, figures, and how far each arm is from the baseline."""
+        parity = losses.parity(rows)
+        say(losses.sentence(parity))
+        self.figures(losses.figure, rows, "losses", command, most)
         self.table(parity, "parity", command, PARITY)
 
     def claims(self, document: str) -> None:
         """The verdicts on the claims of one document."""
         rows = self.verdicts(document)
-        say(captions.verdicts(rows))
+        say(claims.sentence(rows))
         self.table(rows, "claims", columns=CLAIMS, most=len(rows))
 
     def _write(self, name: str, rows: list[dict]) -> None:
@@ -122,7 +123,7 @@ class Book:
         if rows := self._kept(VERDICTS):
             return [row for row in rows if document in (None, row["document"])]
         try:
-            return tables.verdicts(self.runs, document)
+            return claims.table(self.runs, document)
         except Stop as stop:
             say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
             return []

@@ -19,8 +19,9 @@ from study.records.prediction import predicted
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
-from study.report import charts, claim_pages, style, tables
+from study.report import charts, claim_pages, style
 from study.report.templating import write_page
+from study.report.topics import every_run, memory
 from study.spec.shapes import SHAPES, shape_of
 from study.text.numbers import count, short, size
 from study.theory.architecture import FAMILIES
@@ -53,7 +54,7 @@ def write(
     """
     rows, problems, resting = [], [], claim_pages.used_by(verdicts)
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
-    for row, run in zip(tables.runs(runs), runs, strict=True):
+    for row, run in zip(every_run.table(runs), runs, strict=True):
         try:
             row, slug, texts = without_paths(row), names[run], _texts(run.folder)
             for file, content in texts.items():
@@ -146,7 +147,7 @@ def _memory(run: Run) -> dict | None:
     held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
     if estimate := _predicted(run):
         held[FORMULAS] = estimate
-    stacks = {name: tables.parts(components) for name, components in held.items() if components}
+    stacks = {name: memory.parts(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))

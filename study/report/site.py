@@ -35,18 +35,16 @@ from study.records.runs import Runs
 from study.report import (
     answers,
     calculator,
-    captions,
     claim_pages,
-    figures,
     headline,
     notebook,
     run_pages,
     style,
-    tables,
 )
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.templating import TEMPLATES, write_page
+from study.report.topics import claims
 from study.spec.arms import ROOT
 from study.text.tables import say
 
@@ -75,8 +73,8 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
             (site / name).mkdir()
-        judged = tables.judged(runs)
-        verdicts = [tables.verdict(each) for each in judged]
+        judged = claims.judged(runs)
+        verdicts = [claims.row(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
             (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
@@ -200,7 +198,7 @@ def _answer(answer: Answer, out: Path) -> dict:
 
 def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
     """All pages, from the runs, the verdicts and the executed notebooks."""
-    verdicts, slugs = [tables.verdict(each) for each in judged], run_pages.slugs(runs)
+    verdicts, slugs = [claims.row(each) for each in judged], run_pages.slugs(runs)
     paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
     cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
     titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
@@ -217,8 +215,8 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
         "answers": [_answer(each, out) for each in answers.of(runs)],
         "advice": answers.advice(),
         "findings": headline.beyond_papers(verdicts),
-        "figure": style.svg(figures.verdicts(verdicts), "verdicts", figures.verdicts.__doc__),
-        "headline": captions.verdicts(verdicts),
+        "figure": style.svg(claims.figure(verdicts), "verdicts", claims.figure.__doc__),
+        "headline": claims.sentence(verdicts),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),
         "meanings": words.WHAT_A_BASIS_IS,

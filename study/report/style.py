@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -36,6 +37,8 @@ SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  
 LEAST_LETTERS = 12  # of a line of a title
 SAFE = 0.93  # of the room for a text: a browser sets the same font up to 5 % wider
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
+SHADE = "#f3d3ad"  # a light orange, behind the points
+OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
@@ -81,6 +84,7 @@ VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document held against 
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
 MARK = "mark of "  # with it begins the id of a mark that has an arm
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
+WITH_UNIT, NO_BREAK = re.compile(r"(?<=\d) (?=(?:[kMGT]B|nats)\b)"), "\N{NO-BREAK SPACE}"
 UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
 UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs"), "steps": ("step", "steps")}
 UNITS_OF_LABELS |= {"hosts": ("host", "hosts"), "threads": ("thread", "threads")}
@@ -170,6 +174,17 @@ def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None
     bounds = "" if low is None else f" ({short(low)} to {short(row['high'])})"
     for part in drawn.get_children():
         tell(part, arm, f"{row.get('line', arm)}: {short(float(row[y]))}{bounds}")
+
+
+def strips(axes: Axes, rows_of: dict[str, list[dict]], value: str, spread: float, **look) -> None:
+    """Points in strips below each other, side by side in each."""
+    for place, mine in enumerate(rows_of.values()):
+        offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
+        for offset, row in zip(offsets, mine, strict=True):
+            (mark,) = axes.plot(row[value], place + offset, marker(row["arm"]), color=colour(row["arm"]), **look)
+            tell(mark, row["arm"], f"{row['arm']}: {row[value]:.3g}")
+    axes.set_yticks(range(len(rows_of)), list(rows_of))
+    axes.set_ylim(len(rows_of) - 0.5, -0.5)
 
 
 def keys(rows: list[dict], marks: dict[str, dict] | None = None) -> list[Line2D]:
@@ -299,7 +314,7 @@ def counted(rows: list[dict]) -> str:
 
 def headed(axes: Axes, lead: str, group: str) -> None:
     """A title that says what is seen, and below it under which conditions. `finished` breaks its lines."""
-    axes.set_title("\n".join(filter(None, [lead, conditions(group)])))
+    axes.set_title("\n".join(filter(None, [WITH_UNIT.sub(NO_BREAK, lead), conditions(group)])))
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:

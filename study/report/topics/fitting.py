@@ -16,7 +16,7 @@ from study.theory.setup import Setup
 SEQUENCE = 128  # of the tasks of document 002, where a cell says nothing
 
 
-def fitting(name: str, scale: str, precision: str) -> list[dict]:
+def table(name: str, scale: str, precision: str) -> list[dict]:
     """A row for each arm of a protocol: what its rank needs of the GPU and of the host, and whether both have it."""
     gpus, host_bytes = gpus_here(), psutil.virtual_memory().total
     rows = []

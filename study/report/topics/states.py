@@ -16,7 +16,7 @@ def of_protocol(runs: Runs) -> Runs:
     return replace(runs, runs=tuple(run for run in runs if run.record.cell.protocol == PROTOCOL))
 
 
-def bytes_per_parameter(runs: Runs) -> list[dict]:
+def table(runs: Runs) -> list[dict]:
     """Bytes of each component between two steps, over the parameters of the model: of the first rank.
 
     Of gradients no claim is shown: when a step ends, stages 1 and 2 and FSDP2 hold none, and DDP's buckets hold all.
