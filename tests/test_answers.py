@@ -67,7 +67,7 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
 def test_a_sentence_turns_with_its_rows(index, kept):
     smoke_alone = kept.select(virtual=False)
     memory = answers.of_memory(smoke_alone)
-    assert memory.sentence.startswith("**On a tiny model it costs memory:** of a BERT")
+    assert memory.sentence.startswith("**On a tiny model it costs memory:** with a BERT")
     assert memory.command == answers.AT_SCALE, "sizes that people train are missing, and that is said"
     cheap = [row | {"bytes": row["bytes"] / (10 if row["arm"] != "ddp" else 1)} for row in memory.rows]
     assert answers._memory_in_words(cheap).startswith("**Yes")

@@ -218,7 +218,7 @@ def test_only_what_a_build_made_is_replaced_and_only_by_a_whole_one(quick, tmp_p
     """What else a folder may hold is in test_output."""
     some_runs, out = put(tmp_path / "runs", finished("one")), tmp_path / "out"
     for place in (some_runs, tmp_path):
-        with pytest.raises(Stop, match="is or holds the runs"):
+        with pytest.raises(Stop, match="contains the runs"):
             quick(some_runs, place)
     assert quick(some_runs, out) == []
 

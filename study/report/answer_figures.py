@@ -28,15 +28,13 @@ def memory(rows: list[dict]) -> Figure:
     drawing, axes = style.panels([0.8 + 0.25 * len(names) for names in arms.values()])
     for ax, (model, mine) in zip(axes, models.items(), strict=True):
         _panel_of_memory(ax, mine, arms[model])
-    axes[-1].set_xlabel("held by a rank at its peak", loc="right")
+    axes[-1].set_xlabel("peak memory of a rank", loc="right")
     marks = {"predicted": PREDICTED}
     if any(row["basis"].startswith("published") for row in rows):
         marks["published, other settings"] = PUBLISHED
     entries = style.patches(PARTS) + [Line2D([], [], label=label, **look) for label, look in marks.items()]
-    text = (
-        "Each panel has its own scale. n = 1 run for each bar. Published: the same model, arm and number of GPUs, with"
-    )
-    return style.finished(drawing, entries, f"{text} other rows and passes, which the data file names.", 3)
+    text = "Each panel has its own scale. n = 1 run for each bar. Published: the same model, arm and number of GPUs,"
+    return style.finished(drawing, entries, f"{text} but other rows and passes (in the data file).", 3)
 
 
 def _panel_of_memory(ax: Axes, rows: list[dict], arms: list[str]) -> None:
@@ -113,12 +111,12 @@ def steps(rows: list[dict]) -> Figure:
         ax.margins(x=0.14, y=0.06)
         ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g} s" if value else "0")
-        style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100, predicted")
+        style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100")
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
     marks = {"predicted, with its 80 % interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD}}
     marks["measured by others"] = PUBLISHED
     sources = ", ".join(sorted({row["source"] for row in rows if row.get("source")}))
-    text = f"No run was made on a GPU here. Measured by others: {sources}; its GPUs are not named, and it does not say"
+    text = f"Nothing was measured on a GPU here. Measured by others: {sources}, which does not say on which GPUs, nor"
     return style.finished(
         drawing, style.keys([], marks), f"{text} whether activations were recomputed. DDP would not fit into 80 GB.", 2
     )
@@ -150,10 +148,9 @@ def traffic(rows: list[dict]) -> Figure:
     first = rows[0]
     words = "virtual ranks" if any(row["kind"] == "virtual" for row in rows) else "real ranks"
     style.headed(ax, f"{first['model']} on {first['ranks']} {words}", first["conditions"])
-    ax.set_xlabel("bytes that a rank sends in a step, over one all-reduce of the gradients", loc="right")
+    ax.set_xlabel("bytes that a rank sends in a step (1 = one all-reduce of the gradients)", loc="right")
     present = {row["collective"] for row in rows if row["source"] == "counted"}
     entries = style.patches({name: tone for name, tone in style.COLLECTIVES.items() if name in present})
     entries.append(Line2D([], [], label="ZeRO paper", **PREDICTED))
-    return style.finished(
-        drawing, entries, f"Counted: {style.counted(rows)}, for rings, in which an all-reduce goes round twice.", 4
-    )
+    text = f"Counted: {style.counted(rows)}. Bytes as sent in rings, where an all-reduce sends the data twice."
+    return style.finished(drawing, entries, text, 4)

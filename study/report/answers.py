@@ -67,16 +67,17 @@ def of_losses(runs: Runs) -> Answer:
     rows = trained(runs)
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
-        return Answer("losses", question, "No two arms here trained on the same rows yet.", command=command)
+        return Answer("losses", question, "No two arms have trained on the same rows yet.", command=command)
     worst = max(compared, key=lambda row: row["difference"])
-    arms, steps = len({row["arm"] for row in rows}), max(row["step"] for row in rows)
-    answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ, beyond what fp32 explains."
+    arms, steps = len({row["arm"] for row in compared}), max(row["step"] for row in rows)
+    answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ by more than fp32 rounding explains."
     names = {row["run"] for row in rows}
     mine = [run for run in runs if run.name in names]
     first = mine[0]  # a group is of one model and precision
     sentence = (
-        f"**{answer}** Training {NAMES.get(first.model, first.model)} in {first.precision}, {arms} arms stay within"
-        f" {nats(worst['difference'])} of {worst['against']} at each of {steps} steps ({worst['arm']} is furthest)."
+        f"**{answer}** With {NAMES.get(first.model, first.model)} in {first.precision}, the losses of {arms} arms stay"
+        f" within {nats(worst['difference'])} of {worst['against']}'s at each of {steps} steps"
+        f" (furthest: {worst['arm']})."
     )
     figure = losses.figure(rows)
     more = (("claims/S002-35.html", "claim S002-35"), ("compare.html#Losses", "all tasks and precisions"))
@@ -105,7 +106,7 @@ def of_memory(runs: Runs) -> Answer:
     if tiny:
         rows += _held(tiny[0].model, tiny, MEASURED)
     if not rows:
-        return Answer("memory", question, "No two arms here have records of their memory yet.", command=AT_SCALE)
+        return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
     members = [run for mine in at_scale.values() for run in mine] + tiny
     bases = tuple(
         basis for basis in (VIRTUAL, MEASURED, PREDICTED, PUBLISHED) if any(r["basis"] == basis for r in rows)
@@ -213,16 +214,16 @@ def _memory_in_words(rows: list[dict]) -> str:
             continue
         named = ", ".join(f"{size(held_bytes)} under stage {arm[-1]}" for arm, held_bytes in stages.items())
         billions = f"{model} ({count(mine[0]['parameters'])} parameters)" if mine[0]["parameters"] else model
-        sentences.append(
-            (min(stages.values()) < held["ddp"], f"of {billions} a rank holds {size(held['ddp'])} under DDP, {named}")
-        )
+        text = f"with {billions}, a rank holds {size(held['ddp'])} under DDP, {named}"
+        sentences.append((min(stages.values()) < held["ddp"], text))
     yes = [text for saves, text in sentences if saves]
     no = [text for saves, text in sentences if not saves]
-    parts = [f"**Yes, where states are large:** {yes[0]}." if yes else ""]
+    parts = [f"**Yes, where the model states are large:** {yes[0]}." if yes else ""]
     if len(yes) > 1:
         parts.append(f"At the small end, {yes[-1]}.")
     parts.append(f"**{'But on' if yes else 'On'} a tiny model it costs memory:** {no[-1]}." if no else "")
-    return " ".join(filter(None, parts)) or "The arms are below; DDP or a stage of ZeRO is missing among them."
+    missing = "The figure shows the arms. DDP or the stages of ZeRO are missing, so nothing is compared."
+    return " ".join(filter(None, parts)) or missing
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
@@ -261,20 +262,20 @@ def _time_in_words(rows: list[dict]) -> str:
     ours = {row["arm"]: row["seconds"] for row in rows if row["setting"] == first and row["basis"] == PREDICTED}
     base = ours["ddp"]
     named = {arm: f"{ours[arm] / base:.2f}".rstrip("0").rstrip(".") for arm in ours}
-    words = joined([f"{named[arm]} times DDP's under {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
+    words = joined([f"{named[arm]} with {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
     dear = [STAGES[arm] for arm in STAGES if ours[arm] > COSTS * base]
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
     lead = f"{joined(dear) or 'nothing'} {verb}; {joined(cheap) or 'nothing'} hardly."
-    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
-    text += f" a step takes {words}."
+    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100, in multiples of"
+    text += f" the time under DDP: a step takes {words}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
     if {"zero1", "zero2", "zero3"} <= theirs.keys():
         second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]
         setting = next(row["setting"] for row in rows if row["basis"] == PUBLISHED)
         text += (
-            f" With {setting}, others measured {second:.2g} times as long under stage 2 as under stage 1, and"
-            f" {third:.2g} times under stage 3."
+            f" With {setting} in a step, others measured that stage 2 takes {second:.2g} times as long as stage 1,"
+            f" and stage 3 {third:.2g} times."
         )
     return text
 
@@ -288,7 +289,7 @@ def of_traffic(runs: Runs) -> Answer:
     members = [run for run in next(iter(at_scale.values()), None) or trained_here(runs) if run.traffic]
     rows = [row for row in traffic.table(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
     if "ddp" not in (counted := sent(rows, "counted")) or len(counted) < 2:
-        return Answer("traffic", question, "No two arms here have counted what they send yet.", command=AT_SCALE)
+        return Answer("traffic", question, "No two arms have records of what they send yet.", command=AT_SCALE)
     model, basis = NAMES.get(members[0].model, members[0].model), VIRTUAL if members[0].virtual else MEASURED
     rows = [row | {"model": model, "conditions": conditions(members[0])} for row in rows]
     more = (("claims/L-32.html", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs"))
@@ -307,13 +308,13 @@ def sent(rows: list[dict], source: str) -> dict[str, float]:
 def _traffic_in_words(rows: list[dict]) -> str:
     counted, paper = sent(rows, "counted"), sent(rows, PAPER)
     times = {arm: counted[arm] / counted["ddp"] for arm in STAGES if arm in counted}
-    named = joined([f"{factor:.2g} times DDP's bytes under {STAGES[arm]}" for arm, factor in times.items()])
+    named = joined([f"{factor:.2g} with {STAGES[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
-    text = f"**{answer}** Of {rows[0]['model']}, a rank sends {named or 'as much as DDP'}."
+    text = f"**{answer}** With {rows[0]['model']}, in multiples of DDP's bytes, a rank sends {named or '1'}."
     if off := [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]:
         stages = f"stage{'s' * (len(off) > 1)} {' and '.join(arm[-1] for arm in off)}"
-        text += f" The ZeRO paper expects as much as DDP of {stages}: DeepSpeed all-reduces gradients, as DDP does,"
-        text += " and then gathers the weights."
+        text += f" For {stages}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because it"
+        text += " all-reduces the gradients, as DDP does, and then gathers the weights."
     return text
 
 

@@ -93,9 +93,9 @@ def beyond_papers(verdicts: list[dict]) -> list[str]:
     """What these people found out that no paper says: a sentence for each claim that these verdicts refute."""
     refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
     known = {
-        "L-32": "**Stages 1 and 2 send more than DDP,** not as much: DeepSpeed all-reduces gradients, and then gathers"
+        "L-32": "**Stages 1 and 2 send more than DDP,** because DeepSpeed all-reduces the gradients and then gathers"
         " the weights.",
-        "L-67": "**Without a GPU, Accelerate trains no FSDP2** although its config asks for it, and does not warn.",
+        "L-67": "**Without a GPU, Accelerate does not use FSDP2,** even if its config asks for it, and does not warn.",
     }
     lines = [f"{text} ([{claim}](claims/{claim}.html))" for claim, text in known.items() if claim in refuted]
     return lines + [

@@ -31,7 +31,16 @@ NAME = "study_name"  # in the metadata of an output: its file in the data folder
 VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ["group", "line", "against", "largest difference", "seeds differ by", "final loss", "steps", "n"]
-CLAIMS = ["claim", "verdict", "basis", "plainly", "working", "missing", "quote", "where"]
+CLAIMS = ["claim", "verdict", "basis", "plainly", "quote"]  # the page of a claim has the rest
+# Of columns whose names are short in the code and in CSV files.
+HEADINGS = {
+    "n": "runs",
+    "s/step": "s per step",
+    "plainly": "in words",
+    "against": "compared with",
+    "words": "error message",
+}
+OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
 
 class Book:
@@ -48,10 +57,10 @@ class Book:
         """Say what was read: how many runs, with what outcome, and what could not be read."""
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
-        outcomes = ", ".join(f"{count} {status}" for status, count in counts.items())
+        outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
         text = f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}."
         if len({run.environment for run in self.runs}) > 1:
-            text += " A letter, as in environment C, is a machine, its software and a commit: `machines` lists them."
+            text += " An environment is a machine with its software and commit; the notebook `machines` lists them."
         say(text)
         if self.runs.set_aside:
             say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
@@ -87,7 +96,8 @@ class Book:
         for number, mine in enumerate(grouping.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
         if len(groups) > most:
-            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most arms.")
+            which = "group of runs" if most == 1 else f"{most} groups of runs"
+            say(f"Drawn: the {which} with the most arms, of {len(groups)}.")
 
     def table(
         self, rows: list[dict], name: str, command: str = "", columns: list | dict | None = None, most: int = 60
@@ -99,7 +109,7 @@ class Book:
         text = as_html(rows[:most], columns or list(pd.DataFrame(rows)))
         display({"text/html": text, "text/plain": f"table {name}"}, raw=True, metadata={NAME: f"{self.name}-{name}"})
         if len(rows) > most:
-            say(f"Shown: the first {most} of {len(rows)} rows. The CSV that the report makes has all of them.")
+            say(f"Shown: the first {most} of {len(rows)} rows. The CSV file of the report has all of them.")
 
     def losses(self, rows: list[dict], command: str, most: int = 2) -> None:
         """The losses of `losses.table`: a sentence, figures, and how far each arm is from the baseline."""
@@ -109,7 +119,7 @@ class Book:
         self.table(parity, "parity", command, PARITY)
 
     def claims(self, document: str) -> None:
-        """The verdicts on the claims of one document."""
+        """The verdicts on the claims of one document; `study claims ID` shows the rest of each."""
         rows = self.verdicts(document)
         say(claims.sentence(rows))
         self.table(rows, "claims", columns=CLAIMS, most=len(rows))
@@ -157,7 +167,7 @@ def say(text: str) -> None:
 
 def missing(what: str, command: str) -> None:
     """Name what is not here, and the command that makes it."""
-    say(f"> **Not here yet:** {what}." + (f" `{command}` makes it." if command else ""))
+    say(f"> **Not here yet:** {what}." + (f" To make it: `{command}`." if command else ""))
 
 
 def as_html(rows: list[dict], columns: list | dict) -> str:
@@ -165,7 +175,7 @@ def as_html(rows: list[dict], columns: list | dict) -> str:
 
     Where rows of one group follow each other, the group is a heading above them and no column.
     """
-    headings = dict(columns) if isinstance(columns, dict) else {name: name for name in columns}
+    headings = dict(columns) if isinstance(columns, dict) else {name: HEADINGS.get(name, name) for name in columns}
     together = [(name, list(mine)) for name, mine in itertools.groupby(rows, lambda row: row.get("group"))]
     if "group" in headings and 2 * len(together) <= len(rows):
         del headings["group"]

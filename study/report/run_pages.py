@@ -106,7 +106,7 @@ def _results(run: Run) -> dict[str, str]:
             ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
             ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
             (peak_of, run.peak_bytes and size(run.peak_bytes)),
-            ("in collectives per rank and step", moved and size(moved)),
+            ("in collectives, per rank and step", moved and size(moved)),
             ("parameters", run.parameters and count(run.parameters)),
         )
         if text
@@ -119,13 +119,13 @@ def _losses(run: Run) -> dict | None:
         names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
         points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
         series = dict(zip(names, points, strict=True))
-        title, caption = f"Losses of {len(trainings)} trainings in one process", "Nats, as the script logged them."
+        title, caption = f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
     else:
         evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
         series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
         ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
         title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
-        caption = "Nats, at each optimizer step; the mean over ranks."
+        caption = "Mean over ranks, at each optimizer step."
     drawn = charts.chart(series, "optimizer step", "loss (nats)")
     return drawn and {"title": title, "chart": drawn, "caption": caption}
 
@@ -189,7 +189,7 @@ def _traffic(run: Run) -> dict | None:
     colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
     drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
     calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
-    title = f"Collectives over {size(sum(moved.values()))} in a step"
+    title = f"The collectives of a step take {size(sum(moved.values()))}"
     return {"title": title, "bars": drawn, "calls": calls}
 
 
@@ -202,8 +202,8 @@ def _asked(record: Record) -> Iterator[dict]:
         ("arm", wanted.arm, seen.arm, True),
         ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
         ("ZeRO stage", promised.stage, seen.stage, True),
-        ("optimizer states are kept", promised.offload_optimizer, seen.offload_optimizer, True),
-        ("weights are kept", promised.offload_param, seen.offload_param, True),
+        ("optimizer states offloaded to", promised.offload_optimizer, seen.offload_optimizer, True),
+        ("weights offloaded to", promised.offload_param, seen.offload_param, True),
         ("passes per step", promised.accumulation, seen.accumulation, True),
         ("activation checkpointing", promised.checkpointing, seen.checkpointing, True),
         ("gradient clipping", promised.clipping, seen.clipping, True),

@@ -90,7 +90,7 @@ def check(runs: Runs, out: Path) -> None:
         if not folder.is_dir():
             raise Stop(f"--runs {folder} is not a folder", "give folders with runs")
         if folder.resolve().is_relative_to(out.resolve()):
-            raise Stop(f"--out {out} is or holds the runs in {folder}", "give an --out beside or below them")
+            raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
     if not len(runs):
         first = f": {runs.set_aside[0]}" if runs.set_aside else ""
         folders = ", ".join(map(str, runs.folders))
@@ -106,7 +106,7 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
     scored = subprocess.run(command, input="".join(folders), capture_output=True, text=True, check=False)
     if scored.returncode != 0:
         last = (scored.stderr.strip().splitlines() or [f"it ended with {scored.returncode}"])[-1]
-        say(f"there is no scoreboard of memory predictors in this report: {last}")
+        say(f"this report has no scoreboard of memory predictors: {last}")
         return []
     return json.loads(scored.stdout)
 
@@ -202,10 +202,11 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
     paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
     cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
     titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
+    known = {each.claim.id for each in judged}
     for name, cells in cells_of.items():
         texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
         headings = re.findall(r"^## (.*)$", "\n".join(texts), re.MULTILINE)
-        about = {"title": titles[name], "headings": headings, "failed": name in failed}
+        about = {"title": titles[name], "headings": headings, "failed": name in failed, "claims": known}
         write_page(out / f"{name}.html", "notebook.html", cells=cells, titles=titles, here=name, **about)
     rows, problems = run_pages.write(runs, slugs, judged, out / "run", titles)
     with_page = {run: slug for run, slug in slugs.items() if below(out / "run", f"{slug}.html").exists()}

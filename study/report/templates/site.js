@@ -42,12 +42,17 @@ for (const table of document.querySelectorAll("table")) {
     const known = cells.map(value).filter((each) => each !== null);
     const numeric = cells.length > 0 && known.every((each) => typeof each === "number");
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
-    for (const cell of cells) cell.classList.toggle("text", cell.textContent.length > LONG);
+    for (const cell of cells) {
+      cell.classList.toggle("text", cell.textContent.length > LONG);
+      cell.classList.toggle("unknown", cell.textContent.trim() === "-");
+      cell.dataset.label = head.textContent;
+    }
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => sortBy(table, head));
   }
+  table.classList.toggle("wordy", table.querySelector("td.text") !== null);
 }
 
 // What a row says of its run: the links below its name are alike in every row.

@@ -14,6 +14,7 @@ from study.claims.words import plainly
 from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style
+from study.report.claim_pages import label
 from study.report.style import FAINT, INK
 from study.text.words import joined
 
@@ -65,7 +66,7 @@ def _counts(counts: Counter, names: Iterable[str]) -> str:
 
 @style.figure
 def figure(rows: list[dict]) -> Figure:
-    """How many claims of each document got which verdict, and how often its own numbers agree with each other."""
+    """Claims of each document by verdict: those about the world, and comparisons of its own numbers with each other."""
     documents = by(counted(rows), "document")
     height, most = 0.6 + 0.36 * len(documents), max(map(len, documents.values()))
     drawing, (above, below) = style.panels([height, height], sharex=True)
@@ -80,9 +81,9 @@ def figure(rows: list[dict]) -> Figure:
                     tone_of_text = "white" if verdict == SUPPORTED else INK  # on each the one with more contrast
                     ax.text(left + count / 2, place, count, va="center", ha="center", color=tone_of_text)
                 left += count
-        style.name_bars(ax, [document for (document,) in documents])
+        style.name_bars(ax, [label(document) for (document,) in documents])
     above.set_title("Claims about the world")
-    below.set_title("The document held against its own numbers")
-    below.set_xlabel("claims")
-    text = "A contradiction counts once, however many claims it touches. Premises, which are ours, do not count."
+    below.set_title("The document's own numbers compared with each other")
+    below.set_xlabel("number of claims")
+    text = "A contradiction counts once, even if several claims contain it. Our own premises do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)
