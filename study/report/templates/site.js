@@ -44,7 +44,7 @@ for (const table of document.querySelectorAll("table")) {
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) {
       cell.classList.toggle("text", cell.textContent.length > LONG);
-      cell.classList.toggle("unknown", cell.textContent.trim() === "-");
+      cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
     }
     const button = document.createElement("button");

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from study.records.groups import by
 from study.report import style
-from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH
+from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, WINE
 from study.text.numbers import size
 from study.theory.architecture import named
 from study.theory.replay import Span, as_rows
@@ -26,7 +26,7 @@ KINDS = {
     "update": GREEN,
     "all_gather": SKY,
     "reduce_scatter": PURPLE,
-    "all_reduce": PURPLE,
+    "all_reduce": WINE,
 }
 OTHERS = GREY
 UNSEEN = 1500  # of a step: a figure has some 600 dots across
@@ -37,7 +37,7 @@ def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
     streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
     for span in spans:
         word = span["task"].partition(" ")[0]
-        label = word if word in KINDS else "states"
+        label = word if word in KINDS else "moving states"
         bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
     patches = {}
     unseen_s = max(span["end s"] for span in spans) / UNSEEN
