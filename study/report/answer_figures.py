@@ -1,4 +1,4 @@
-"""The figures of the index: sizes that people train, with the prediction and published measurements beside each bar."""
+"""The figures of the index: models of usual size, with the prediction and published measurements beside each bar."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ PUBLISHED = {"color": style.VERMILION, "marker": "D", "markersize": 6, "markered
 
 @style.figure
 def memory(rows: list[dict]) -> Figure:
-    """What a rank holds at its peak under each arm, model by model, by part; predicted and published beside it."""
+    """Peak memory of a rank under each arm, model by model and by part, beside predicted and published totals."""
     models = by(rows, "model")
     arms = {
         model: style.ordered(row["arm"] for row in mine if row["basis"] == mine[0]["basis"])
@@ -73,7 +73,7 @@ def _panel_of_memory(ax: Axes, rows: list[dict], arms: list[str]) -> None:
 
 
 def _few_parts(rows: list[dict]) -> dict[str, float]:
-    """The three kinds of states, and all else as one part."""
+    """The three kinds of model states, and everything else as one part."""
     sizes = dict.fromkeys(PARTS, 0.0)
     for row in rows:
         sizes[row["part"] if row["part"] in STATES else OTHER] += row["bytes"]
@@ -124,7 +124,7 @@ def steps(rows: list[dict]) -> Figure:
 
 @style.figure
 def traffic(rows: list[dict]) -> Figure:
-    """Bytes that a rank sends in a step, over those of DDP's all-reduce, by collective; and the ZeRO paper's figure."""
+    """Bytes that a rank sends in a step, as multiples of one all-reduce, by collective, and the ZeRO paper's number."""
     arms = style.ordered(row["arm"] for row in rows)
     drawing, (ax,) = style.panels([0.9 + 0.28 * len(arms)])
     for place, arm in enumerate(arms):

@@ -24,15 +24,15 @@ NAMES = {"llama3-8b": "Llama-3-8B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-l
 NAMES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a BERT", "gpt-tiny": "a GPT"}
 PAPER = "ZeRO paper"  # the source of its rows
 AT_SCALE = "study sweep at_scale --runs runs/at_scale"
-FP32_NOISE = 1e-5  # nats: what the order of additions makes of fp32, see `tests/test_parity.py`
+FP32_NOISE = 1e-5  # nats: differences that come from the order of additions in fp32, see `tests/test_parity.py`
 STAGES = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "offloading"}
-STAGES |= {"fsdp2": "FSDP2"}  # of which the sentences tell
-COSTS = 1.1  # times DDP's memory or time from which something is said to cost
+STAGES |= {"fsdp2": "FSDP2"}  # the arms that the sentences name
+COSTS = 1.1  # from this multiple of DDP's time or bytes on, a sentence says that an arm costs more
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One question of the index. Without rows there is no figure, and `command` makes the runs that are missing."""
+    """The answer to one question of the index. Without rows it has no figure, but a command that makes the runs."""
 
     name: str  # of its files
     question: str
@@ -46,7 +46,7 @@ class Answer:
 
 
 def first_sentence(text: str) -> str:
-    """The sentence that answers: the first with a number, after the word that says yes or no."""
+    """The first sentence after the bold answer: it has the number."""
     end = text.find(". ", text.find("** ") + 3)
     return text if end < 0 else text[: end + 1]
 
@@ -85,7 +85,7 @@ def of_losses(runs: Runs) -> Answer:
 
 
 def trained(runs: Runs) -> list[dict]:
-    """The losses that the README shows; where they are not here, those of the group with most arms, fp32 first."""
+    """The losses that the README shows. If there are none, those of the group with the most arms, fp32 first."""
     for chosen in (runs.select(**headline.TINY), runs.select(precision="fp32"), runs):
         groups = by([row for row in losses.table(chosen) if row["rows per step"]], "group").values()
         several = [rows for rows in groups if any(row["difference"] is not None for row in rows)]
@@ -120,9 +120,9 @@ def of_memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """The runs of the protocol on eight virtual ranks by model: the one with most arms, then from large to small.
+    """The protocol's runs on eight virtual ranks, by model: first the one with the most arms, then from large to small.
 
-    Recomputing, where that was run.
+    If a model has runs that recompute activations, only those.
     """
     chosen = [
         run for run in runs.done if run.record.cell.protocol == PROTOCOL and run.ranks == RANKS and run.components
@@ -138,7 +138,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 
 
 def trained_here(runs: Runs) -> list[Run]:
-    """A run for each arm of the model that the README shows; where it is not here, of the group with most arms."""
+    """One run per arm of the model that the README shows. If there is none, of the group with the most arms."""
     known = [
         run for run in runs.done if run.components and not run.virtual and run.ranks > 1 and not run.memory_cap_gib
     ]
@@ -154,7 +154,7 @@ def trained_here(runs: Runs) -> list[Run]:
 
 
 def _held(model: str, members: list[Run], basis: str) -> list[dict]:
-    """Parts of what a rank holds at its peak, and what was predicted of it."""
+    """The parts of a rank's peak, measured and predicted."""
     run = members[0]
     about = {"model": NAMES.get(model, model), "parameters": run.parameters, "ranks": run.ranks}
     about["conditions"] = conditions(run)
@@ -180,7 +180,7 @@ def predicted_parts(run: Run) -> dict[str, float]:
 
 
 def conditions(run: Run) -> str:
-    """What a rank did: `1 row of 2048 tokens per pass, activations recomputed`."""
+    """What a rank did in a pass: `1 row of 2048 tokens per pass, activations recomputed`."""
     rows = f"{run.micro_batch} row{'s' * (run.micro_batch > 1)} of {run.sequence} tokens per pass"
     return f"{rows}, activations {'recomputed' if run.checkpointing else 'kept'}"
 
@@ -230,7 +230,7 @@ def _memory_in_words(rows: list[dict]) -> str:
 
 
 def of_time() -> Answer:
-    """Predicted and published: no GPU was measured here, and seconds of this machine are no answer for GPUs."""
+    """Predicted and published times. No GPU was measured here, and times of this machine say nothing about GPUs."""
     rows = steps()
     figure, more = answer_figures.steps(rows), (("predictions.html", "how good such predictions are"),)
     where = (f"predictions: {side_by_side.RANKS} x {side_by_side.GPU}; nothing was measured on a GPU here",)
@@ -284,7 +284,7 @@ def _time_in_words(rows: list[dict]) -> str:
 
 
 def of_traffic(runs: Runs) -> Answer:
-    """Of the largest model on virtual ranks; else of the model that was trained here."""
+    """For the first model on virtual ranks; if there is none, for the model that was trained here."""
     question, at_scale = "Does it move more?", of_scale(runs)
     members = [run for run in next(iter(at_scale.values()), None) or trained_here(runs) if run.traffic]
     rows = [row for row in traffic.table(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
@@ -300,7 +300,7 @@ def of_traffic(runs: Runs) -> Answer:
 
 
 def sent(rows: list[dict], source: str) -> dict[str, float]:
-    """Bytes that a rank sends in a step, over those of one all-reduce, by arm."""
+    """Bytes that a rank sends in a step, as a multiple of one all-reduce, by arm."""
     chosen = by([row for row in rows if row["source"] == source], "arm")
     return {arm: sum(row["times"] for row in mine) for (arm,), mine in chosen.items()}
 

@@ -1,4 +1,4 @@
-"""The page that answers `study estimate` without a server: its formulas are in JavaScript, its data are written here.
+"""The page that answers `study estimate` without a server: the formulas are in JavaScript, this module writes the data.
 
 What Python resolves once (configs of arms, shapes of models, datasheets, constants) goes into the page as JSON; what
 depends on the reader's numbers is computed in `templates/calculator-*.js`. tests/test_calculator.py holds the two
@@ -25,8 +25,8 @@ from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 
 SCRIPTS = tuple(f"calculator{part}.js" for part in ("-model", "-memory", "-fsdp", "-time", ""))
-# Decoders of today whose sizes everybody asks for. They are computed as `study estimate --params --ffn` does: a look at
-# a model's own config is more exact.
+# Common current decoders. They are computed as `study estimate --params --ffn` does; tracing a model from its config is
+# more exact.
 DECODERS = ("llama3-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "olmo2-7b", "phi3-mini")
 OWN = "own numbers"
 # The arms whose formulas the page has. One that shards within groups of ranks needs them ported first.
@@ -52,7 +52,7 @@ ENGINE = (
 
 
 def write(out: Path, titles: dict[str, str]) -> None:
-    """The page. What it shows before a script runs, or without one, is what Python answers to its first question."""
+    """The page. Before its script runs, and without JavaScript, it shows Python's answer to the first question."""
     model_names = [(name, name) for name in models()] + [(OWN, "my own numbers")]
     choices = {"model_names": model_names, "gpu_names": [(name, name) for name in GPUS], "shown": FIRST | _sizes()}
     choices |= {"precisions": list(PRECISIONS.items()), "scripts": SCRIPTS, "last_decoder": DECODERS[-1]}
@@ -101,7 +101,7 @@ def data() -> dict:
 
 
 def models() -> dict[str, dict]:
-    """The dimensions of the models that have formulas, by name: decoders of today first, then the built-in shapes."""
+    """The dimensions of the models that have formulas, by name: current decoders first, then the built-in shapes."""
     built_in = [name for name, shape in SHAPES.items() if shape["model_type"] in FAMILIES]
     decoders = {name: asdict(work.as_architecture(SHAPES[name])) for name in DECODERS}
     return decoders | {name: asdict(describe(name, VOCABULARY)) for name in built_in if not name.endswith("-micro")}

@@ -1,4 +1,4 @@
-"""Small charts of the pages that there are hundreds of: geometry for `templates/charts.html`, which draws it.
+"""Small charts for pages that exist by the hundred: geometry, which `templates/charts.html` draws.
 
 matplotlib would take a tenth of a second and 20 kB for each. Colours are those of `style`, so that a part, a collective
 or an arm looks the same on every page.

@@ -24,7 +24,7 @@ NOTHING = "nothing yet"  # what a claim rests on that was not tested
 
 @dataclass(frozen=True)
 class Document:
-    """Where claims come from, as a reader knows it."""
+    """A document with claims, as a reader knows it."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ def label(document: str) -> str:
 
 
 def documents(verdicts: Iterable[Verdict]) -> list[Document]:
-    """The documents of some claims, in the order of the claims. One that is not known here has its own title alone."""
+    """The documents of some claims, in the order of the claims. An unknown document has only its title."""
     known, titles, counts = tomllib.loads(DOCUMENTS.read_text()), {}, {}
     for verdict in verdicts:
         titles.setdefault(verdict.claim.document, verdict.claim.title)
@@ -108,7 +108,7 @@ def page(verdict: Verdict) -> dict:
 
 
 def _left_open(claim: Claim) -> dict[str, list]:
-    """What the document does not say, without what only the code has a name for."""
+    """What the document does not say, without arguments that only mean something in the code."""
     return {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
 
 
@@ -140,7 +140,7 @@ def _claimed(check: Check, verdict: Verdict) -> str:
 
 
 def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
-    """A further check, which is shown and does not decide."""
+    """A further check: it is shown, but does not decide."""
     pairs = [("Claimed", _claimed(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
     about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
     return about | {"pairs": _known(*pairs, ("Working", verdict.working))}

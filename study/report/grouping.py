@@ -12,14 +12,15 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 
 def columns(run: Run, *names: str) -> dict:
-    """What a run knows, as columns."""
+    """Attributes of a run as columns."""
     return {name.replace("_", " "): getattr(run, name) for name in names}
 
 
 def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:
-    """The groups split by ranks, which a label names where there are several.
+    """The groups, split by the number of ranks. Labels name that number if a group has several.
 
-    With lone processes, they are in each group, because a rank of DDP should hold as much; and all labels name ranks.
+    `with_lone` adds the runs of a lone process to each part, because a rank of DDP should hold as much as they do; then
+    all labels name the ranks.
     """
     split = {}
     for group, members in members_of.items():
@@ -32,7 +33,7 @@ def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) ->
 
 
 def largest_groups(rows: list[dict], most: int) -> list[list[dict]]:
-    """The groups that a notebook shows, in figures and in sentences alike: those with most arms that really ran."""
+    """The groups that figures and sentences of a notebook show: those with the most arms on real ranks."""
 
     def shown(mine: list[dict]) -> tuple[int, int, int]:
         arms = [(row.get("arm", row.get("line")), row.get("kind", "real")) for row in mine]

@@ -19,7 +19,7 @@ BASELINE = "ddp"
 AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
 AT_SCALE |= {"sequence": 2048, "micro_batch": 1, "accumulation": 1}
 TINY = {"task": "imdb", "model": "bert-tiny", "ranks": 2, "virtual": False, "precision": "fp32", "steps": 24}
-SHOWN = ("weights", "gradients", "optimizer")  # the other parts are one: what is no model state
+SHOWN = ("weights", "gradients", "optimizer")  # the model states; everything else is one part
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Headline:
 
 
 def of(runs: Runs) -> Headline | None:
-    """None where the runs lack what one of the panels shows."""
+    """None if the runs lack something that a panel shows."""
     groups = by([row for row in losses.table(runs.select(**TINY)) if row["rows per step"]], "group").values()
     trained = max(groups, key=lambda rows: len({row["arm"] for row in rows}), default=[])
     at_scale = runs.select(**AT_SCALE)
@@ -57,7 +57,7 @@ def sent(headline: Headline, source: str = "counted") -> dict[str, float]:
 
 
 def largest_difference(headline: Headline) -> float:
-    """Between the losses of any arm and DDP's, at any step, in nats."""
+    """The largest difference of any arm's loss from DDP's at any step, in nats."""
     return max(row["difference"] for row in headline.losses if row["difference"] is not None)
 
 
@@ -90,7 +90,7 @@ def _about_script(verdicts: list[dict]) -> list[str]:
 
 
 def beyond_papers(verdicts: list[dict]) -> list[str]:
-    """What these people found out that no paper says: a sentence for each claim that these verdicts refute."""
+    """Findings that no paper states: one sentence for each of these claims that is refuted."""
     refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
     known = {
         "L-32": "**Stages 1 and 2 send more than DDP,** because DeepSpeed all-reduces the gradients and then gathers"

@@ -32,7 +32,7 @@ VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ["group", "line", "against", "largest difference", "seeds differ by", "final loss", "steps", "n"]
 CLAIMS = ["claim", "verdict", "basis", "plainly", "quote"]  # the page of a claim has the rest
-# Of columns whose names are short in the code and in CSV files.
+# Headings of columns whose names are too short for a reader; CSV files keep the names.
 HEADINGS = {
     "n": "runs",
     "s/step": "s per step",
@@ -54,7 +54,7 @@ class Book:
                 raise Stop(f"runs = {str(folder)!r} is not a folder", f"give folders with runs (there are {known})")
 
     def inventory(self) -> None:
-        """Say what was read: how many runs, with what outcome, and what could not be read."""
+        """Say how many runs were read, how they ended, and what could not be read."""
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
         outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
@@ -76,7 +76,7 @@ class Book:
         return chosen
 
     def figure(self, draw: Callable, rows: list[dict], name: str, command: str = "", **options) -> None:
-        """Draw a table of rows, or say which command gives them."""
+        """Draw rows as a figure, or say which command makes them."""
         if not rows:
             return missing(f"the figure “{name}”", command)
         purpose = (draw.__doc__ or "").partition("\n")[0]
@@ -91,7 +91,7 @@ class Book:
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
     def figures(self, draw: Callable, rows: list[dict], name: str, command: str = "", most: int = 4, **options) -> None:
-        """One figure for each group, those with most arms first, and how many groups are not drawn."""
+        """One figure per group, those with the most arms first, and a sentence about the groups that are not drawn."""
         groups = {row["group"] for row in rows}
         for number, mine in enumerate(grouping.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
@@ -102,7 +102,7 @@ class Book:
     def table(
         self, rows: list[dict], name: str, command: str = "", columns: list | dict | None = None, most: int = 60
     ) -> None:
-        """Rows as a table, or which command gives them. `columns` may be a dictionary of columns and headings."""
+        """Rows as a table, or which command makes them. `columns` may be a dictionary of columns and headings."""
         if not rows:
             return missing(f"the table “{name}”", command)
         self._write(name, rows)
@@ -129,7 +129,7 @@ class Book:
             write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
-        """The claims of one document, or of all, with their verdicts. A claims file that is wrong is said to be."""
+        """The claims of one document, or of all, with their verdicts. If a claims file is wrong, it says so."""
         if rows := self._kept(VERDICTS):
             return [row for row in rows if document in (None, row["document"])]
         try:
@@ -139,7 +139,7 @@ class Book:
             return []
 
     def scores(self) -> list[dict]:
-        """The cells of the scoreboard, which needs DeepSpeed and is therefore made by the report."""
+        """The cells of the scoreboard. Only the report makes them, because that needs DeepSpeed."""
         return self._kept(SCORES)
 
     def _kept(self, name: str) -> list[dict]:
@@ -152,7 +152,7 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def set_aside(runs: records.Runs) -> list[str]:
-    """What could not be read, with paths as seen from the folders that were given: no page tells of the machine."""
+    """What could not be read, with paths relative to the given folders: no page shows paths of the machine."""
     sentences = list(runs.set_aside)
     for folder in runs.folders:
         sentences = [text.replace(f"{folder.resolve()}/", f"{folder.resolve().name}/") for text in sentences]
@@ -160,13 +160,13 @@ def set_aside(runs: records.Runs) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Sentences, as Markdown. Nothing where there is nothing to say."""
+    """Show text as Markdown; nothing if it is empty."""
     if text:
         display(Markdown(text))
 
 
 def missing(what: str, command: str) -> None:
-    """Name what is not here, and the command that makes it."""
+    """Say what is missing, and the command that makes it."""
     say(f"> **Not here yet:** {what}." + (f" To make it: `{command}`." if command else ""))
 
 

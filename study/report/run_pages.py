@@ -1,4 +1,4 @@
-"""A page for each run: what became of it, its curves, its memory, what it moved, and what is wrong or costly in it."""
+"""A page for each run: how it ended, its curves, memory and traffic, its problems and avoidable costs."""
 
 import contextlib
 import itertools
@@ -70,7 +70,7 @@ def write(
 
 
 def page(run: Run) -> dict:
-    """What the page of a run shows, without what tells of the machine."""
+    """What the page of a run shows, without paths of the machine."""
     record = without_paths(run.record.model_dump(by_alias=True))
     judged, unknown = findings.looked_at(run.record)
     ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
@@ -140,7 +140,7 @@ def _seconds(run: Run) -> dict | None:
 
 
 def _memory(run: Run) -> dict | None:
-    """What the rank that held most held at its peak and after a step, and what formulas say of the peak."""
+    """Memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
     fullest = _fullest(run)
     if fullest is None:
         return None
@@ -163,7 +163,7 @@ def _fullest(run: Run) -> RankComponents | None:
 
 
 def _predicted(run: Run) -> dict[str, int] | None:
-    """Components by formulas. None for a model that has none: it would have to be looked at, which takes seconds."""
+    """Components by formulas. None for a model without formulas: tracing it would take seconds."""
     shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
     if shape.get("model_type") not in FAMILIES or not run.done:
         return None
@@ -194,11 +194,11 @@ def _traffic(run: Run) -> dict | None:
 
 
 def _asked(record: Record) -> Iterator[dict]:
-    """What was asked for beside what was read back from the prepared objects, where one of both is known."""
+    """Each requested setting beside the one read back from the prepared objects, if one of the two is known."""
     promised, wanted, seen = Facts(record).promised, record.requested, record.observed
     weights = seen.dtypes.get("weights")
     precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
-    pairs = (  # and whether the two are of a kind, so that they can be held against each other
+    pairs = (  # the last value: whether the two can be compared
         ("arm", wanted.arm, seen.arm, True),
         ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
         ("ZeRO stage", promised.stage, seen.stage, True),
@@ -220,7 +220,7 @@ def _asked(record: Record) -> Iterator[dict]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
+    """The files of a run folder, without paths of the machine. Symbolic links are left out: they may lead anywhere."""
     texts = {}
     for name in RAW:
         with contextlib.suppress(OSError):

@@ -32,7 +32,7 @@ def middle(values: list[float], over: list[float] | None = None) -> dict:
 
 
 def note(rows: list[dict]) -> str:
-    """What points are: medians of how many runs, and whether there are intervals."""
+    """What the points of a figure are: medians of how many runs, and whether they have intervals."""
     with_intervals = any(row["low"] is not None for row in rows)
     intervals = f"95 % intervals from {stats.FEWEST_RUNS} runs on" if with_intervals else "too few for intervals"
     return f"Points: medians over runs, {style.counted(rows)}, {intervals}."

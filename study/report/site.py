@@ -54,7 +54,7 @@ SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
 def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
-    """What `study report` does. The exit code is 1 where a notebook failed."""
+    """What `study report` does. The exit code is 1 if a notebook failed."""
     if readme:
         digest.check(readme)  # before the minutes that a build takes
     failed = build(list(runs), out)
@@ -85,7 +85,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
 
 
 def check(runs: Runs, out: Path) -> None:
-    """A Stop where there is nothing to report, or where the site would replace the runs."""
+    """Stop if there is nothing to report, or if the site would replace the runs."""
     for folder in runs.folders:
         if not folder.is_dir():
             raise Stop(f"--runs {folder} is not a folder", "give folders with runs")
@@ -98,7 +98,7 @@ def check(runs: Runs, out: Path) -> None:
 
 
 def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
-    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none where that fails."""
+    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
     folders = sorted(f"{run.folder}\n" for run in runs.done if run.components)
     if not folders:
         return []
@@ -112,7 +112,7 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 
 
 def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[str], None]) -> list[str]:
-    """Execute every notebook in a process of its own. Of one that fails, what it has shown is kept, with its error."""
+    """Execute every notebook in a process of its own. A notebook that fails keeps its outputs and its error."""
     failed, parameters = [], {"runs": ",".join(map(str, folders)), "data": str(data or "")}
     # Forked, because a kernel for each would import everything anew, four seconds of it. In their own sessions, because
     # Ctrl-C is for this process, which ends them.
@@ -129,7 +129,7 @@ def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[s
 
 @contextlib.contextmanager
 def _ended_with_us() -> Iterator[None]:
-    """When this process is interrupted, those of the pool and what they have started end at once."""
+    """If this process is interrupted, the processes of the pool and their children end at once."""
     try:
         yield
     except BaseException:

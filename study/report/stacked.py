@@ -10,7 +10,7 @@ UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a s
 
 
 def scale(largest_bytes: float) -> tuple[float, str]:
-    """By what to divide bytes for an axis, and the unit that they then have."""
+    """The divisor and the unit for an axis of bytes."""
     return (1e9, "GB") if largest_bytes >= 1e9 else (1e6, "MB")
 
 
@@ -25,7 +25,7 @@ def bars(
     lead: str,
     unit: str,
 ) -> Figure:
-    """Bars made of parts, one for each source, the bars of a line together. Only `solid` sources are opaque."""
+    """Bars made of parts: one bar for each source, grouped by line. Only sources that begin with `solid` are opaque."""
     rows = [row | {"length": length} for row, length in zip(rows, lengths, strict=True)]
     lines = by(rows, "line")
     drawing, (ax,) = style.panels([1.1 + 0.21 * len(by(rows, "line", "source")) + 0.12 * len(lines)])

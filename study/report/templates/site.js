@@ -12,7 +12,7 @@ function value(cell) {
   return isNaN(number) || (unit && !UNITS[unit]) ? text : Number(number) * (UNITS[unit] || 1);
 }
 
-// What is not known comes last, whichever way the rest is sorted.
+// Unknown values come last in both directions.
 function compare(a, b, way) {
   if (a === null || b === null) return (a === null) - (b === null);
   if (typeof a === "number" && typeof b === "number") return way * (a - b);
@@ -30,7 +30,7 @@ function sortBy(table, head) {
   }
 }
 
-// Without the row that names a group: it stays above its rows.
+// The rows to sort: without the row that names a group, which stays on top.
 function rowsOf(body) {
   return [...body.rows].filter((row) => !row.classList.contains("group"));
 }
@@ -55,7 +55,7 @@ for (const table of document.querySelectorAll("table")) {
   table.classList.toggle("wordy", table.querySelector("td.text") !== null);
 }
 
-// What a row says of its run: the links below its name are alike in every row.
+// The text of a row, without the links below its name, which are the same in every row.
 function said(row) {
   const nodes = [...row.cells].flatMap((cell) => [...cell.childNodes]).filter((node) => node.nodeName !== "SMALL");
   return nodes.map((node) => node.textContent).join(" ").toLowerCase();

@@ -16,7 +16,7 @@ from study.theory.architecture import named, parameters
 
 
 def table(runs: Runs) -> list[dict]:
-    """How far each arm goes under a memory cap: the largest that survived, and the smallest that did not."""
+    """For each arm under a memory cap: the largest model or batch that ran, and the smallest that ran out of memory."""
     rows = []
     capped = [run for run in runs if run.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
     for what in ("model", "micro_batch"):
@@ -36,7 +36,7 @@ def table(runs: Runs) -> list[dict]:
 
 
 def _size(run: Run, what: str, members: list[Run]) -> float | None:
-    """What tried values are ordered by: rows per pass as they are, models by their parameters."""
+    """By what tried values are ordered: rows per pass by their number, models by their parameters."""
     if what == "micro_batch":
         return run.micro_batch
     observed = [member.parameters for member in members if member.model == run.model and member.parameters]
@@ -45,7 +45,7 @@ def _size(run: Run, what: str, members: list[Run]) -> float | None:
 
 
 def sentence(rows: list[dict]) -> str:
-    """From `capacity.table`: the largest that survived, arm by arm."""
+    """From `capacity.table`: the largest that fits, arm by arm."""
     items = []
     for row in rows:
         unit = "" if row["what"] == "model" else " rows per pass"

@@ -29,7 +29,7 @@ def finished(runs: Runs, part: str) -> list[Run]:
 
 
 def table(runs: Runs) -> list[dict]:
-    """Bytes, seconds and memory of the last checkpoint of an uninterrupted run, and of going on from one, by arm."""
+    """By arm: bytes, seconds and memory of an uninterrupted run's last checkpoint, and of loading such a checkpoint."""
     rows = []
     resumed = {what_is_saved(run): run.record.checkpoints.resumes[-1] for run in finished(runs, "killed")}
     whole = {what_is_saved(run): run for run in (*finished(runs, "source"), *finished(runs, "whole"))}
@@ -57,7 +57,7 @@ def table(runs: Runs) -> list[dict]:
 
 
 def in_order(runs: Iterable[Run]) -> list[Run]:
-    """Arms in the order of every table, the fewest ranks first."""
+    """Runs in the order of their arms, as in every table, then by ranks."""
     place = {arm: number for number, arm in enumerate(all_paths())}
     return sorted(runs, key=lambda run: (place.get(run.arm, len(place)), run.ranks))
 
@@ -68,7 +68,7 @@ def what_is_saved(run: Run) -> tuple[str, str, int]:
 
 
 def predicted_bytes(run: Run):
-    """Theory's bytes of a run's checkpoint; None for a model that it does not know."""
+    """Theory's bytes of a run's checkpoint; None for an unknown model."""
     try:
         model = named(run.model)
     except Stop:
@@ -78,7 +78,7 @@ def predicted_bytes(run: Run):
 
 
 def _more(before: list[RankMemory], peak: list[RankMemory]) -> int | None:
-    """By how much the peak of a rank was above what it held before, of the rank where that is most."""
+    """By how much the peak of a rank was above what it held before, on the rank where that is largest."""
     name = "peak_allocated_bytes" if before and before[0].peak_allocated_bytes is not None else "host_peak_bytes"
     pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(before, peak, strict=True)]
     return None if not pairs or None in (each for pair in pairs for each in pair) else max(b - a for a, b in pairs)

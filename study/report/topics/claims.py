@@ -38,7 +38,7 @@ def table(runs: Runs, document: str | None = None) -> list[dict]:
 
 
 def tallied(verdicts: list[dict]) -> list[dict]:
-    """Verdicts with what a figure needs to count them; the table of claims has their words."""
+    """Verdicts with only the columns that a figure needs to count them."""
     return [{name: row[name] for name in COUNTED} for row in verdicts]
 
 

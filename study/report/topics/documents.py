@@ -34,7 +34,7 @@ def memory_000(runs: Runs) -> list[dict]:
 
 
 def memory_003(runs: Runs) -> list[dict]:
-    """What each stage holds on four ranks, and what document 003 says of it."""
+    """What each stage holds on four ranks, measured, and as document 003 says."""
     ranks, arms_003 = published.RANKS_003, ("ddp", *published.MEMORY_003)
     rows = [row for row in memory.table(runs) if row["ranks"] == ranks and row["arm"] in arms_003 and row["parameters"]]
     rows = [row for row in rows if row["source"] != "predicted"]
@@ -46,7 +46,7 @@ def memory_003(runs: Runs) -> list[dict]:
 
 
 def throughput_000(runs: Runs) -> list[dict]:
-    """Document 000's table, and below it the speed over DDP's in each group here that has all three arms."""
+    """Document 000's table, and below it the speed relative to DDP in each of our groups that has all three arms."""
     printed, tokens = published.TOKENS_PER_S_AND_GPU_000, published.BATCH_000 * published.SEQUENCE_000
     rows = []
     for arm, speed in printed.items():
@@ -67,7 +67,7 @@ def throughput_000(runs: Runs) -> list[dict]:
 
 
 def offload_001(runs: Runs) -> list[dict]:
-    """Document 001's table of 20 billion parameters, and below it the same arms here, whatever became of them."""
+    """Document 001's table of 20 billion parameters, and below it our runs of the same arms, however they ended."""
     rows = [{"group": "document 001, 20B on eight GPUs"} | row for row in published.OFFLOAD_001]
     for group, members in groups(runs.select(arm=["single", "ddp", "zero3", "zero3_cpu", "zero3_nvme"])).items():
         for line, mine in lines(members).items() if any(run.arm == "zero3_nvme" for run in members) else ():

@@ -5,7 +5,7 @@ from study.report.grouping import columns
 
 
 def table(runs: Runs) -> list[dict]:
-    """Every run as a row, whatever became of it."""
+    """Every run as a row, however it ended."""
     rows = []
     for run in runs:
         about = columns(run, "status", "kind", "arm", "task", "model", "precision", "ranks")

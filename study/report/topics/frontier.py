@@ -11,7 +11,7 @@ from study.text.numbers import size
 
 
 def table(runs: Runs) -> list[dict]:
-    """Seconds of a step against memory at the peak, each arm a point: what offloading saves, and what it costs."""
+    """Seconds of a step and peak memory of each arm."""
     rows, known = [], [run for run in seconds.timed(runs) if run.peak_bytes]
     for group, members in split_by_ranks(groups(known), with_lone=True).items():
         if len({run.arm for run in members}) < 2:
@@ -24,7 +24,7 @@ def table(runs: Runs) -> list[dict]:
 
 
 def sentence(rows: list[dict], most: int = 2) -> str:
-    """From `frontier.table`: the fastest, the smallest, and what one costs of the other, of `most` groups."""
+    """From `frontier.table`: the fastest and the smallest arm of `most` groups, and what the latter costs."""
     sentences = []
     for mine in largest_groups(rows, most):
         fast, small = min(mine, key=lambda row: row["median"]), min(mine, key=lambda row: row["peak bytes"])

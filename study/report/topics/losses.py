@@ -17,15 +17,15 @@ from study.report.style import EXACT, colour, conditions, marker
 from study.spec import arms
 from study.text.numbers import nats
 
-DASH = 4  # points: of lines that coincide each is seen in turn
-NEAR = 0.02  # of the range that is drawn: lines that are not further apart coincide
+DASH = 4  # points: lines that coincide alternate as dashes of this length
+NEAR = 0.02  # share of the drawn range: lines that differ by less coincide
 
 
 def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list[dict]:
-    """The loss of every step of every run, and its distance from the baseline's of the same seed.
+    """The loss of every step of every run, and its difference from that of the baseline's run with the same seed.
 
-    A group without the baseline is compared with its plainest arm; `against` says which. Runs whose steps have other
-    rows than the baseline's are not compared.
+    In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
+    than the baseline are not compared.
     """
     chosen = [run for run in runs.done if run.losses and not run.virtual and not run.record.is_script]
     rows = []
@@ -44,8 +44,8 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list[
 
 
 def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
-    """The reference's run with the same seed and rows in every step, with as many ranks where there is a choice."""
-    if run.arm == reference or run.init == "in_place":  # weights that are drawn where they stay are other weights
+    """The reference's run with the same seed, rows per step and steps; of several, one with as many ranks."""
+    if run.arm == reference or run.init == "in_place":  # initialized in place, the weights differ
         return None
     sizes = (run.seed, run.rows_per_step, len(run.losses))
     alike = [other for other in members if (other.seed, other.rows_per_step, len(other.losses)) == sizes]
@@ -54,7 +54,7 @@ def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
 
 
 def parity(rows: list[dict]) -> list[dict]:
-    """For each line of `losses`: its largest distance from the baseline, and how far the baseline's seeds are apart."""
+    """For each line: its largest difference from the baseline, and how far the baseline's seeds are apart."""
     apart = {group: _seeds_apart(mine) for (group,), mine in by(rows, "group").items()}
     distances = []
     for (group, line, arm), mine in by(rows, "group", "line", "arm").items():
@@ -70,7 +70,7 @@ def parity(rows: list[dict]) -> list[dict]:
 
 
 def _seeds_apart(rows: list[dict]) -> float | None:
-    """The spread of the baseline's losses over seeds, in the median over steps; None with one seed."""
+    """The spread of the baseline's losses over seeds (median over steps); None with one seed."""
     references = {row["against"] for row in rows}
     frame = pd.DataFrame([row for row in rows if row["arm"] in references])
     if frame.empty:
@@ -101,7 +101,7 @@ def sentence(rows: list[dict]) -> str:
 
 
 def _is_usual(group: str) -> bool:
-    """A group's label names its optimizer only where its namesakes have others."""
+    """fp32 with AdamW: a label names the optimizer only if groups differ in it."""
     named = [part.removeprefix("optimizer ") for part in group.split(", ") if part.startswith("optimizer ")]
     return "fp32" in group.split(", ") and named in ([], ["adamw"])
 
@@ -147,7 +147,7 @@ def figure(rows: list[dict]) -> Figure:
 
 
 def _coinciding(rows_of: dict[str, list[dict]]) -> list[list[str]]:
-    """Lines that look like one: at each step their means are apart by less than a fiftieth of what is drawn."""
+    """Groups of lines that look like one: their means never differ by more than a fiftieth of the drawn range."""
     means = {
         line: [np.mean([row["loss"] for row in each]) for each in by(mine, "step").values()]
         for line, mine in rows_of.items()

@@ -14,7 +14,7 @@ FIRST_COLUMNS = ("arm", "model", "environment", "runs", "s/step", "from", "to", 
 
 
 def tables(runs: Runs) -> tuple[list[dict], list[dict]]:
-    """Equal cells in each environment, and the environments by their letters; what differs comes first."""
+    """Equal cells in each environment, and the environments by their letters; columns that differ come first."""
     compared = compare(runs)
     places = [{"environment": letter} | place for letter, place in compared.environments.items()]
     places = [

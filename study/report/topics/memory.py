@@ -64,7 +64,7 @@ def buckets(runs: Runs) -> list[dict]:
 
 
 def _largest(runs: Runs) -> Iterator[tuple[dict, Run, int]]:
-    """Of each line of each group, the run that held most, and of how many."""
+    """For each line of each group: the run with the highest peak, and the number of runs."""
     known = split_by_ranks(groups([run for run in runs.done if run.components], only=SETTINGS), with_lone=True)
     for group, members in known.items():
         for line, repeats in lines(members).items():
@@ -82,7 +82,7 @@ def stack(place: dict, source: str, held: dict[str, float], n: int) -> list[dict
 
 
 def parts(components: dict[str, float]) -> dict[str, float]:
-    """Components under the few names that a figure has room for."""
+    """Components summed up into the few parts that a figure shows."""
     name_of, sizes = {role: part for part, roles in PARTS.items() for role in roles}, Counter()
     for role, size_bytes in components.items():
         sizes[name_of.get(role, "other")] += size_bytes
@@ -90,9 +90,9 @@ def parts(components: dict[str, float]) -> dict[str, float]:
 
 
 def sentence(rows: list[dict], most: int = 2) -> str:
-    """From `memory.table`: which arm holds least, of what it consists, and how good the formulas are.
+    """From `memory.table`: which arms have the lowest and the highest peak, and how good the formulas are.
 
-    It is about the first `most` groups, the same that are drawn.
+    It covers the `most` groups that are drawn.
     """
     totals = {key: sum(row["bytes"] for row in mine) for key, mine in by(rows, "group", "line", "source").items()}
     sentences = []
@@ -123,7 +123,7 @@ def _percent(share: float) -> str:
 
 
 def title(rows: list[dict]) -> str:
-    """Of what was measured; where nothing was, of what is predicted."""
+    """About the measured bars; without any, about the predicted ones."""
     of_source = by(rows, "source")
     source = next((name for (name,) in of_source if name.startswith("measured")), next(iter(of_source))[0])
     held = {line: sum(row["bytes"] for row in mine) for (line,), mine in by(of_source[source,], "line").items()}

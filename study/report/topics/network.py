@@ -45,7 +45,7 @@ def curves(rows: list[dict]) -> list[dict]:
 
 
 def mbit(run: Run) -> float | None:
-    """The bandwidth that the kernel was seen to keep to; None without a limit."""
+    """The bandwidth that the kernel kept to; None without a limit."""
     return run.record.observed.network.bandwidth_mbit
 
 
@@ -75,10 +75,7 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
 
 
 def _link_bytes(run: Run) -> dict[str, float] | None:
-    """What theory says that a host's link carries in a step, by what becomes of the bytes.
-
-    Not known where gloo reduces to one rank.
-    """
+    """Bytes that a link carries in a step by theory, reduced and gathered ones. None if gloo reduces to one rank."""
     setup, node_ranks = setup_of(run.record), run.ranks // run.hosts
     moved = setup and nodes.predicted(setup, node_ranks)
     if not moved or "reduce" in moved:
@@ -93,7 +90,7 @@ def is_fitted_on(row: dict) -> bool:
 
 
 def fitted(rows: list[dict]) -> SlowLink | None:
-    """The link's constants, from rows of as many ranks; None where there is nothing to fit them on."""
+    """The constants of a link, from rows with the same number of ranks; None if there is nothing to fit them on."""
     cells = [
         (*_carried(row), row["Mbit/s"], row["median"] - row["unlimited s"])
         for row in rows

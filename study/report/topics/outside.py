@@ -23,7 +23,7 @@ SCALES = {"memory": (1e9, "GB"), "time": (1, "s per step")}
 
 
 def table() -> list[dict]:
-    """Every published number that has a prediction: both, and how far they are apart."""
+    """Every published number that has a prediction, with the prediction and its error."""
     return [
         {"source": row.source, "model": row.model, "GPU": row.gpu, "GPUs": row.n_gpus, "arm": row.arm}
         | {"rows per pass": row.micro_batch, "role": known_sources.own()[row.source].role_of(row)}
@@ -35,7 +35,7 @@ def table() -> list[dict]:
 
 
 def errors() -> list[dict]:
-    """How far off predictions are, by source and over all, beside simpler ways to predict."""
+    """Errors of the predictions, by source and over all, beside those of simpler methods."""
     return words.lines(written.read()["summary"])
 
 
@@ -45,7 +45,7 @@ def misses() -> list[dict]:
 
 
 def sources() -> list[dict]:
-    """Where the published numbers come from, and what is left open."""
+    """Where the published numbers come from, and what the sources leave open."""
     of_source = {name: [] for name in known_sources.own()}
     for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True):
         of_source[row.source].append(bool(kept["quantities"]))
@@ -65,7 +65,7 @@ def sources() -> list[dict]:
 
 
 def here(runs: Runs) -> list[dict]:
-    """Runs of this project on a CPU as rows of the same kind, by arm: memory, and why time has no prediction."""
+    """Our own runs on a CPU, by arm: errors of predicted memory, and why time has no prediction."""
     rows = []
     chosen = [run for run in runs.done if run.components and run.ranks == 2 and run.record.observed.device == "cpu"]
     for (arm, kind), mine in sorted(
@@ -88,7 +88,7 @@ def here(runs: Runs) -> list[dict]:
 
 
 def sentence(rows: list[dict]) -> str:
-    """From `outside.errors`: how far predictions are off, over all sources and where rows decided nothing."""
+    """From `outside.errors`: errors over all sources, and over rows that the model was not built with."""
     names = {"all": "over all sources", "all of role test": "over rows that the model was not built with"}
     return "\n".join(
         f"- **{row['quantity'].capitalize()}**, {names[row['source']]}: the median error is {row['off by']} over "

@@ -17,9 +17,9 @@ APART = 0.3  # of a point's ranks, from the first arm to the last: equal points 
 
 
 def table(runs: Runs, ranks: Iterable[int] = tuple(2**i for i in range(1, 11)), most: int | None = None) -> list[dict]:
-    """Peak memory of a rank against the number of ranks: measured ones, and those that the formulas give.
+    """Peak memory of a rank against the number of ranks: measured, and by formulas.
 
-    Of the `most` groups with most arms, where not all are shown: each prediction takes a part of a second.
+    `most` limits it to the groups with the most arms, because each prediction takes a part of a second.
     """
     rows = []
     known = [run for run in runs.done if run.tracked_bytes and run.kind != "capped"]

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: whether a resumed run equals one that was never killed, and which moves load."""
+"""Resuming from a checkpoint: whether the run equals one never killed, and which moves to other arms load."""
 
 from matplotlib.figure import Figure
 
@@ -9,12 +9,12 @@ from study.report.style import EXACT, INK, colour
 from study.report.topics.checkpoints import finished, in_order, of_protocol, what_is_saved
 
 ROUTES = {"load_state": "loaded directly", "universal": "universal checkpoint"}
-TRIED = {"moved": "load_state", "moved_universal": "universal"}  # where no record says which was taken
-MARKS = {"killed, and resumed": "o", "loaded directly": "D", "universal checkpoint": "^"}  # by which a training went on
+TRIED = {"moved": "load_state", "moved_universal": "universal"}  # if no record says which route was taken
+MARKS = {"killed, and resumed": "o", "loaded directly": "D", "universal checkpoint": "^"}  # by route
 
 
 def equality(runs: Runs) -> list[dict]:
-    """Killed and resumed against never killed: by how much losses and rates differ at most, and whether weights do."""
+    """Killed and resumed runs against runs never killed: differences of losses and rates, equality of weights."""
     whole = {run.arm: run for run in finished(runs, "whole")}
     rows = []
     for run in in_order(finished(runs, "killed")):
@@ -62,7 +62,7 @@ def moves(runs: Runs) -> list[dict]:
 
 
 def table(runs: Runs) -> list[dict]:
-    """How far the losses of all that went on from a checkpoint are from those that they should be."""
+    """For every resumed run: how far its losses are from those of the run it is compared with."""
     chosen = (*finished(runs, "killed"), *finished(runs, "moved"), *finished(runs, "moved_universal"))
     group = " and ".join(dict.fromkeys(what_is_saved(run)[0] for run in chosen))
     killed = [
@@ -77,7 +77,7 @@ def table(runs: Runs) -> list[dict]:
 
 
 def furthest(losses: list[float], others: list[float]) -> float | None:
-    """The largest relative difference of two curves; None where they are of different lengths."""
+    """The largest relative difference of two curves; None if their lengths differ."""
     if len(losses) != len(others) or not losses:
         return None
     return max(abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, others, strict=True))

@@ -1,4 +1,4 @@
-"""What each setting changes, varied alone; and what saving leaves on the disk."""
+"""What each setting changes if only it is varied, and what saving leaves on the disk."""
 
 from study.records import stats
 from study.records.groups import by, groups

@@ -33,7 +33,7 @@ UNSEEN = 1500  # of a step: a figure has some 600 dots across
 
 
 def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
-    """Rows of spans as lanes, in the order in which a step comes to them; and what the colours mean."""
+    """Draw spans as lanes, in the order of their first task, and return what the colours mean."""
     streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
     for span in spans:
         word = span["task"].partition(" ")[0]
@@ -53,7 +53,7 @@ def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
 
 
 def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[float, float]]:
-    """Neighbours without a gap that can be seen become one: a step has a thousand tasks."""
+    """Join neighbours without a visible gap: a step has a thousand tasks."""
     joined: list[tuple[float, float]] = []
     for start, length in sorted(places):
         if joined and start - sum(joined[-1]) < unseen_s:

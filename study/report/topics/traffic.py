@@ -13,9 +13,9 @@ from study.theory import nodes, papers
 
 
 def table(runs: Runs) -> list[dict]:
-    """Bytes that a rank sends in a step, over those of one all-reduce of the gradients: counted, and as published.
+    """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients: counted, and as published.
 
-    As the ZeRO paper counts, for collectives in rings: an all-reduce goes round twice, everything else once.
+    Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
     known = groups([run for run in runs.done if run.traffic and run.ranks > 1 and run.parameters])
@@ -23,7 +23,7 @@ def table(runs: Runs) -> list[dict]:
         run = repeats[0]
         all_reduce = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
         moved = {kind: sent / all_reduce for kind, sent in sent_bytes(run).items()}
-        # Without what is not worth a bar, such as a loss that is averaged over ranks.
+        # Without collectives too small for a bar, such as averaging a loss over ranks.
         counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
         paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
         printed = {"any": published.TRAFFIC_000[run.arm]} if run.arm in published.TRAFFIC_000 else {}
@@ -39,7 +39,7 @@ def table(runs: Runs) -> list[dict]:
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
-    """What the first rank sends in a step by collective, in rings: an all-reduce goes round twice."""
+    """What the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
     sent = dict.fromkeys(run.traffic, 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
         for ranks, size_bytes in count.by_ranks(run.ranks).items():
@@ -48,10 +48,10 @@ def sent_bytes(run: Run) -> dict[str, float]:
 
 
 def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
-    """What a step moves inside nodes and between them, if so many ranks stand for a node; and what a rank then holds.
+    """Bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
 
-    What a node sends is on rings that enter and leave each node once. `kernel`: what the kernel saw written over what
-    gloo should write. Theory knows only models with formulas here.
+    A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
+    what gloo should write. Only models with formulas have predictions.
     """
     several = [run for run in runs.done if run.traffic and run.ranks > node_ranks and run.ranks % node_ranks == 0]
     rows = []
