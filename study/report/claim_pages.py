@@ -37,8 +37,8 @@ class Document:
 
 def label(document: str) -> str:
     """A document in a figure: `P1: ZeRO paper`. An id that is a word, such as `pages`, is left out."""
-    name = tomllib.loads(DOCUMENTS.read_text()).get(document, {}).get("name", "").removeprefix("The ")
-    return f"{document}: {name}" if name and not document.islower() else name or document
+    name = tomllib.loads(DOCUMENTS.read_text()).get(document, {}).get("name", document)
+    return name if document.islower() or name == document else f"{document}: {name.removeprefix('The ')}"
 
 
 def documents(verdicts: Iterable[Verdict]) -> list[Document]:
