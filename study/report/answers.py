@@ -1,4 +1,4 @@
-"""What the index answers first: does ZeRO change the losses, save memory, cost time, move more?
+"""What the index answers first: does ZeRO change the losses, save memory, cost time, send more?
 
 Each answer is a figure and a sentence that is computed from the rows that the figure draws. Sizes that people train
 come first where the runs have them (virtual ranks); where they have not, the models that were trained here.
@@ -262,13 +262,15 @@ def _time_in_words(rows: list[dict]) -> str:
     ours = {row["arm"]: row["seconds"] for row in rows if row["setting"] == first and row["basis"] == PREDICTED}
     base = ours["ddp"]
     named = {arm: f"{ours[arm] / base:.2f}".rstrip("0").rstrip(".") for arm in ours}
-    words = joined([f"{named[arm]} with {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
+    words = joined([f"{named[arm]} times with {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
     dear = [STAGES[arm] for arm in STAGES if ours[arm] > COSTS * base]
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
     lead = f"{joined(dear) or 'nothing'} {verb}; {joined(cheap) or 'nothing'} hardly."
-    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100, in multiples of"
-    text += f" the time under DDP: a step takes {words}."
+    text = (
+        f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100: compared with DDP, a"
+    )
+    text += f" step takes {words.replace(' times', ' times as long', 1)}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
     if {"zero1", "zero2", "zero3"} <= theirs.keys():
         second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]
@@ -285,7 +287,7 @@ def _time_in_words(rows: list[dict]) -> str:
 
 def of_traffic(runs: Runs) -> Answer:
     """For the first model on virtual ranks; if there is none, for the model that was trained here."""
-    question, at_scale = "Does it move more?", of_scale(runs)
+    question, at_scale = "Does it send more?", of_scale(runs)
     members = [run for run in next(iter(at_scale.values()), None) or trained_here(runs) if run.traffic]
     rows = [row for row in traffic.table(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
     if "ddp" not in (counted := sent(rows, "counted")) or len(counted) < 2:
@@ -308,9 +310,10 @@ def sent(rows: list[dict], source: str) -> dict[str, float]:
 def _traffic_in_words(rows: list[dict]) -> str:
     counted, paper = sent(rows, "counted"), sent(rows, PAPER)
     times = {arm: counted[arm] / counted["ddp"] for arm in STAGES if arm in counted}
-    named = joined([f"{factor:.2g} with {STAGES[arm]}" for arm, factor in times.items()])
+    named = joined([f"{factor:.2g} times with {STAGES[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
-    text = f"**{answer}** With {rows[0]['model']}, in multiples of DDP's bytes, a rank sends {named or '1'}."
+    text = f"**{answer}** Compared with DDP, a rank that trains {rows[0]['model']} sends"
+    text += f" {named.replace(' times', ' times as many bytes', 1) or 'as many bytes'}."
     if off := [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]:
         stages = f"stage{'s' * (len(off) > 1)} {' and '.join(arm[-1] for arm in off)}"
         text += f" For {stages}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because it"
