@@ -267,10 +267,8 @@ def _time_in_words(rows: list[dict]) -> str:
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
     lead = f"{joined(dear) or 'nothing'} {verb}; {joined(cheap) or 'nothing'} hardly."
-    text = (
-        f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100: compared with DDP, a"
-    )
-    text += f" step takes {words.replace(' times', ' times as long', 1)}."
+    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
+    text += f" compared with DDP, a step takes {words.replace(' times', ' times as long', 1)}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
     if {"zero1", "zero2", "zero3"} <= theirs.keys():
         second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from study.report import style
 from study.text.numbers import short, size
 
-WIDTH, HEIGHT = 560, 248
-LEFT, RIGHT, TOP, BOTTOM = 62, 546, 32, 206  # the frame in which values are drawn
+WIDTH, HEIGHT = 560, 254
+LEFT, RIGHT, TOP, BOTTOM = 62, 546, 38, 212  # the frame in which values are drawn
 MOST_TICKS = 6
 Series = Mapping[str, Iterable[tuple[float, float]]]  # points (x, y) by the name of their line
 UNSEEN = 2e-4  # of the longest bar: a tenth of a dot. What is smaller stands in the table below a bar

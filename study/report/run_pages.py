@@ -189,7 +189,7 @@ def _traffic(run: Run) -> dict | None:
     colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
     drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
     calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
-    title = f"The collectives of a step take {size(sum(moved.values()))}"
+    title = f"The collectives of a step handle {size(sum(moved.values()))}"
     return {"title": title, "bars": drawn, "calls": calls}
 
 
