@@ -66,8 +66,8 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
 
 def test_a_sentence_turns_with_its_rows(index, kept):
     smoke_alone = kept.select(virtual=False)
-    memory = answers.memory(smoke_alone)
-    assert memory.sentence.startswith("**On a tiny model it costs memory:** of a BERT")
+    memory = answers.of_memory(smoke_alone)
+    assert memory.sentence.startswith("**On a tiny model it costs memory:** with a BERT")
     assert memory.command == answers.AT_SCALE, "sizes that people train are missing, and that is said"
     cheap = [row | {"bytes": row["bytes"] / (10 if row["arm"] != "ddp" else 1)} for row in memory.rows]
     assert answers._memory_in_words(cheap).startswith("**Yes")
@@ -90,7 +90,7 @@ def test_losses_are_those_of_the_group_with_most_arms(index):
 
 def test_losses_that_differ_are_not_called_equal(tmp_path):
     runs = records.load(put(tmp_path, finished("a", "ddp", loss=2.0), finished("b", "zero2", loss=2.1)))
-    assert answers.losses(runs).sentence.startswith("**Here they differ")
+    assert answers.of_losses(runs).sentence.startswith("**Here they differ")
 
 
 def test_traffic_has_no_paper_for_what_the_paper_does_not_know(index):
@@ -145,7 +145,7 @@ def test_what_is_kept_is_what_theory_says_now():
 
 def test_a_hidden_arm_is_one_of_the_figure():
     """A key without marks would do nothing: each name in a figure of the index has some."""
-    answer = answers.time()
+    answer = answers.of_time()
     text = style.svg(answer.figure, "time")
     keys = set(re.findall(r'data-arm="([^"]+)" data-key', text))
     assert keys == set(re.findall(r'data-arm="([^"]+)"><title>', text)) == set(side_by_side.ARMS)

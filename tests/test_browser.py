@@ -105,6 +105,21 @@ def test_heads_stand_where_their_cells_do(show):
     assert {"peak", "tokens/s"} <= heads.keys()
 
 
+def test_a_row_with_a_sentence_is_a_card_where_there_is_no_room(show):
+    """A sentence that is off the screen made its row tall, and nothing in it was seen."""
+    script = """const cell = document.querySelector(".wordy td.text"), frame = cell.closest(".scroll");
+        const label = getComputedStyle(cell, "::before").content, side = frame.getBoundingClientRect().right;
+        return [getComputedStyle(cell).display, cell.getBoundingClientRect().right <= side, label];"""
+    assert show("claims", 390).execute_script(script) == ["grid", True, '"in words"']
+    assert show("claims", 1440).execute_script(script)[0] == "table-cell"
+
+
+def test_a_claim_in_a_table_leads_to_its_page(show):
+    opened = show("replicate_003")
+    opened.find_element("link text", "S003-01").click()
+    assert opened.current_url.endswith("claims/S003-01.html")
+
+
 def test_rows_are_filtered(show):
     opened = show("index")
     field = opened.find_element("css selector", "input[type=search]")

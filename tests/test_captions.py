@@ -2,7 +2,8 @@
 
 import pytest
 
-from study.report import captions, notebook
+from study.report import grouping, notebook
+from study.report.topics import capacity, frontier, losses, memory, outside, traffic
 
 
 def memory_rows(group: str, **bytes_of) -> list[dict]:
@@ -16,7 +17,7 @@ def frontier_rows(group: str, **values) -> list[dict]:
     return [{"group": group, "line": line, "median": pair[0], "peak bytes": pair[1]} for line, pair in pairs.items()]
 
 
-@pytest.mark.parametrize(("tell", "rows_of"), [(captions.memory, memory_rows), (captions.frontier, frontier_rows)])
+@pytest.mark.parametrize(("tell", "rows_of"), [(memory.sentence, memory_rows), (frontier.sentence, frontier_rows)])
 def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, monkeypatch):
     small, middle, large = rows_of("G1", a=1e6), rows_of("G2", a=1e6, b=2e6), rows_of("G3", a=1e6, b=2e6, c=3e6)
     rows, drawn, said = [*small, *middle, *large], [], []
@@ -25,24 +26,24 @@ def test_sentences_tell_of_the_groups_that_are_drawn(tell, rows_of, tmp_path, mo
     monkeypatch.setattr(book, "figure", lambda draw, rows, *_: drawn.append(rows[0]["group"]))
     book.figures(None, rows, "name", most=2)
     assert drawn == ["G3", "G2"]
-    assert [name for name in ("G1", "G2", "G3") if f"In {name} " in tell(rows)] == ["G2", "G3"]
-    assert "In G2 " not in tell(rows, most=1)
-    assert said == ["Drawn: 2 of 3 groups of runs, those with most arms."]
+    assert [name for name in ("G1", "G2", "G3") if f"In {name}, " in tell(rows)] == ["G2", "G3"]
+    assert "In G2, " not in tell(rows, most=1)
+    assert said == ["Drawn: the 2 groups of runs with the most arms, of 3."]
 
 
 def test_one_line_is_not_both_least_and_most():
-    text = captions.memory(memory_rows("G", single=41.04e6))
+    text = memory.sentence(memory_rows("G", single=41.04e6))
     assert "single holds 41 MB at the peak" in text
     assert "least" not in text
-    assert "a and b hold 1 MB at the peak" in captions.memory(memory_rows("G", a=1e6, b=1e6))
-    assert "a holds least at its peak (1 MB) and b most (2 MB)" in captions.memory(memory_rows("G", b=2e6, a=1e6))
+    assert "a and b hold 1 MB at the peak" in memory.sentence(memory_rows("G", a=1e6, b=1e6))
+    assert "a has the lowest peak (1 MB), b the highest (2 MB)" in memory.sentence(memory_rows("G", b=2e6, a=1e6))
 
 
 def test_one_point_is_neither_fastest_nor_smallest():
-    text = captions.frontier(frontier_rows("G", single=(0.1, 1e6)))
-    assert text == "In G there is only single: 0.1 s a step, 1 MB."
-    text = captions.frontier(frontier_rows("G", a=(0.1, 2e6), b=(0.2, 1e6)))
-    assert text == "In G a is the fastest (0.1 s a step); b holds 50% less and takes 2 times as long."
+    text = frontier.sentence(frontier_rows("G", single=(0.1, 1e6)))
+    assert text == "In G, only single has timings: 0.1 s per step, 1 MB."
+    text = frontier.sentence(frontier_rows("G", a=(0.1, 2e6), b=(0.2, 1e6)))
+    assert text == "In G, a is the fastest (0.1 s per step); b holds 50% less and takes 2 times as long."
 
 
 def test_bytes_moved_are_told_in_the_order_of_arms_and_by_the_passes_of_a_step():
@@ -52,7 +53,7 @@ def test_bytes_moved_are_told_in_the_order_of_arms_and_by_the_passes_of_a_step()
         for arm in ("zero3", "zero2", "ddp", "zero1")
         for source, times in (("counted", 1.5 * factor if arm == "zero2" else 1.0), ("ZeRO paper", 1.0))
     ]
-    lines = captions.traffic(rows).splitlines()[2:]
+    lines = traffic.sentence(rows).splitlines()[2:]
     assert [line.split(":")[0] for line in lines] == ["- ddp", "- zero1", "- zero2", "- zero3"]
     assert lines[0] == "- ddp: **1** (1, 4 and 16 passes); ZeRO paper 1"
     assert lines[2] == "- zero2: **0.75** to **1.5** (1 pass); **4.5** (4 passes); **16.5** (16 passes); ZeRO paper 1"
@@ -60,16 +61,16 @@ def test_bytes_moved_are_told_in_the_order_of_arms_and_by_the_passes_of_a_step()
 
 def test_what_never_survived_or_never_failed_is_no_dash():
     row = {"group": "G", "arm": "single", "what": "micro_batch", "largest": 8, "failed": 16}
-    largest = "- G, single: the largest that survives is 8 rows per pass"
-    assert captions.capacity([row]) == f"{largest}, and the smallest that does not is 16 rows per pass"
-    assert captions.capacity([row | {"failed": None}]) == largest
-    assert captions.capacity([row | {"largest": None}]).startswith("- G, single: nothing that was tried survives, and")
+    largest = "- G, single: the largest that fits is 8 rows per pass"
+    assert capacity.sentence([row]) == f"{largest}, and the smallest that runs out of memory is 16 rows per pass"
+    assert capacity.sentence([row | {"failed": None}]) == largest
+    assert capacity.sentence([row | {"largest": None}]).startswith("- G, single: nothing that was tried fits, and")
 
 
 def test_why_no_losses_are_compared():
     rows = [{"group": "G", "line": "ddp", "largest difference": None, "seeds differ by": None}]
-    assert "no two arms here have runs with the same seed" in captions.losses(rows)
-    assert captions.losses([]) == ""
+    assert "no two arms here have runs with the same seed" in losses.sentence(rows)
+    assert losses.sentence([]) == ""
 
 
 def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
@@ -83,10 +84,10 @@ def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
         "in interval": None,
     }
     names = (("a lab", "memory"), ("all of role fit", "time"), ("all of role test", "time"), ("all", "memory"))
-    text = captions.outside([{"source": name, "quantity": quantity} | errors for name, quantity in names])
+    text = outside.sentence([{"source": name, "quantity": quantity} | errors for name, quantity in names])
     first, second = text.splitlines()
-    assert first.startswith("- **Time**, over rows that decided nothing of it: 4.0% off in the median of 12 published")
-    assert second.startswith("- **Memory**, over all sources: 4.0% off")
+    assert first.startswith("- **Time**, over rows that the model was not built with: the median error is 4.0% over 12")
+    assert second.startswith("- **Memory**, over all sources: the median error is 4.0%")
 
 
 def test_the_groups_that_are_shown_have_most_arms_that_really_ran():
@@ -103,20 +104,21 @@ def test_the_groups_that_are_shown_have_most_arms_that_really_ran():
         rows("real", "real", "ddp", "zero1"),
         rows("emulated", "emulated", "ddp", "zero1", "zero2", "zero3"),
     )
-    both = captions.largest_groups([*emulated, *real], 2)
+    both = grouping.largest_groups([*emulated, *real], 2)
     assert [mine[0]["group"] for mine in both] == ["real", "emulated"]
 
 
 def test_losses_of_other_optimizers_do_not_hide_those_of_adamw():
     about = {"line": "zero1", "against": "ddp", "seeds differ by": None}
     groups = {"imdb, fp32, optimizer adafactor": 0.012, "imdb, fp32, optimizer adamw": 4e-7, "imdb, bf16": 0.001}
-    text = captions.losses([about | {"group": group, "largest difference": most} for group, most in groups.items()])
-    assert "further from ddp than 0.01 nats** (zero1 in imdb, fp32, optimizer adafactor; 3 comparisons)" in text
-    assert "In fp32 with AdamW the largest distance is 4e-7 nats." in text
+    text = losses.sentence([about | {"group": group, "largest difference": most} for group, most in groups.items()])
+    furthest = "furthest: zero1 against ddp in imdb, fp32, optimizer adafactor"
+    assert f"within 0.01 nats of the baseline's** (3 comparisons; {furthest})" in text
+    assert "In fp32 with AdamW, the largest difference is 4e-7 nats." in text
 
 
 def test_an_error_is_not_0_percent():
     rows = memory_rows("G", a=1e6) + memory_rows("H", b=1e6)
     for row in rows[1::2]:
         row["bytes"] *= 1.00001
-    assert "The formulas are off by less than 0.1% in the median over 2 peaks" in captions.memory(rows)
+    assert "The error of the formulas is less than 0.1% in the median over 2 peaks" in memory.sentence(rows)

@@ -100,7 +100,7 @@ def test_what_was_asked_for_and_not_observed_is_marked(pages):
 
 
 def test_a_virtual_run_has_no_loss_and_says_what_it_is(pages):
-    assert "One rank, run alone" in pages["virtual"]
+    assert "A virtual rank: rank 0, run alone." in pages["virtual"]
     assert 'id="loss"' not in pages["virtual"]
     assert 'id="loss"' in pages["differs"]
     assert "Hatched: predicted" in pages["differs"]

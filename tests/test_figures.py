@@ -1,6 +1,8 @@
 """Figures: what is drawn is what the table says, and an arm has one colour and one marker everywhere."""
 
+import importlib
 import itertools
+import pkgutil
 import re
 
 import matplotlib
@@ -14,7 +16,8 @@ from study.claims.model import MEASURED, OWN
 from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS
 from study.records import runs
 from study.records.groups import by
-from study.report import figures, resumed_figures, style, tables
+from study.report import style, topics
+from study.report.topics import documents, losses, machines, memory, outside, peaks, resuming, timeline
 from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
@@ -55,7 +58,7 @@ def basis_of(verdict: str) -> str:
 def rows_of(name: str, loaded) -> list[dict]:
     """The rows that a figure is given in a notebook."""
     match name:
-        case "verdicts":
+        case "claims":
             counts = itertools.product(("000", "001"), VERDICTS, range(3))
             about = {"premise": False, "contradiction": None}
             return [
@@ -92,37 +95,36 @@ def rows_of(name: str, loaded) -> list[dict]:
                 | {"save s": size / 50, "seal s": 0.1 * ranks, "load s": 0.3 if ranks == 2 else None}
                 for arm, ranks, size in sizes
             ]
-        case "went_on":
+        case "resuming":
             return [
                 {"group": "imdb, bert-tiny, fp32", "arm": arm, "line": f"{arm}-2 to {arm}-4", "route": route}
                 | {"losses differ by": 1e-7 if route == "universal checkpoint" else 0.0}
-                for arm, route in itertools.product(FOUR, resumed_figures.ROUTES)
+                for arm, route in itertools.product(FOUR, resuming.MARKS)
             ]
-        case "timelines":
-            return tables.timelines()
+        case "timeline":
+            return timeline.table()
         case "machines":
             places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
             return [{"arm": arm, "environment": letter, "vs A": ratio} for arm, (letter, ratio) in places]
         case "losses" | "memory" | "traffic" | "peaks" | "frontier":
-            return largest_group(getattr(tables, name)(loaded))
-    return getattr(tables, name)(loaded)
+            return largest_group(MODULES[name].table(loaded))
+        case "memory_000":
+            return documents.memory_000(loaded)
+    return MODULES[name].table(loaded)
 
 
 GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
-CASES = (*GROUPED, "script", "verdicts", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
-CASES += ("outside", "outside_by_source", "timelines", "network", "checkpoints", "went_on")
-
-
-FUNCTIONS = {
-    name: value
-    for module in (figures, resumed_figures)
-    for name, value in vars(module).items()
-    if hasattr(value, "__wrapped__")
+CASES = (*GROUPED, "script", "claims", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
+CASES += ("outside", "outside_by_source", "timeline", "network", "checkpoints", "resuming")
+MODULES = {
+    each.name: importlib.import_module(f"{topics.__name__}.{each.name}")
+    for each in pkgutil.iter_modules(topics.__path__)
 }
+OTHERS = {"memory_000": memory.figure, "outside_by_source": outside.figure_by_source}
 
 
 def draw(name: str, rows: list[dict]):
-    return FUNCTIONS[name.removesuffix("_000")](rows)
+    return (OTHERS.get(name) or MODULES[name].figure)(rows)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +138,13 @@ def drawn(all_runs):
 
 
 def test_there_is_a_case_for_every_figure(drawn):
-    assert {name.removesuffix("_000") for name in CASES} == set(FUNCTIONS)
+    figures = {
+        each.__wrapped__
+        for module in MODULES.values()
+        for name, each in vars(module).items()
+        if name.startswith("figure") and hasattr(each, "__wrapped__")
+    }
+    assert {(OTHERS.get(name) or MODULES[name].figure).__wrapped__ for name in CASES} == figures
     assert all(rows for _, rows in drawn.values())
 
 
@@ -195,7 +203,7 @@ def test_losses(drawn):
         assert_drawn([(step, np.mean([row["loss"] for row in mine]))], above)
         known = [row["difference"] for row in mine if row["difference"] is not None]
         assert bool(known) == (arm != "ddp")
-        assert_drawn([(max(*known, figures.EXACT), others.index(arm))] if known else [], below)
+        assert_drawn([(max(*known, style.EXACT), others.index(arm))] if known else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
     assert below.get_xscale() == "log"
 
@@ -204,9 +212,9 @@ def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn
     """Where a folder has only some of the runs, a seed of an arm may have no run of the baseline."""
     rows = drawn["losses"][1]
     lone = [row | {"difference": None, "against": None} if row["seed"] == 2 else row for row in rows]
-    below = figures.losses(lone).axes[1]
+    below = losses.figure(lone).axes[1]
     known = [row["difference"] for row in lone if (row["arm"], row["step"]) == ("zero3", 1) and row["seed"] != 2]
-    assert_drawn([(max(*known, figures.EXACT), 2)], below)
+    assert_drawn([(max(*known, style.EXACT), 2)], below)
 
 
 def test_script(drawn):
@@ -231,8 +239,8 @@ def test_stacked_bars(drawn, name, value, scale):
 def test_peaks_have_lines_and_points_in_one_unit(drawn, factor, scale, unit):
     """Where a rank holds GBs, the lines were drawn in MB, and the points in GB."""
     rows = [row | {"bytes": factor * row["bytes"]} for row in drawn["peaks"][1]]
-    figure, arms = figures.peaks(rows), style.ordered(row["arm"] for row in rows)
-    assert figure.axes[0].get_ylabel() == f"{unit} per rank, at its peak"
+    figure, arms = peaks.figure(rows), style.ordered(row["arm"] for row in rows)
+    assert figure.axes[0].get_ylabel() == f"peak memory of a rank ({unit})"
     assert {row["kind"] for row in rows} == {"real", "virtual", "predicted"}
     for row in rows:
         aside = 1 if row["source"] == "predicted" else 1 + 0.3 * (arms.index(row["arm"]) / (len(arms) - 1) - 0.5)
@@ -265,7 +273,7 @@ def test_machines_scores_and_verdicts(drawn):
     assert {x for x, _ in points(figure.axes[0])} >= {row["vs A"] for row in rows if row["environment"] != "A"}
     figure, rows = drawn["scores"]
     assert {x for x, _ in points(figure.axes[0])} >= {row["error"] for row in rows}
-    figure, rows = drawn["verdicts"]
+    figure, rows = drawn["claims"]
     above, below = figure.axes
     assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"
     assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"3"}
@@ -291,13 +299,13 @@ def test_checkpoints_and_what_went_on_from_them(drawn):
         assert_drawn([(row["load s"], place)] if row["load s"] else [], below)
     assert len(above.lines) == sum(row["predicted bytes a parameter"] is not None for row in rows)
     assert len(below.lines) == sum(row["load s"] is not None for row in rows)
-    assert "12.1 to 16.2 bytes a parameter, at most 1.0%" in above.get_title("left").replace("\n", " ")
-    figure, rows = drawn["went_on"]
-    places = [(max(row["losses differ by"], figures.EXACT), place) for place, row in enumerate(rows)]
+    assert "12.1 to 16.2 bytes per parameter, at most 1.0%" in above.get_title("left").replace("\n", " ")
+    figure, rows = drawn["resuming"]
+    places = [(max(row["losses differ by"], style.EXACT), place) for place, row in enumerate(rows)]
     assert_drawn(places, figure.axes[0])
-    assert figure.axes[0].get_title("left").startswith("8 of 12 that went on have the same losses")
-    same = resumed_figures.went_on([row | {"losses differ by": 0.0} for row in rows]).axes[0].get_title("left")
-    assert same.startswith("All 12 that went on have the same losses")
+    assert figure.axes[0].get_title("left").startswith("8 of 12 resumed runs have the same losses")
+    same = resuming.figure([row | {"losses differ by": 0.0} for row in rows]).axes[0].get_title("left")
+    assert same.startswith("All 12 resumed runs have the same losses")
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------
@@ -309,8 +317,8 @@ def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
     assert figure.axes[-1].get_xlabel()
     for axes in figure.axes:
         assert axes.get_ylabel() or any(label.get_text() for label in axes.get_yticklabels())
-    if name not in ("verdicts", "scores", "machines", "memory_000", "capacity"):
-        assert re.search(r"n = \d|no run", figure.get_supxlabel())
+    if name not in ("claims", "scores", "machines", "memory_000", "capacity"):
+        assert re.search(r"n = \d|no run|not measured", figure.get_supxlabel())
     assert_texts_have_room(figure)
 
 
@@ -354,9 +362,9 @@ def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
     faces = {(line.get_marker(), line.get_markerfacecolor()) for line in figure.axes[0].lines}
     assert ("D", style.CARD) in faces, "a virtual rank of zero2 is open"
     assert ("o", style.colour("ddp")) in faces
-    rows = tables.memory(all_runs.select(arm="zero2", ranks=64))
+    rows = memory.table(all_runs.select(arm="zero2", ranks=64))
     assert {row["kind"] for row in rows} == {"virtual"}
-    assert figures.memory(rows).axes[0].patches[0].get_hatch()
+    assert memory.figure(rows).axes[0].patches[0].get_hatch()
     assert all(bar.get_hatch() for bar in drawn["capacity"][0].axes[0].patches), "a device that is emulated"
 
 
@@ -374,7 +382,7 @@ def test_long_names_leave_the_title_and_the_legend_whole(drawn):
     long = [
         row | {"line": f"{row['arm']}_textbook, 2 ranks (emulated)", "group": f"{row['group']}, " * 3} for row in rows
     ]
-    figure = figures.losses(long)
+    figure = losses.figure(long)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     texts = [text for legend in figure.legends for text in legend.get_texts()]
@@ -387,15 +395,15 @@ def test_lines_that_coincide_are_all_seen(drawn):
     """Each has its own dashes; a line of its own has none."""
     rows = drawn["losses"][1]
     apart = [row | {"loss": row["loss"] + (row["arm"] == "ddp")} for row in rows]
-    dashes = [line.get_linestyle() for line in figures.losses(apart).axes[0].lines]
+    dashes = [line.get_linestyle() for line in losses.figure(apart).axes[0].lines]
     assert dashes == ["-", "--", "--", "--"]
-    patterns = {line._unscaled_dash_pattern[0] for line in figures.losses(apart).axes[0].lines[1:]}
-    assert patterns == {0, figures.DASH, 2 * figures.DASH}
+    patterns = {line._unscaled_dash_pattern[0] for line in losses.figure(apart).axes[0].lines[1:]}
+    assert patterns == {0, losses.DASH, 2 * losses.DASH}
 
 
 def test_an_axis_of_less_than_an_octave_has_several_ticks():
     rows = [{"arm": arm, "environment": "B", "vs A": ratio} for arm, ratio in (("ddp", 0.85), ("zero1", 0.95))]
-    figure = figures.machines(rows)
+    figure = machines.figure(rows)
     FigureCanvasAgg(figure).draw()
     low, high = figure.axes[0].get_xlim()
     assert sum(low <= tick <= high for tick in figure.axes[0].get_xticks()) > 2
@@ -406,7 +414,7 @@ def test_an_axis_of_less_than_an_octave_has_several_ticks():
 
 def test_the_svg_is_text_the_same_each_time_and_leaves_no_style_behind(drawn):
     before = dict(matplotlib.rcParams)
-    text, again = (style.svg(figures.losses(drawn["losses"][1]), "losses") for _ in range(2))
+    text, again = (style.svg(losses.figure(drawn["losses"][1]), "losses") for _ in range(2))
     assert dict(matplotlib.rcParams) == before
     assert text == again
     assert text.startswith("<svg")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from study.report import fitting
+from study.report.topics import fitting
 from study.sweeps import protocol
 from study.theory.room import HOST_PROCESS_BYTES
 
@@ -24,10 +24,10 @@ def test_a_t4_holds_bert_large_and_its_host_not_every_offload():
 
 def test_here_without_a_gpu_the_host_holds_everything(monkeypatch):
     monkeypatch.setattr(fitting, "gpus_here", list)
-    rows = fitting.fitting("colab", "tiny", "fp32")
+    rows = fitting.table("colab", "tiny", "fp32")
     assert [row["arm"] for row in rows] == ["single", "zero2_cpu", "zero3_cpu"]
     assert all(row["GPU memory"] == "there is no GPU" and row["fits"] for row in rows)
-    assert fitting.fitting("colab", "tiny", "fp16") == [], "the tiny scale has no such cells"
+    assert fitting.table("colab", "tiny", "fp16") == [], "the tiny scale has no such cells"
 
 
 def test_what_the_host_needs_has_its_process():

@@ -13,8 +13,7 @@ from study.records import runs
 from study.records.metrics import gloo_wire_bytes
 from study.records.prediction import predicted
 from study.records.schema import Collective
-from study.report import captions
-from study.report.network import network
+from study.report.topics import network
 from study.theory import links
 
 FREE_S, OVERHEAD = 0.2, 1.06  # of the made-up runs
@@ -43,7 +42,7 @@ def rows(tmp_path_factory):
     records = [over_links(arm, mbit) for arm, mbit in cells] + [over_links("ddp", mbit, 4, 4) for mbit in (None, 200.0)]
     records += [over_links(arm, mbit, 2, 4) for arm in ("ddp", "zero2") for mbit in (None, 200.0)]
     records.append(finished("elsewhere", "ddp", precision="fp32"))
-    return network(runs.load(put(tmp_path_factory.mktemp("runs"), *records)))
+    return network.table(runs.load(put(tmp_path_factory.mktemp("runs"), *records)))
 
 
 def test_a_link_is_fitted_by_what_it_reduces_and_what_it_gathers():
@@ -77,8 +76,8 @@ def test_held_out_cells_are_predicted_from_theorys_bytes(rows):
     }
     assert all(abs(row["error"]) < 0.02 for row in held_out)
     assert all(row["median"] > 2 * row["unlimited s"] for row in held_out), "else the links would decide nothing"
-    text = captions.network(rows)
-    assert text.startswith("**Of 4 held-out cells the median error is 0.")
+    text = network.sentence(rows)
+    assert text.startswith("**Over 4 held-out cells, the median error of the prediction is 0.")
     assert "- 2 ranks, 1 pass, 50 Mbit/s: zero2 1." in text
 
 
@@ -93,8 +92,8 @@ def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
 
 
 def test_without_such_runs_there_is_nothing_to_say(tmp_path):
-    assert network(runs.load(put(tmp_path, finished("elsewhere", "ddp")))) == []
-    assert captions.network([]) == ""
+    assert network.table(runs.load(put(tmp_path, finished("elsewhere", "ddp")))) == []
+    assert network.sentence([]) == ""
 
 
 def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_them():

@@ -11,7 +11,7 @@ from study.machine.operators import NOT_ON_CPU
 from study.records import metrics
 from study.records.prediction import setup_of
 from study.records.schema import Collective, Record
-from study.report import tables
+from study.report.topics import traffic
 from study.theory import nodes
 from study.theory.architecture import describe, parameters
 from study.theory.setup import Setup
@@ -107,7 +107,7 @@ def test_the_table_of_a_folder_of_runs(tmp_path):
     counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
     of_four = finished("four", "ddp", 4)
     of_four["traffic"]["per_rank"] = [counts] * 4
-    (row,) = tables.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
+    (row,) = traffic.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
     assert (row["arm"], row["ranks"]) == ("ddp", "4")
     assert (row["inside MB"], row["between MB"], row["a node sends MB"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
 

@@ -131,7 +131,7 @@ def test_as_typed_with_its_parameters(real_runs, tmp_path):
     words = ("-p", "runs", real_runs, "-p", "baseline", "zero2", "-p", "tasks", "imdb", "-p", "data", tmp_path)
     execute("compare", out, *words)
     assert {path.suffix for path in tmp_path.glob("compare-losses.*")} == {".csv", ".svg"}
-    assert "further from zero2 than" in said(out)
+    assert "against zero2 in" in said(out)
 
 
 @pytest.fixture

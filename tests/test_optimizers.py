@@ -16,7 +16,7 @@ from study.models.config import load
 from study.records import runs
 from study.records.prediction import predicted
 from study.records.schema import Observed, Record
-from study.report import states
+from study.report.topics import states
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
 from study.spec.settings import Settings
@@ -106,7 +106,7 @@ def test_kept_records_hold_what_is_predicted():
     """For each component, the peak and each collective. The report's table shows them."""
     kept = states.of_protocol(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
     assert len({states.what_changes(run) for run in kept}) >= 6
-    rows = states.bytes_per_parameter(replace(runs.load([]), runs=tuple(kept)))
+    rows = states.table(replace(runs.load([]), runs=tuple(kept)))
     held = [row for row in rows if row["predicted"] is not None]
     assert len(held) == len(rows) > 3 * len(kept)
     for row in held:

@@ -13,8 +13,9 @@ from test_report import quick  # noqa: F401  a fixture
 from study.records import runs as records
 from study.records.privacy import without_paths
 from study.records.schema import Record
-from study.report import figures, readme, site
+from study.report import readme
 from study.report.notebook import Book, no_formula
+from study.report.topics import capacity, every_run
 
 PRIVATE = {
     "a path": "/home/alice/thesis/plan.txt",
@@ -112,11 +113,11 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
-    rows = site.tables.runs(book.runs)
+    rows = every_run.table(book.runs)
     assert {row["arm"].partition(" ")[0] for row in rows} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
     bar = {"group": "<script>$\\frac{$", "what": "rows", "arm": '=a|" <img src=x onerror=x>', "largest": 2, "size": 2}
-    book.figure(figures.capacity, [bar | {"failed size": 3}], "capacity")
+    book.figure(capacity.figure, [bar | {"failed size": 3}], "capacity")
     book.inventory()
     (svg,) = tmp_path.glob("*.svg")
     xml.etree.ElementTree.fromstring(svg.read_text())

@@ -185,8 +185,8 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, t
     bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("machines",))
-    monkeypatch.setattr(report.tables, "judged", lambda *_: [])
-    monkeypatch.setattr(report.figures, "verdicts", lambda *_: None)
+    monkeypatch.setattr(report.claims, "judged", lambda *_: [])
+    monkeypatch.setattr(report.claims, "figure", lambda *_: None)
     monkeypatch.setattr(report.style, "svg", lambda *_: "")
     monkeypatch.setattr(report, "score", lambda *_: [])
     lines: list[str] = []
@@ -204,11 +204,11 @@ def quick(monkeypatch):
     """A build with its pages, and without verdicts and notebooks, after doing `during`."""
 
     def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        monkeypatch.setattr(report.tables, "judged", lambda *_: [])
+        monkeypatch.setattr(report.claims, "judged", lambda *_: [])
         monkeypatch.setattr(report, "score", lambda *_: [])
         monkeypatch.setattr(report, "execute", lambda *_: during() or [])
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
-        monkeypatch.setattr(report.figures, "verdicts", lambda *_: None)
+        monkeypatch.setattr(report.claims, "figure", lambda *_: None)
         return report.build([runs], out, lambda text: None)
 
     return build
@@ -218,7 +218,7 @@ def test_only_what_a_build_made_is_replaced_and_only_by_a_whole_one(quick, tmp_p
     """What else a folder may hold is in test_output."""
     some_runs, out = put(tmp_path / "runs", finished("one")), tmp_path / "out"
     for place in (some_runs, tmp_path):
-        with pytest.raises(Stop, match="is or holds the runs"):
+        with pytest.raises(Stop, match="contains the runs"):
             quick(some_runs, place)
     assert quick(some_runs, out) == []
 

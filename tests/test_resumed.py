@@ -10,7 +10,8 @@ from study.machine import software
 from study.records import checkpoints, metrics
 from study.records.runs import load
 from study.records.schema import Record
-from study.report import resumed
+from study.report.topics import checkpoints as kept
+from study.report.topics import resuming
 from study.sweeps import jobs, launches, slurm, sweep
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
@@ -118,7 +119,7 @@ def runs(tmp_path):
 
 
 def test_costs(runs):
-    on_four, row = sorted(resumed.costs(runs), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
+    on_four, row = sorted(kept.table(runs), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
     assert (on_four["ranks"], on_four["load s"]) == (4, None), "only the checkpoint of two ranks was loaded"
     assert row["bytes a parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
     assert (row["share of one rank"], row["save s"], row["load s"]) == (10 / 16, 0.3, 0.5)
@@ -126,13 +127,13 @@ def test_costs(runs):
 
 
 def test_equality(runs):
-    (row,) = resumed.equality(runs)
+    (row,) = resuming.equality(runs)
     assert (row["interruptions"], row["killed at step"], row["went on after step"]) == (1, 8, 6)
     assert row["losses differ by"] == row["rates differ by"] == 0
 
 
 def test_what_went_on(runs):
-    killed, moved = resumed.went_on(runs)
+    killed, moved = resuming.table(runs)
     assert (killed["line"], killed["route"], killed["losses differ by"]) == (
         "zero2, ranks: 2",
         "killed, and resumed",
@@ -144,11 +145,11 @@ def test_what_went_on(runs):
 
 
 def test_moves(runs):
-    refused, loaded = resumed.moves(runs)
+    refused, loaded = resuming.moves(runs)
     assert (refused["from"], refused["to"], refused["route"], refused["loads"]) == (
         "zero2-2",
         "zero2-4",
-        "as it is",
+        "loaded directly",
         False,
     )
     assert refused["words"]
@@ -157,5 +158,5 @@ def test_moves(runs):
 
 
 def test_curves_of_different_lengths_are_not_compared():
-    assert resumed.furthest([1.0, 2.0], [1.0]) is None
-    assert resumed.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5
+    assert resuming.furthest([1.0, 2.0], [1.0]) is None
+    assert resuming.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5

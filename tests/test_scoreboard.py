@@ -9,7 +9,7 @@ from study.records import runs
 from study.records.prediction import architecture, predicted
 from study.records.runs import Run
 from study.records.schema import Record
-from study.report import tables
+from study.report.topics import memory
 from study.theory.architecture import describe, parameters
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
@@ -100,6 +100,6 @@ def test_a_compiled_run_is_not_predicted(tmp_path):
     plain, compiled = finished("plain", "zero2"), changed(finished("compiled", "zero2"), requested__compile=True)
     assert estimate_of(plain)
     assert estimate_of(compiled) is None
-    rows = tables.memory(runs.load(put(tmp_path, plain, compiled)))
+    rows = memory.table(runs.load(put(tmp_path, plain, compiled)))
     assert {row["source"] for row in rows if "compile" in row["group"]} == {"measured", "ZeRO paper, states"}
     assert len({row["group"] for row in rows}) == 2

@@ -12,7 +12,7 @@ from study.claims.ledger import Verdict
 from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
 from study.cli import results
 from study.records.runs import Runs
-from study.report import captions
+from study.report.topics import claims
 
 CLAIM = {"id": "X-1", "document": "000", "title": "A title (2025)", "fixed": "2026-11-20", "text": None, "read": None}
 CLAIM |= {"where": "table 1", "says": "stage 2 takes 45 GB", "kind": "memory", "value": 45e9, "unit": "bytes"}
@@ -173,12 +173,12 @@ ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
 
 def test_headlines_say_what_rests_on_real_runs():
     """Untested claims have no basis, a contradiction counts once, and premises do not count."""
-    assert captions.verdicts(ROWS) == (
+    assert claims.sentence(ROWS) == (
         "Of 3 claims about the world: **1 supported**, **1 refuted**, **1 not tested here**. The verdicts rest on "
         "**real runs (1)** and formulas (1). Of 2 that were held against their document's own numbers: "
         "**1 inconclusive**, **1 contradicts itself**. Not counted: premises, which are ours (1)."
     )
-    assert captions.verdicts([]) == ""
+    assert claims.sentence([]) == ""
 
 
 def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):

@@ -5,8 +5,9 @@ import textwrap
 from study.claims import words
 from study.records.groups import groups
 from study.records.runs import Run, Runs
-from study.report import tables
+from study.report import grouping
 from study.report.style import conditions, ordered
+from study.report.topics import traffic
 from study.spec.arms import NAMES
 from study.text.numbers import nats, size
 from study.text.tables import say, show
@@ -18,7 +19,7 @@ def by_task(runs: Runs) -> list[dict]:
     """A group for each task and model: a row for each arm, and sentences about the rows."""
     real = [run for run in runs if not run.virtual and not run.record.is_script]
     compared = []
-    for group, members in groups(real, only=tables.SETTINGS).items():
+    for group, members in groups(real, only=grouping.SETTINGS).items():
         arms = ordered(run.arm for run in members)
         rows = [_row(arm, [run for run in members if run.arm == arm], members) for arm in arms]
         if len(rows) > 1:
@@ -40,7 +41,7 @@ def _row(arm: str, repeats: list[Run], members: list[Run]) -> dict:
         "from": base.arm if aside is not None else None,
         "furthest nats": aside,
         "peak bytes": run.peak_bytes,
-        "sent bytes": sum(tables.sent_bytes(run).values()) or None,
+        "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": run.median_step_s,
         "why not": None if run.done or not run.record.error else run.record.error.message,
     }

@@ -69,7 +69,7 @@ def timeline(
     step = step_time(Setup.of_arm(model, arm, ranks=gpus, **options), machine)
     title = f"{arm} on {gpus} x {machine.gpu}, predicted: {in_words(step)}"
     if svg is not None:
-        from study.report import timeline as drawing
+        from study.report.topics import timeline as drawing
 
         drawing.save(step.timeline, title, svg)
     if as_json:

@@ -1,4 +1,4 @@
-"""The figures of the index: sizes that people train, with the prediction and published measurements beside each bar."""
+"""The figures of the index: models of usual size, with the prediction and published measurements beside each bar."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ PUBLISHED = {"color": style.VERMILION, "marker": "D", "markersize": 6, "markered
 
 @style.figure
 def memory(rows: list[dict]) -> Figure:
-    """What a rank holds at its peak under each arm, model by model, by part; predicted and published beside it."""
+    """Peak memory of a rank under each arm, model by model and by part, beside predicted and published totals."""
     models = by(rows, "model")
     arms = {
         model: style.ordered(row["arm"] for row in mine if row["basis"] == mine[0]["basis"])
@@ -28,15 +28,13 @@ def memory(rows: list[dict]) -> Figure:
     drawing, axes = style.panels([0.8 + 0.25 * len(names) for names in arms.values()])
     for ax, (model, mine) in zip(axes, models.items(), strict=True):
         _panel_of_memory(ax, mine, arms[model])
-    axes[-1].set_xlabel("held by a rank at its peak", loc="right")
+    axes[-1].set_xlabel("peak memory of a rank", loc="right")
     marks = {"predicted": PREDICTED}
     if any(row["basis"].startswith("published") for row in rows):
         marks["published, other settings"] = PUBLISHED
     entries = style.patches(PARTS) + [Line2D([], [], label=label, **look) for label, look in marks.items()]
-    text = (
-        "Each panel has its own scale. n = 1 run for each bar. Published: the same model, arm and number of GPUs, with"
-    )
-    return style.finished(drawing, entries, f"{text} other rows and passes, which the data file names.", 3)
+    text = "Each panel has its own scale. n = 1 run for each bar. Published: the same model, arm and number of GPUs,"
+    return style.finished(drawing, entries, f"{text} but other rows and passes (in the data file).", 3)
 
 
 def _panel_of_memory(ax: Axes, rows: list[dict], arms: list[str]) -> None:
@@ -75,7 +73,7 @@ def _panel_of_memory(ax: Axes, rows: list[dict], arms: list[str]) -> None:
 
 
 def _few_parts(rows: list[dict]) -> dict[str, float]:
-    """The three kinds of states, and all else as one part."""
+    """The three kinds of model states, and everything else as one part."""
     sizes = dict.fromkeys(PARTS, 0.0)
     for row in rows:
         sizes[row["part"] if row["part"] in STATES else OTHER] += row["bytes"]
@@ -113,12 +111,12 @@ def steps(rows: list[dict]) -> Figure:
         ax.margins(x=0.14, y=0.06)
         ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g} s" if value else "0")
-        style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100, predicted")
+        style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100")
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
     marks = {"predicted, with its 80 % interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD}}
     marks["measured by others"] = PUBLISHED
     sources = ", ".join(sorted({row["source"] for row in rows if row.get("source")}))
-    text = f"No run was made on a GPU here. Measured by others: {sources}; its GPUs are not named, and it does not say"
+    text = f"Nothing was measured on a GPU here. Measured by others: {sources}, which does not say on which GPUs, nor"
     return style.finished(
         drawing, style.keys([], marks), f"{text} whether activations were recomputed. DDP would not fit into 80 GB.", 2
     )
@@ -126,7 +124,7 @@ def steps(rows: list[dict]) -> Figure:
 
 @style.figure
 def traffic(rows: list[dict]) -> Figure:
-    """Bytes that a rank sends in a step, over those of DDP's all-reduce, by collective; and the ZeRO paper's figure."""
+    """Bytes that a rank sends in a step, as multiples of one all-reduce, by collective, and the ZeRO paper's number."""
     arms = style.ordered(row["arm"] for row in rows)
     drawing, (ax,) = style.panels([0.9 + 0.28 * len(arms)])
     for place, arm in enumerate(arms):
@@ -150,10 +148,9 @@ def traffic(rows: list[dict]) -> Figure:
     first = rows[0]
     words = "virtual ranks" if any(row["kind"] == "virtual" for row in rows) else "real ranks"
     style.headed(ax, f"{first['model']} on {first['ranks']} {words}", first["conditions"])
-    ax.set_xlabel("bytes that a rank sends in a step, over one all-reduce of the gradients", loc="right")
+    ax.set_xlabel("bytes that a rank sends in a step (1 = one all-reduce of the gradients)", loc="right")
     present = {row["collective"] for row in rows if row["source"] == "counted"}
     entries = style.patches({name: tone for name, tone in style.COLLECTIVES.items() if name in present})
     entries.append(Line2D([], [], label="ZeRO paper", **PREDICTED))
-    return style.finished(
-        drawing, entries, f"Counted: {style.counted(rows)}, for rings, in which an all-reduce goes round twice.", 4
-    )
+    text = f"Counted: {style.counted(rows)}. Bytes as sent in rings, where an all-reduce sends the data twice."
+    return style.finished(drawing, entries, text, 4)

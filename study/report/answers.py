@@ -1,4 +1,4 @@
-"""What the index answers first: does ZeRO change the losses, save memory, cost time, move more?
+"""What the index answers first: does ZeRO change the losses, save memory, cost time, send more?
 
 Each answer is a figure and a sentence that is computed from the rows that the figure draws. Sizes that people train
 come first where the runs have them (virtual ranks); where they have not, the models that were trained here.
@@ -11,9 +11,12 @@ from matplotlib.figure import Figure
 
 from study.outside import side_by_side
 from study.records.groups import by, groups
+from study.records.prediction import predicted
 from study.records.runs import Run, Runs
-from study.report import answer_figures, captions, figures, headline, readme, tables
+from study.report import answer_figures, grouping, headline, readme
+from study.report.topics import losses, memory, traffic
 from study.text.numbers import count, nats, size
+from study.text.words import joined
 
 PROTOCOL, RANKS = "at_scale", 8
 MEASURED, VIRTUAL, PREDICTED, PUBLISHED = "measured", "measured on virtual ranks", "predicted", "published by others"
@@ -21,15 +24,15 @@ NAMES = {"llama3-8b": "Llama-3-8B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-l
 NAMES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a BERT", "gpt-tiny": "a GPT"}
 PAPER = "ZeRO paper"  # the source of its rows
 AT_SCALE = "study sweep at_scale --runs runs/at_scale"
-FP32_NOISE = 1e-5  # nats: what the order of additions makes of fp32, see `tests/test_parity.py`
+FP32_NOISE = 1e-5  # nats: differences that come from the order of additions in fp32, see `tests/test_parity.py`
 STAGES = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "offloading"}
-STAGES |= {"fsdp2": "FSDP2"}  # of which the sentences tell
-COSTS = 1.1  # times DDP's memory or time from which something is said to cost
+STAGES |= {"fsdp2": "FSDP2"}  # the arms that the sentences name
+COSTS = 1.1  # from this multiple of DDP's time or bytes on, a sentence says that an arm costs more
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One question of the index. Without rows there is no figure, and `command` makes the runs that are missing."""
+    """The answer to one question of the index. Without rows it has no figure, but a command that makes the runs."""
 
     name: str  # of its files
     question: str
@@ -43,13 +46,13 @@ class Answer:
 
 
 def first_sentence(text: str) -> str:
-    """The sentence that answers: the first with a number, after the word that says yes or no."""
+    """The first sentence after the bold answer: it has the number."""
     end = text.find(". ", text.find("** ") + 3)
     return text if end < 0 else text[: end + 1]
 
 
 def of(runs: Runs) -> list[Answer]:
-    return [losses(runs), memory(runs), time(), traffic(runs)]
+    return [of_losses(runs), of_memory(runs), of_time(), of_traffic(runs)]
 
 
 def machines(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -59,31 +62,32 @@ def machines(runs: Iterable[Run]) -> tuple[str, ...]:
 # --- losses --------------------------------------------------------------------------------------------------------
 
 
-def losses(runs: Runs) -> Answer:
+def of_losses(runs: Runs) -> Answer:
     question, command = "Does ZeRO change the losses?", "study sweep smoke --runs runs/smoke"
     rows = trained(runs)
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
-        return Answer("losses", question, "No two arms here trained on the same rows yet.", command=command)
+        return Answer("losses", question, "No two arms have trained on the same rows yet.", command=command)
     worst = max(compared, key=lambda row: row["difference"])
-    arms, steps = len({row["arm"] for row in rows}), max(row["step"] for row in rows)
-    answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ, beyond what fp32 explains."
+    arms, steps = len({row["arm"] for row in compared}), max(row["step"] for row in rows)
+    answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ by more than fp32 rounding explains."
     names = {row["run"] for row in rows}
     mine = [run for run in runs if run.name in names]
     first = mine[0]  # a group is of one model and precision
     sentence = (
-        f"**{answer}** Training {NAMES.get(first.model, first.model)} in {first.precision}, {arms} arms stay within"
-        f" {nats(worst['difference'])} of {worst['against']} at each of {steps} steps ({worst['arm']} is furthest)."
+        f"**{answer}** With {NAMES.get(first.model, first.model)} in {first.precision}, the losses of {arms} arms stay"
+        f" within {nats(worst['difference'])} of {worst['against']}'s at each of {steps} steps"
+        f" (furthest: {worst['arm']})."
     )
-    figure = figures.losses(rows)
+    figure = losses.figure(rows)
     more = (("claims/S002-35.html", "claim S002-35"), ("compare.html#Losses", "all tasks and precisions"))
     return Answer("losses", question, sentence, rows, figure, (MEASURED,), machines(mine), more)
 
 
 def trained(runs: Runs) -> list[dict]:
-    """The losses that the README shows; where they are not here, those of the group with most arms, fp32 first."""
+    """The losses that the README shows. If there are none, those of the group with the most arms, fp32 first."""
     for chosen in (runs.select(**headline.TINY), runs.select(precision="fp32"), runs):
-        groups = by([row for row in tables.losses(chosen) if row["rows per step"]], "group").values()
+        groups = by([row for row in losses.table(chosen) if row["rows per step"]], "group").values()
         several = [rows for rows in groups if any(row["difference"] is not None for row in rows)]
         if several:
             return max(several, key=lambda rows: len({row["arm"] for row in rows}))
@@ -93,7 +97,7 @@ def trained(runs: Runs) -> list[dict]:
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def memory(runs: Runs) -> Answer:
+def of_memory(runs: Runs) -> Answer:
     question, rows = "Does it save memory?", []
     at_scale = of_scale(runs)
     tiny = trained_here(runs)
@@ -102,7 +106,7 @@ def memory(runs: Runs) -> Answer:
     if tiny:
         rows += _held(tiny[0].model, tiny, MEASURED)
     if not rows:
-        return Answer("memory", question, "No two arms here have records of their memory yet.", command=AT_SCALE)
+        return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
     members = [run for mine in at_scale.values() for run in mine] + tiny
     bases = tuple(
         basis for basis in (VIRTUAL, MEASURED, PREDICTED, PUBLISHED) if any(r["basis"] == basis for r in rows)
@@ -116,9 +120,9 @@ def memory(runs: Runs) -> Answer:
 
 
 def of_scale(runs: Runs) -> dict[str, list[Run]]:
-    """The runs of the protocol on eight virtual ranks by model: the one with most arms, then from large to small.
+    """The protocol's runs on eight virtual ranks, by model: first the one with the most arms, then from large to small.
 
-    Recomputing, where that was run.
+    If a model has runs that recompute activations, only those.
     """
     chosen = [
         run for run in runs.done if run.record.cell.protocol == PROTOCOL and run.ranks == RANKS and run.components
@@ -134,14 +138,14 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 
 
 def trained_here(runs: Runs) -> list[Run]:
-    """A run for each arm of the model that the README shows; where it is not here, of the group with most arms."""
+    """One run per arm of the model that the README shows. If there is none, of the group with the most arms."""
     known = [
         run for run in runs.done if run.components and not run.virtual and run.ranks > 1 and not run.memory_cap_gib
     ]
     alike = Runs(tuple(known)).select(**headline.TINY)
     for choice in (alike.runs, known):
         for members in sorted(
-            groups(choice, only=tables.SETTINGS).values(), key=lambda mine: -len({r.arm for r in mine})
+            groups(choice, only=grouping.SETTINGS).values(), key=lambda mine: -len({r.arm for r in mine})
         ):
             of_arm = {run.arm: run for run in reversed(members) if run.ranks == members[0].ranks}
             if "ddp" in of_arm and len(of_arm) > 1:
@@ -150,13 +154,13 @@ def trained_here(runs: Runs) -> list[Run]:
 
 
 def _held(model: str, members: list[Run], basis: str) -> list[dict]:
-    """Parts of what a rank holds at its peak, and what was predicted of it."""
+    """The parts of a rank's peak, measured and predicted."""
     run = members[0]
     about = {"model": NAMES.get(model, model), "parameters": run.parameters, "ranks": run.ranks}
     about["conditions"] = conditions(run)
     rows = []
-    for run in sorted(members, key=lambda run: tables.ORDER.get(run.arm, len(tables.ORDER))):
-        for name, held in (("measured", tables.parts(run.components)), ("predicted", predicted_parts(run))):
+    for run in sorted(members, key=lambda run: grouping.ORDER.get(run.arm, len(grouping.ORDER))):
+        for name, held in (("measured", memory.parts(run.components)), ("predicted", predicted_parts(run))):
             rows += [
                 about
                 | {
@@ -171,12 +175,12 @@ def _held(model: str, members: list[Run], basis: str) -> list[dict]:
 
 
 def predicted_parts(run: Run) -> dict[str, float]:
-    ours = tables.predicted(run.record)
-    return tables.parts(ours.at_peak) if ours else {}
+    ours = predicted(run.record)
+    return memory.parts(ours.at_peak) if ours else {}
 
 
 def conditions(run: Run) -> str:
-    """What a rank did: `1 row of 2048 tokens per pass, activations recomputed`."""
+    """What a rank did in a pass: `1 row of 2048 tokens per pass, activations recomputed`."""
     rows = f"{run.micro_batch} row{'s' * (run.micro_batch > 1)} of {run.sequence} tokens per pass"
     return f"{rows}, activations {'recomputed' if run.checkpointing else 'kept'}"
 
@@ -210,23 +214,23 @@ def _memory_in_words(rows: list[dict]) -> str:
             continue
         named = ", ".join(f"{size(held_bytes)} under stage {arm[-1]}" for arm, held_bytes in stages.items())
         billions = f"{model} ({count(mine[0]['parameters'])} parameters)" if mine[0]["parameters"] else model
-        sentences.append(
-            (min(stages.values()) < held["ddp"], f"of {billions} a rank holds {size(held['ddp'])} under DDP, {named}")
-        )
+        text = f"with {billions}, a rank holds {size(held['ddp'])} under DDP, {named}"
+        sentences.append((min(stages.values()) < held["ddp"], text))
     yes = [text for saves, text in sentences if saves]
     no = [text for saves, text in sentences if not saves]
-    parts = [f"**Yes, where states are large:** {yes[0]}." if yes else ""]
+    parts = [f"**Yes, where the model states are large:** {yes[0]}." if yes else ""]
     if len(yes) > 1:
         parts.append(f"At the small end, {yes[-1]}.")
     parts.append(f"**{'But on' if yes else 'On'} a tiny model it costs memory:** {no[-1]}." if no else "")
-    return " ".join(filter(None, parts)) or "The arms are below; DDP or a stage of ZeRO is missing among them."
+    missing = "The figure shows the arms. DDP or the stages of ZeRO are missing, so nothing is compared."
+    return " ".join(filter(None, parts)) or missing
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
 
 
-def time() -> Answer:
-    """Predicted and published: no GPU was measured here, and seconds of this machine are no answer for GPUs."""
+def of_time() -> Answer:
+    """Predicted and published times. No GPU was measured here, and times of this machine say nothing about GPUs."""
     rows = steps()
     figure, more = answer_figures.steps(rows), (("predictions.html", "how good such predictions are"),)
     where = (f"predictions: {side_by_side.RANKS} x {side_by_side.GPU}; nothing was measured on a GPU here",)
@@ -258,20 +262,20 @@ def _time_in_words(rows: list[dict]) -> str:
     ours = {row["arm"]: row["seconds"] for row in rows if row["setting"] == first and row["basis"] == PREDICTED}
     base = ours["ddp"]
     named = {arm: f"{ours[arm] / base:.2f}".rstrip("0").rstrip(".") for arm in ours}
-    words = captions.joined([f"{named[arm]} times DDP's under {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
+    words = joined([f"{named[arm]} times with {STAGES[arm]}" for arm in STAGES if arm != "fsdp2"])
     dear = [STAGES[arm] for arm in STAGES if ours[arm] > COSTS * base]
     cheap = [STAGES[arm] for arm in STAGES if ours[arm] <= COSTS * base]
     verb = "does" if len(dear) < 2 else "do"
-    lead = f"{captions.joined(dear) or 'nothing'} {verb}; {captions.joined(cheap) or 'nothing'} hardly."
+    lead = f"{joined(dear) or 'nothing'} {verb}; {joined(cheap) or 'nothing'} hardly."
     text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
-    text += f" a step takes {words}."
+    text += f" compared with DDP, a step takes {words.replace(' times', ' times as long', 1)}."
     theirs = {row["arm"]: row["seconds"] for row in rows if row["basis"] == PUBLISHED}
     if {"zero1", "zero2", "zero3"} <= theirs.keys():
         second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]
         setting = next(row["setting"] for row in rows if row["basis"] == PUBLISHED)
         text += (
-            f" With {setting}, others measured {second:.2g} times as long under stage 2 as under stage 1, and"
-            f" {third:.2g} times under stage 3."
+            f" With {setting} in a step, others measured that stage 2 takes {second:.2g} times as long as stage 1,"
+            f" and stage 3 {third:.2g} times."
         )
     return text
 
@@ -279,13 +283,13 @@ def _time_in_words(rows: list[dict]) -> str:
 # --- bytes ---------------------------------------------------------------------------------------------------------
 
 
-def traffic(runs: Runs) -> Answer:
-    """Of the largest model on virtual ranks; else of the model that was trained here."""
-    question, at_scale = "Does it move more?", of_scale(runs)
+def of_traffic(runs: Runs) -> Answer:
+    """For the first model on virtual ranks; if there is none, for the model that was trained here."""
+    question, at_scale = "Does it send more?", of_scale(runs)
     members = [run for run in next(iter(at_scale.values()), None) or trained_here(runs) if run.traffic]
-    rows = [row for row in tables.traffic(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
+    rows = [row for row in traffic.table(Runs(tuple(members))) if row["source"] in ("counted", PAPER)]
     if "ddp" not in (counted := sent(rows, "counted")) or len(counted) < 2:
-        return Answer("traffic", question, "No two arms here have counted what they send yet.", command=AT_SCALE)
+        return Answer("traffic", question, "No two arms have records of what they send yet.", command=AT_SCALE)
     model, basis = NAMES.get(members[0].model, members[0].model), VIRTUAL if members[0].virtual else MEASURED
     rows = [row | {"model": model, "conditions": conditions(members[0])} for row in rows]
     more = (("claims/L-32.html", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs"))
@@ -296,7 +300,7 @@ def traffic(runs: Runs) -> Answer:
 
 
 def sent(rows: list[dict], source: str) -> dict[str, float]:
-    """Bytes that a rank sends in a step, over those of one all-reduce, by arm."""
+    """Bytes that a rank sends in a step, as a multiple of one all-reduce, by arm."""
     chosen = by([row for row in rows if row["source"] == source], "arm")
     return {arm: sum(row["times"] for row in mine) for (arm,), mine in chosen.items()}
 
@@ -304,13 +308,14 @@ def sent(rows: list[dict], source: str) -> dict[str, float]:
 def _traffic_in_words(rows: list[dict]) -> str:
     counted, paper = sent(rows, "counted"), sent(rows, PAPER)
     times = {arm: counted[arm] / counted["ddp"] for arm in STAGES if arm in counted}
-    named = captions.joined([f"{factor:.2g} times DDP's bytes under {STAGES[arm]}" for arm, factor in times.items()])
+    named = joined([f"{factor:.2g} times with {STAGES[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
-    text = f"**{answer}** Of {rows[0]['model']}, a rank sends {named or 'as much as DDP'}."
+    text = f"**{answer}** Compared with DDP, a rank that trains {rows[0]['model']} sends"
+    text += f" {named.replace(' times', ' times as many bytes', 1) or 'as many bytes'}."
     if off := [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]:
         stages = f"stage{'s' * (len(off) > 1)} {' and '.join(arm[-1] for arm in off)}"
-        text += f" The ZeRO paper expects as much as DDP of {stages}: DeepSpeed all-reduces gradients, as DDP does,"
-        text += " and then gathers the weights."
+        text += f" For {stages}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because it"
+        text += " all-reduces the gradients, as DDP does, and then gathers the weights."
     return text
 
 

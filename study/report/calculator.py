@@ -1,4 +1,4 @@
-"""The page that answers `study estimate` without a server: its formulas are in JavaScript, its data are written here.
+"""The page that answers `study estimate` without a server: the formulas are in JavaScript, this module writes the data.
 
 What Python resolves once (configs of arms, shapes of models, datasheets, constants) goes into the page as JSON; what
 depends on the reader's numbers is computed in `templates/calculator-*.js`. tests/test_calculator.py holds the two
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from study.machine.gpus import GPUS
 from study.outside.written import accuracy
-from study.report import charts, style, tables
+from study.report import charts, style
 from study.report.templating import write_page
+from study.report.topics import memory
 from study.spec.shapes import SHAPES, VOCABULARY
 from study.text.numbers import size
 from study.theory import pace, papers, schedule, work
@@ -24,8 +25,8 @@ from study.theory.room import HOST_PROCESS_BYTES
 from study.theory.setup import Setup, arm_named
 
 SCRIPTS = tuple(f"calculator{part}.js" for part in ("-model", "-memory", "-fsdp", "-time", ""))
-# Decoders of today whose sizes everybody asks for. They are computed as `study estimate --params --ffn` does: a look at
-# a model's own config is more exact.
+# Common current decoders. They are computed as `study estimate --params --ffn` does; tracing a model from its config is
+# more exact.
 DECODERS = ("llama3-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "olmo2-7b", "phi3-mini")
 OWN = "own numbers"
 # The arms whose formulas the page has. One that shards within groups of ranks needs them ported first.
@@ -51,7 +52,7 @@ ENGINE = (
 
 
 def write(out: Path, titles: dict[str, str]) -> None:
-    """The page. What it shows before a script runs, or without one, is what Python answers to its first question."""
+    """The page. Before its script runs, and without JavaScript, it shows Python's answer to the first question."""
     model_names = [(name, name) for name in models()] + [(OWN, "my own numbers")]
     choices = {"model_names": model_names, "gpu_names": [(name, name) for name in GPUS], "shown": FIRST | _sizes()}
     choices |= {"precisions": list(PRECISIONS.items()), "scripts": SCRIPTS, "last_decoder": DECODERS[-1]}
@@ -75,7 +76,7 @@ def _bars() -> charts.Bars:
     model = Architecture(**models()[FIRST["model"]])
     values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
     setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in ARMS}
-    parts = {name: tables.parts(estimate(setup).at_peak) for name, setup in setups.items()}
+    parts = {name: memory.parts(estimate(setup).at_peak) for name, setup in setups.items()}
     return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
 
@@ -94,13 +95,13 @@ def data() -> dict:
         "host_process_bytes": HOST_PROCESS_BYTES,
         "miss": MISS,
         "precisions": PRECISIONS,
-        "part_of": {role: part for part, roles in tables.PARTS.items() for role in roles},
-        "colours": {part: style.PARTS[part] for part in tables.PARTS},
+        "part_of": {role: part for part, roles in memory.PARTS.items() for role in roles},
+        "colours": {part: style.PARTS[part] for part in memory.PARTS},
     }
 
 
 def models() -> dict[str, dict]:
-    """The dimensions of the models that have formulas, by name: decoders of today first, then the built-in shapes."""
+    """The dimensions of the models that have formulas, by name: current decoders first, then the built-in shapes."""
     built_in = [name for name, shape in SHAPES.items() if shape["model_type"] in FAMILIES]
     decoders = {name: asdict(work.as_architecture(SHAPES[name])) for name in DECODERS}
     return decoders | {name: asdict(describe(name, VOCABULARY)) for name in built_in if not name.endswith("-micro")}

@@ -1,4 +1,4 @@
-"""Small charts of the pages that there are hundreds of: geometry for `templates/charts.html`, which draws it.
+"""Small charts for pages that exist by the hundred: geometry, which `templates/charts.html` draws.
 
 matplotlib would take a tenth of a second and 20 kB for each. Colours are those of `style`, so that a part, a collective
 or an arm looks the same on every page.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from study.report import style
 from study.text.numbers import short, size
 
-WIDTH, HEIGHT = 560, 230
-LEFT, RIGHT, TOP, BOTTOM = 62, 546, 14, 188  # the frame in which values are drawn
+WIDTH, HEIGHT = 560, 254
+LEFT, RIGHT, TOP, BOTTOM = 62, 546, 38, 212  # the frame in which values are drawn
 MOST_TICKS = 6
 Series = Mapping[str, Iterable[tuple[float, float]]]  # points (x, y) by the name of their line
 UNSEEN = 2e-4  # of the longest bar: a tenth of a dot. What is smaller stands in the table below a bar

@@ -24,7 +24,7 @@ NOTHING = "nothing yet"  # what a claim rests on that was not tested
 
 @dataclass(frozen=True)
 class Document:
-    """Where claims come from, as a reader knows it."""
+    """A document with claims, as a reader knows it."""
 
     id: str
     name: str
@@ -35,8 +35,14 @@ class Document:
     number_of: dict[str, int] = field(default_factory=dict)  # of its claims, by verdict
 
 
+def label(document: str) -> str:
+    """A document in a figure: `P1: ZeRO paper`. An id that is a word, such as `pages`, is left out."""
+    name = tomllib.loads(DOCUMENTS.read_text()).get(document, {}).get("name", document)
+    return name if document.islower() or name == document else f"{document}: {name.removeprefix('The ')}"
+
+
 def documents(verdicts: Iterable[Verdict]) -> list[Document]:
-    """The documents of some claims, in the order of the claims. One that is not known here has its own title alone."""
+    """The documents of some claims, in the order of the claims. An unknown document has only its title."""
     known, titles, counts = tomllib.loads(DOCUMENTS.read_text()), {}, {}
     for verdict in verdicts:
         titles.setdefault(verdict.claim.document, verdict.claim.title)
@@ -75,27 +81,25 @@ def _choices(known: list[Document]) -> list[tuple[str, str, dict[str, str]]]:
 def page(verdict: Verdict) -> dict:
     """What the page of a claim says, besides its evidence: lists of a label and a text."""
     claim = verdict.claim
-    premise = "A premise of ours: the authors imply it at most, and it is not counted among their claims."
+    premise = "This is our premise. The authors at most imply it, so it is not counted among their claims."
     tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
     conditions = [f"{name} {words.condition_words(name, value)}" for name, value in claim.conditions.items()]
     left_open = [f"{_name(each)}: {words.values_words(values)}" for each, values in _left_open(claim).items()]
     return {
         "sentence": words.plainly(verdict),
         "premise": premise if claim.premise else "",
-        "written": _known(
-            ("Where", " ".join(claim.where.split())), ("How it was read", claim.read and _flat(claim.read))
-        ),
+        "written": _known(("Where", " ".join(claim.where.split())), ("What we read", claim.read and _flat(claim.read))),
         "found": _known(
             ("Claimed", _claimed(claim, verdict) and _claimed(claim, verdict) + tolerance),
             ("Found", words.found_words(verdict, claim.unit)),
             ("Rests on", words.basis_words(verdict)),
-            ("Under the conditions", ", ".join(conditions)),
+            ("Conditions", ", ".join(conditions)),
             ("The document leaves open", "; ".join(left_open)),
             ("Holds with", _cases(verdict.holds_under)),
             ("Fails with", _cases(verdict.fails_under)),
             ("Working", verdict.working),
-            ("How the claim was read", _flat(claim.reading or "")),
-            ("One contradiction of several cells", claim.contradiction),
+            ("How we read the claim", _flat(claim.reading or "")),
+            ("Part of the contradiction", claim.contradiction),
         ),
         "differs": list(verdict.differs),
         "changed_by": _changed_by(verdict),
@@ -104,7 +108,7 @@ def page(verdict: Verdict) -> dict:
 
 
 def _left_open(claim: Claim) -> dict[str, list]:
-    """What the document does not say, without what only the code has a name for."""
+    """What the document does not say, without arguments that only mean something in the code."""
     return {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
 
 
@@ -136,7 +140,7 @@ def _claimed(check: Check, verdict: Verdict) -> str:
 
 
 def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
-    """A further check, which is shown and does not decide."""
+    """A further check: it is shown, but does not decide."""
     pairs = [("Claimed", _claimed(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
     about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
     return about | {"pairs": _known(*pairs, ("Working", verdict.working))}

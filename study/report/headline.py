@@ -11,14 +11,15 @@ from matplotlib.figure import Figure
 from study.claims.verdict import REFUTED
 from study.records.groups import by
 from study.records.runs import Runs
-from study.report import style, tables
+from study.report import style
+from study.report.topics import losses, memory, traffic
 from study.text.numbers import nats, size
 
 BASELINE = "ddp"
 AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}
 AT_SCALE |= {"sequence": 2048, "micro_batch": 1, "accumulation": 1}
 TINY = {"task": "imdb", "model": "bert-tiny", "ranks": 2, "virtual": False, "precision": "fp32", "steps": 24}
-SHOWN = ("weights", "gradients", "optimizer")  # the other parts are one: what is no model state
+SHOWN = ("weights", "gradients", "optimizer")  # the model states; everything else is one part
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,17 @@ class Headline:
 
 
 def of(runs: Runs) -> Headline | None:
-    """None where the runs lack what one of the panels shows."""
-    losses = by([row for row in tables.losses(runs.select(**TINY)) if row["rows per step"]], "group")
-    trained = max(losses.values(), key=lambda rows: len({row["arm"] for row in rows}), default=[])
+    """None if the runs lack something that a panel shows."""
+    groups = by([row for row in losses.table(runs.select(**TINY)) if row["rows per step"]], "group").values()
+    trained = max(groups, key=lambda rows: len({row["arm"] for row in rows}), default=[])
     at_scale = runs.select(**AT_SCALE)
-    memory = _measured(at_scale)
-    traffic, tiny = tables.traffic(at_scale), _measured(runs.select(**TINY))
-    complete = all(any(row["arm"] == BASELINE for row in rows) for rows in (trained, memory, traffic, tiny))
-    return Headline(trained, memory, traffic, tiny) if complete else None
+    held, sends, tiny = _measured(at_scale), traffic.table(at_scale), _measured(runs.select(**TINY))
+    complete = all(any(row["arm"] == BASELINE for row in rows) for rows in (trained, held, sends, tiny))
+    return Headline(trained, held, sends, tiny) if complete else None
 
 
 def _measured(runs: Runs) -> list[dict]:
-    return [row for row in tables.memory(runs) if row["source"] == "measured"]
+    return [row for row in memory.table(runs) if row["source"] == "measured"]
 
 
 def held_bytes(headline: Headline) -> dict[str, float]:
@@ -57,7 +57,7 @@ def sent(headline: Headline, source: str = "counted") -> dict[str, float]:
 
 
 def largest_difference(headline: Headline) -> float:
-    """Between the losses of any arm and DDP's, at any step, in nats."""
+    """The largest difference of any arm's loss from DDP's at any step, in nats."""
     return max(row["difference"] for row in headline.losses if row["difference"] is not None)
 
 
@@ -90,12 +90,12 @@ def _about_script(verdicts: list[dict]) -> list[str]:
 
 
 def beyond_papers(verdicts: list[dict]) -> list[str]:
-    """What these people found out that no paper says: a sentence for each claim that these verdicts refute."""
+    """Findings that no paper states: one sentence for each of these claims that is refuted."""
     refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
     known = {
-        "L-32": "**Stages 1 and 2 send more than DDP,** not as much: DeepSpeed all-reduces gradients, and then gathers"
+        "L-32": "**Stages 1 and 2 send more than DDP,** because DeepSpeed all-reduces the gradients and then gathers"
         " the weights.",
-        "L-67": "**Without a GPU, Accelerate trains no FSDP2** although its config asks for it, and does not warn.",
+        "L-67": "**Without a GPU, Accelerate does not use FSDP2,** even if its config asks for it, and does not warn.",
     }
     lines = [f"{text} ([{claim}](claims/{claim}.html))" for claim, text in known.items() if claim in refuted]
     return lines + [
@@ -122,10 +122,10 @@ def _sums(rows: list[dict], value: str) -> dict[str, float]:
 def picture(headline: Headline) -> Figure:
     """Three panels side by side: the losses lie on each other; memory by part; bytes sent, and the paper's figure."""
     drawing = Figure(figsize=(2 * style.WIDTH, 3.6), layout="constrained")
-    losses, memory, traffic = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
-    _draw_losses(losses, headline)
-    _draw_memory(memory, headline)
-    _draw_traffic(traffic, headline)
+    left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.25, 1.1))
+    _draw_losses(left, headline)
+    _draw_memory(middle, headline)
+    _draw_traffic(right, headline)
     return drawing
 
 

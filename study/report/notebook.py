@@ -19,8 +19,9 @@ from study.claims import evidence
 from study.errors import Stop
 from study.inputs.files import below
 from study.records import runs as records
-from study.report import captions, figures, tables
+from study.report import grouping
 from study.report.style import conditions, svg
+from study.report.topics import claims, losses
 from study.spec.arms import all_paths
 from study.spec.settings import Settings
 from study.text.numbers import quantity, short
@@ -30,7 +31,16 @@ NAME = "study_name"  # in the metadata of an output: its file in the data folder
 VERDICTS, SCORES = "verdicts.json", "scores.json"  # in the data folder
 TASKS = get_args(get_type_hints(Settings)["task"])
 PARITY = ["group", "line", "against", "largest difference", "seeds differ by", "final loss", "steps", "n"]
-CLAIMS = ["claim", "verdict", "basis", "plainly", "working", "missing", "quote", "where"]
+CLAIMS = ["claim", "verdict", "basis", "plainly", "quote"]  # the page of a claim has the rest
+# Headings of columns whose names are too short for a reader; CSV files keep the names.
+HEADINGS = {
+    "n": "runs",
+    "s/step": "s per step",
+    "plainly": "in words",
+    "against": "compared with",
+    "words": "error message",
+}
+OUTCOMES = {"oom": "out of memory", "host_oom": "out of host memory"}  # other outcomes are words
 
 
 class Book:
@@ -44,13 +54,13 @@ class Book:
                 raise Stop(f"runs = {str(folder)!r} is not a folder", f"give folders with runs (there are {known})")
 
     def inventory(self) -> None:
-        """Say what was read: how many runs, with what outcome, and what could not be read."""
+        """Say how many runs were read, how they ended, and what could not be read."""
         counts = Counter(run.status for run in self.runs)
         where = ", ".join(f"`{folder}`" for folder in self.runs.folders)
-        outcomes = ", ".join(f"{count} {status}" for status, count in counts.items())
+        outcomes = ", ".join(f"{count} {OUTCOMES.get(status, status)}" for status, count in counts.items())
         text = f"**{len(self.runs)} runs** below {where}: {outcomes or 'none'}."
         if len({run.environment for run in self.runs}) > 1:
-            text += " A letter, as in environment C, is a machine, its software and a commit: `machines` lists them."
+            text += " An environment is a machine with its software and commit; the notebook `machines` lists them."
         say(text)
         if self.runs.set_aside:
             say("Set aside:\n\n" + "\n".join(f"- {sentence}" for sentence in set_aside(self.runs)))
@@ -66,7 +76,7 @@ class Book:
         return chosen
 
     def figure(self, draw: Callable, rows: list[dict], name: str, command: str = "", **options) -> None:
-        """Draw a table of rows, or say which command gives them."""
+        """Draw rows as a figure, or say which command makes them."""
         if not rows:
             return missing(f"the figure “{name}”", command)
         purpose = (draw.__doc__ or "").partition("\n")[0]
@@ -81,36 +91,37 @@ class Book:
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
     def figures(self, draw: Callable, rows: list[dict], name: str, command: str = "", most: int = 4, **options) -> None:
-        """One figure for each group, those with most arms first, and how many groups are not drawn."""
+        """One figure per group, those with the most arms first, and a sentence about the groups that are not drawn."""
         groups = {row["group"] for row in rows}
-        for number, mine in enumerate(captions.largest_groups(rows, most) or [[]], 1):
+        for number, mine in enumerate(grouping.largest_groups(rows, most) or [[]], 1):
             self.figure(draw, mine, f"{name}-{number}" if len(groups) > 1 else name, command, **options)
         if len(groups) > most:
-            say(f"Drawn: {most} of {len(groups)} groups of runs, those with most arms.")
+            which = "group of runs" if most == 1 else f"{most} groups of runs"
+            say(f"Drawn: the {which} with the most arms, of {len(groups)}.")
 
     def table(
         self, rows: list[dict], name: str, command: str = "", columns: list | dict | None = None, most: int = 60
     ) -> None:
-        """Rows as a table, or which command gives them. `columns` may be a dictionary of columns and headings."""
+        """Rows as a table, or which command makes them. `columns` may be a dictionary of columns and headings."""
         if not rows:
             return missing(f"the table “{name}”", command)
         self._write(name, rows)
         text = as_html(rows[:most], columns or list(pd.DataFrame(rows)))
         display({"text/html": text, "text/plain": f"table {name}"}, raw=True, metadata={NAME: f"{self.name}-{name}"})
         if len(rows) > most:
-            say(f"Shown: the first {most} of {len(rows)} rows. The CSV that the report makes has all of them.")
+            say(f"Shown: the first {most} of {len(rows)} rows. The CSV file of the report has all of them.")
 
     def losses(self, rows: list[dict], command: str, most: int = 2) -> None:
-        """The losses of `tables.losses`: a sentence, figures, and how far each arm is from the baseline."""
-        parity = tables.parity(rows)
-        say(captions.losses(parity))
-        self.figures(figures.losses, rows, "losses", command, most)
+        """The losses of `losses.table`: a sentence, figures, and how far each arm is from the baseline."""
+        parity = losses.parity(rows)
+        say(losses.sentence(parity))
+        self.figures(losses.figure, rows, "losses", command, most)
         self.table(parity, "parity", command, PARITY)
 
     def claims(self, document: str) -> None:
-        """The verdicts on the claims of one document."""
+        """The verdicts on the claims of one document; `study claims ID` shows the rest of each."""
         rows = self.verdicts(document)
-        say(captions.verdicts(rows))
+        say(claims.sentence(rows))
         self.table(rows, "claims", columns=CLAIMS, most=len(rows))
 
     def _write(self, name: str, rows: list[dict]) -> None:
@@ -118,17 +129,17 @@ class Book:
             write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
-        """The claims of one document, or of all, with their verdicts. A claims file that is wrong is said to be."""
+        """The claims of one document, or of all, with their verdicts. If a claims file is wrong, it says so."""
         if rows := self._kept(VERDICTS):
             return [row for row in rows if document in (None, row["document"])]
         try:
-            return tables.verdicts(self.runs, document)
+            return claims.table(self.runs, document)
         except Stop as stop:
             say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
             return []
 
     def scores(self) -> list[dict]:
-        """The cells of the scoreboard, which needs DeepSpeed and is therefore made by the report."""
+        """The cells of the scoreboard. Only the report makes them, because that needs DeepSpeed."""
         return self._kept(SCORES)
 
     def _kept(self, name: str) -> list[dict]:
@@ -141,7 +152,7 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def set_aside(runs: records.Runs) -> list[str]:
-    """What could not be read, with paths as seen from the folders that were given: no page tells of the machine."""
+    """What could not be read, with paths relative to the given folders: no page shows paths of the machine."""
     sentences = list(runs.set_aside)
     for folder in runs.folders:
         sentences = [text.replace(f"{folder.resolve()}/", f"{folder.resolve().name}/") for text in sentences]
@@ -149,14 +160,14 @@ def set_aside(runs: records.Runs) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Sentences, as Markdown. Nothing where there is nothing to say."""
+    """Show text as Markdown; nothing if it is empty."""
     if text:
         display(Markdown(text))
 
 
 def missing(what: str, command: str) -> None:
-    """Name what is not here, and the command that makes it."""
-    say(f"> **Not here yet:** {what}." + (f" `{command}` makes it." if command else ""))
+    """Say what is missing, and the command that makes it."""
+    say(f"> **Not here yet:** {what}." + (f" To make it: `{command}`." if command else ""))
 
 
 def as_html(rows: list[dict], columns: list | dict) -> str:
@@ -164,7 +175,7 @@ def as_html(rows: list[dict], columns: list | dict) -> str:
 
     Where rows of one group follow each other, the group is a heading above them and no column.
     """
-    headings = dict(columns) if isinstance(columns, dict) else {name: name for name in columns}
+    headings = dict(columns) if isinstance(columns, dict) else {name: HEADINGS.get(name, name) for name in columns}
     together = [(name, list(mine)) for name, mine in itertools.groupby(rows, lambda row: row.get("group"))]
     if "group" in headings and 2 * len(together) <= len(rows):
         del headings["group"]

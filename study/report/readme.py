@@ -18,7 +18,8 @@ from study.errors import Stop
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
-from study.report import captions, figures, headline, style, tables
+from study.report import headline, style
+from study.report.topics import claims
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
@@ -49,7 +50,7 @@ def judge(text: str) -> dict[str, Judged]:
     """The runs and verdicts of the folders that the marked parts of a text name."""
     folders = dict.fromkeys(marked[3] for marked in MARKED.finditer(text))
     loaded = {folder: records.load(folder) for folder in folders}
-    return {folder: Judged(runs, tables.verdicts(runs)) for folder, runs in loaded.items()}
+    return {folder: Judged(runs, claims.table(runs)) for folder, runs in loaded.items()}
 
 
 def renew(readme: Path) -> None:
@@ -71,12 +72,12 @@ def renewed(text: str, by_folder: dict[str, Judged]) -> str:
 
 def drawn(judged: Judged) -> str:
     """The verdicts by document, as a figure."""
-    return style.svg(figures.verdicts(judged.verdicts), "Verdicts by document")
+    return style.svg(claims.figure(judged.verdicts), "Verdicts by document")
 
 
 def answers(folder: str, judged: Judged) -> str:
     """The picture and the findings, as Markdown. Where records lack what the picture shows, the verdicts alone."""
-    lines = [captions.verdicts(judged.verdicts)]
+    lines = [claims.sentence(judged.verdicts)]
     if answer := headline.of(judged.runs):
         findings = enumerate(headline.findings(answer, judged.verdicts), 1)
         picture = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
@@ -92,7 +93,7 @@ def verdicts(folder: str, judged: Judged) -> str:
         {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"} | {name: row[name] for name in VERDICTS}
         for row in ledger.by_basis(rows)
     ]
-    lines = [captions.verdicts(rows), "", *table(documents), "", *table(bases), ""]
+    lines = [claims.sentence(rows), "", *table(documents), "", *table(bases), ""]
     lines += [f"From {len(runs)} runs below `{folder}`, on:", ""]
     lines += [f"- {place}" for place in dict.fromkeys(map(machine, runs.done))]
     return "\n".join(lines).strip() + "\n"

@@ -1,4 +1,4 @@
-"""A page for each run: what became of it, its curves, its memory, what it moved, and what is wrong or costly in it."""
+"""A page for each run: how it ended, its curves, memory and traffic, its problems and avoidable costs."""
 
 import contextlib
 import itertools
@@ -19,8 +19,9 @@ from study.records.prediction import predicted
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
-from study.report import charts, claim_pages, style, tables
+from study.report import charts, claim_pages, style
 from study.report.templating import write_page
+from study.report.topics import every_run, memory
 from study.spec.shapes import SHAPES, shape_of
 from study.text.numbers import count, short, size
 from study.theory.architecture import FAMILIES
@@ -53,7 +54,7 @@ def write(
     """
     rows, problems, resting = [], [], claim_pages.used_by(verdicts)
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
-    for row, run in zip(tables.runs(runs), runs, strict=True):
+    for row, run in zip(every_run.table(runs), runs, strict=True):
         try:
             row, slug, texts = without_paths(row), names[run], _texts(run.folder)
             for file, content in texts.items():
@@ -69,7 +70,7 @@ def write(
 
 
 def page(run: Run) -> dict:
-    """What the page of a run shows, without what tells of the machine."""
+    """What the page of a run shows, without paths of the machine."""
     record = without_paths(run.record.model_dump(by_alias=True))
     judged, unknown = findings.looked_at(run.record)
     ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
@@ -105,7 +106,7 @@ def _results(run: Run) -> dict[str, str]:
             ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
             ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
             (peak_of, run.peak_bytes and size(run.peak_bytes)),
-            ("in collectives per rank and step", moved and size(moved)),
+            ("in collectives, per rank and step", moved and size(moved)),
             ("parameters", run.parameters and count(run.parameters)),
         )
         if text
@@ -118,13 +119,13 @@ def _losses(run: Run) -> dict | None:
         names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
         points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
         series = dict(zip(names, points, strict=True))
-        title, caption = f"Losses of {len(trainings)} trainings in one process", "Nats, as the script logged them."
+        title, caption = f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
     else:
         evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
         series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
         ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
         title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
-        caption = "Nats, at each optimizer step; the mean over ranks."
+        caption = "Mean over ranks, at each optimizer step."
     drawn = charts.chart(series, "optimizer step", "loss (nats)")
     return drawn and {"title": title, "chart": drawn, "caption": caption}
 
@@ -139,14 +140,14 @@ def _seconds(run: Run) -> dict | None:
 
 
 def _memory(run: Run) -> dict | None:
-    """What the rank that held most held at its peak and after a step, and what formulas say of the peak."""
+    """Memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
     fullest = _fullest(run)
     if fullest is None:
         return None
     held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
     if estimate := _predicted(run):
         held[FORMULAS] = estimate
-    stacks = {name: tables.parts(components) for name, components in held.items() if components}
+    stacks = {name: memory.parts(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
@@ -162,7 +163,7 @@ def _fullest(run: Run) -> RankComponents | None:
 
 
 def _predicted(run: Run) -> dict[str, int] | None:
-    """Components by formulas. None for a model that has none: it would have to be looked at, which takes seconds."""
+    """Components by formulas. None for a model without formulas: tracing it would take seconds."""
     shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
     if shape.get("model_type") not in FAMILIES or not run.done:
         return None
@@ -188,21 +189,21 @@ def _traffic(run: Run) -> dict | None:
     colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
     drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
     calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
-    title = f"Collectives over {size(sum(moved.values()))} in a step"
+    title = f"The collectives of a step handle {size(sum(moved.values()))}"
     return {"title": title, "bars": drawn, "calls": calls}
 
 
 def _asked(record: Record) -> Iterator[dict]:
-    """What was asked for beside what was read back from the prepared objects, where one of both is known."""
+    """Each requested setting beside the one read back from the prepared objects, if one of the two is known."""
     promised, wanted, seen = Facts(record).promised, record.requested, record.observed
     weights = seen.dtypes.get("weights")
     precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
-    pairs = (  # and whether the two are of a kind, so that they can be held against each other
+    pairs = (  # the last value: whether the two can be compared
         ("arm", wanted.arm, seen.arm, True),
         ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
         ("ZeRO stage", promised.stage, seen.stage, True),
-        ("optimizer states are kept", promised.offload_optimizer, seen.offload_optimizer, True),
-        ("weights are kept", promised.offload_param, seen.offload_param, True),
+        ("optimizer states offloaded to", promised.offload_optimizer, seen.offload_optimizer, True),
+        ("weights offloaded to", promised.offload_param, seen.offload_param, True),
         ("passes per step", promised.accumulation, seen.accumulation, True),
         ("activation checkpointing", promised.checkpointing, seen.checkpointing, True),
         ("gradient clipping", promised.clipping, seen.clipping, True),
@@ -219,7 +220,7 @@ def _asked(record: Record) -> Iterator[dict]:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """What a run folder holds, without what tells of the machine. A link may lead anywhere, and is left out."""
+    """The files of a run folder, without paths of the machine. Symbolic links are left out: they may lead anywhere."""
     texts = {}
     for name in RAW:
         with contextlib.suppress(OSError):

@@ -35,18 +35,16 @@ from study.records.runs import Runs
 from study.report import (
     answers,
     calculator,
-    captions,
     claim_pages,
-    figures,
     headline,
     notebook,
     run_pages,
     style,
-    tables,
 )
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.templating import TEMPLATES, write_page
+from study.report.topics import claims
 from study.spec.arms import ROOT
 from study.text.tables import say
 
@@ -56,7 +54,7 @@ SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
 def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
-    """What `study report` does. The exit code is 1 where a notebook failed."""
+    """What `study report` does. The exit code is 1 if a notebook failed."""
     if readme:
         digest.check(readme)  # before the minutes that a build takes
     failed = build(list(runs), out)
@@ -75,8 +73,8 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
             (site / name).mkdir()
-        judged = tables.judged(runs)
-        verdicts = [tables.verdict(each) for each in judged]
+        judged = claims.judged(runs)
+        verdicts = [claims.row(each) for each in judged]
         for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
             (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
@@ -87,12 +85,12 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> l
 
 
 def check(runs: Runs, out: Path) -> None:
-    """A Stop where there is nothing to report, or where the site would replace the runs."""
+    """Stop if there is nothing to report, or if the site would replace the runs."""
     for folder in runs.folders:
         if not folder.is_dir():
             raise Stop(f"--runs {folder} is not a folder", "give folders with runs")
         if folder.resolve().is_relative_to(out.resolve()):
-            raise Stop(f"--out {out} is or holds the runs in {folder}", "give an --out beside or below them")
+            raise Stop(f"--out {out} contains the runs in {folder}", "choose a folder that does not contain them")
     if not len(runs):
         first = f": {runs.set_aside[0]}" if runs.set_aside else ""
         folders = ", ".join(map(str, runs.folders))
@@ -100,7 +98,7 @@ def check(runs: Runs, out: Path) -> None:
 
 
 def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
-    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none where that fails."""
+    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
     folders = sorted(f"{run.folder}\n" for run in runs.done if run.components)
     if not folders:
         return []
@@ -108,13 +106,13 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
     scored = subprocess.run(command, input="".join(folders), capture_output=True, text=True, check=False)
     if scored.returncode != 0:
         last = (scored.stderr.strip().splitlines() or [f"it ended with {scored.returncode}"])[-1]
-        say(f"there is no scoreboard of memory predictors in this report: {last}")
+        say(f"this report has no scoreboard of memory predictors: {last}")
         return []
     return json.loads(scored.stdout)
 
 
 def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[str], None]) -> list[str]:
-    """Execute every notebook in a process of its own. Of one that fails, what it has shown is kept, with its error."""
+    """Execute every notebook in a process of its own. A notebook that fails keeps its outputs and its error."""
     failed, parameters = [], {"runs": ",".join(map(str, folders)), "data": str(data or "")}
     # Forked, because a kernel for each would import everything anew, four seconds of it. In their own sessions, because
     # Ctrl-C is for this process, which ends them.
@@ -131,7 +129,7 @@ def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[s
 
 @contextlib.contextmanager
 def _ended_with_us() -> Iterator[None]:
-    """When this process is interrupted, those of the pool and what they have started end at once."""
+    """If this process is interrupted, the processes of the pool and their children end at once."""
     try:
         yield
     except BaseException:
@@ -200,14 +198,15 @@ def _answer(answer: Answer, out: Path) -> dict:
 
 def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
     """All pages, from the runs, the verdicts and the executed notebooks."""
-    verdicts, slugs = [tables.verdict(each) for each in judged], run_pages.slugs(runs)
+    verdicts, slugs = [claims.row(each) for each in judged], run_pages.slugs(runs)
     paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
     cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
     titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
+    known = {each.claim.id for each in judged}
     for name, cells in cells_of.items():
         texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
         headings = re.findall(r"^## (.*)$", "\n".join(texts), re.MULTILINE)
-        about = {"title": titles[name], "headings": headings, "failed": name in failed}
+        about = {"title": titles[name], "headings": headings, "failed": name in failed, "claims": known}
         write_page(out / f"{name}.html", "notebook.html", cells=cells, titles=titles, here=name, **about)
     rows, problems = run_pages.write(runs, slugs, judged, out / "run", titles)
     with_page = {run: slug for run, slug in slugs.items() if below(out / "run", f"{slug}.html").exists()}
@@ -217,8 +216,8 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
         "answers": [_answer(each, out) for each in answers.of(runs)],
         "advice": answers.advice(),
         "findings": headline.beyond_papers(verdicts),
-        "figure": style.svg(figures.verdicts(verdicts), "verdicts", figures.verdicts.__doc__),
-        "headline": captions.verdicts(verdicts),
+        "figure": style.svg(claims.figure(verdicts), "verdicts", claims.figure.__doc__),
+        "headline": claims.sentence(verdicts),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),
         "meanings": words.WHAT_A_BASIS_IS,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -33,9 +34,11 @@ EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
 NEAR = 8  # points from a mark to its name
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # right and up, the best first
-LEAST_LETTERS = 12  # of a line of a title
-SAFE = 0.93  # of the room for a text: a browser sets the same font up to 5 % wider
+LEAST_LETTERS = 12  # the shortest line of a title
+SAFE = 0.93  # share of the room that a text may take: a browser sets the same font up to 5 % wider
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
+SHADE = "#f3d3ad"  # a light orange, behind the points
+OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
@@ -66,7 +69,7 @@ ARMS = {
 # A variant has the colour of the arm that it varies, and its own marker among that arm's variants.
 VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H", "1", "2", "3", "4")
 PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PURPLE, "gathered weights": SKY}
-PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: a source that does not name parts
+PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: the source does not name parts
 COLLECTIVES = {
     "all-reduce": GREY,
     "reduce-scatter": GREEN,
@@ -77,10 +80,11 @@ COLLECTIVES = {
 }
 COLLECTIVES |= {"any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
-VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document held against its own numbers
+VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with its own numbers
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
-MARK = "mark of "  # with it begins the id of a mark that has an arm
+MARK = "mark of "  # the id of a mark that belongs to an arm begins with it
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
+WITH_UNIT, NO_BREAK = re.compile(r"(?<=\d) (?=(?:[kMGT]B|nats)\b)"), "\N{NO-BREAK SPACE}"
 UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
 UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs"), "steps": ("step", "steps")}
 UNITS_OF_LABELS |= {"hosts": ("host", "hosts"), "threads": ("thread", "threads")}
@@ -97,7 +101,7 @@ WORDS_OF_LABELS |= {
 # A third of what matplotlib writes: a report has each figure three times, in a page, in its notebook and as a file.
 UNNEEDED = [
     re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
-    re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # of all texts: see FONT
+    re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # the same in all texts: see FONT
     re.compile(r' transform="rotate\(-?0 [^"]*\)"'),
     re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
     re.compile(r"\n\s*(?=<)"),
@@ -172,6 +176,17 @@ def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None
         tell(part, arm, f"{row.get('line', arm)}: {short(float(row[y]))}{bounds}")
 
 
+def strips(axes: Axes, rows_of: dict[str, list[dict]], value: str, spread: float, **look) -> None:
+    """One strip of points for each group of rows; the points of a strip are shifted so that all are visible."""
+    for place, mine in enumerate(rows_of.values()):
+        offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
+        for offset, row in zip(offsets, mine, strict=True):
+            (mark,) = axes.plot(row[value], place + offset, marker(row["arm"]), color=colour(row["arm"]), **look)
+            tell(mark, row["arm"], f"{row['arm']}: {row[value]:.3g}")
+    axes.set_yticks(range(len(rows_of)), list(rows_of))
+    axes.set_ylim(len(rows_of) - 0.5, -0.5)
+
+
 def keys(rows: list[dict], marks: dict[str, dict] | None = None) -> list[Line2D]:
     """Legend entries: the arms of the rows in their order, and then other marks by their label."""
     looks = {arm: {"color": colour(arm), "marker": marker(arm)} for arm in ordered(row["arm"] for row in rows)}
@@ -204,7 +219,7 @@ def _legend(drawing: Figure, entries: list, columns: int) -> Legend:
 
 
 def _columns(drawing: Figure, entries: list, most: int) -> int:
-    """As many columns of a legend as are not wider than the figure."""
+    """The largest number of legend columns that fit the figure."""
     renderer = FigureCanvasAgg(drawing).get_renderer()
     for columns in range(most, 1, -1):
         legend = _legend(drawing, entries, columns)
@@ -299,7 +314,7 @@ def counted(rows: list[dict]) -> str:
 
 def headed(axes: Axes, lead: str, group: str) -> None:
     """A title that says what is seen, and below it under which conditions. `finished` breaks its lines."""
-    axes.set_title("\n".join(filter(None, [lead, conditions(group)])))
+    axes.set_title("\n".join(filter(None, [WITH_UNIT.sub(NO_BREAK, lead), conditions(group)])))
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:

@@ -23,8 +23,14 @@ def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     templates.policies["json.dumps_kwargs"] = {}  # arms and parts keep their order
-    templates.filters |= {"short": short, "size": size, "prose": prose, "inline": inline}
+    templates.filters |= {"short": short, "size": size, "prose": prose, "inline": inline, "to_claims": to_claims}
     return templates
+
+
+def to_claims(table: str, claims: set[str]) -> str:
+    """A table of a notebook in which the names of claims lead to their pages."""
+    page = '<td><a href="claims/{0}.html">{0}</a></td>'
+    return re.sub(r"<td>([\w-]+)</td>", lambda cell: page.format(cell[1]) if cell[1] in claims else cell[0], table)
 
 
 def inline(text: str) -> str:

@@ -33,7 +33,7 @@ function problemOf(model, question) {
   const names = [...form.elements].filter((field) => field.type === "number" && !field.checkValidity());
   if (names.length) return `${names[0].parentNode.firstChild.textContent.trim()} must be a whole number, at least 1.`;
   if (model.hidden % model.heads && model.family === "llama") return `Heads (${model.heads}) must divide the hidden size (${model.hidden}).`;
-  if (model.heads % model.kv_heads) return `Heads of keys (${model.kv_heads}) must divide the heads (${model.heads}).`;
+  if (model.heads % model.kv_heads) return `Key and value heads (${model.kv_heads}) must divide the heads (${model.heads}).`;
   if (model.layers > 1000) return "At most 1,000 layers.";
   if (model.positions && question.sequence > model.positions) return `This model reads at most ${model.positions} tokens per row.`;
   return "";
@@ -86,12 +86,12 @@ function sentenceOf(model, question, answers) {
   const machine = `${question.ranks} x ${question.gpu} (${sizeWords(gpu.memory_bytes)} each)`;
   const who = `a model of ${countWords(answers[0].parameters)} parameters`;
   const least = answers.reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
-  if (!fitting.length) return `Nothing fits: on ${machine}, ${who} needs at least ${sizeWords(least.peakBytes)} of a GPU, under ${least.name}. Try more GPUs, fewer tokens per row, or to recompute activations.`;
+  if (!fitting.length) return `Nothing fits: on ${machine}, ${who} needs at least ${sizeWords(least.peakBytes)} of a GPU, under ${least.name}. Try more GPUs, fewer tokens per row, or recomputing activations.`;
   const timed = fitting.filter((each) => each.time);
   const fast = timed.length ? timed.reduce((a, b) => (b.tokensPerS > a.tokensPerS ? b : a)) : null;
   const small = fitting.reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
-  const speed = fast ? ` The most tokens per second: ${fast.name}, ${timeWords(fast.time)} a step.` : "";
-  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit for ${who}. ${small.name} holds least, ${sizeWords(small.peakBytes)}.${speed} Predicted.`;
+  const speed = fast ? ` ${fast.name} is the fastest in tokens per second, at ${timeWords(fast.time)} per step.` : "";
+  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit for ${who}. ${small.name} needs the least memory, ${sizeWords(small.peakBytes)}.${speed} All of this is predicted.`;
 }
 
 function conditionsOf({ ranks, gpu, precision, microBatch, sequence, accumulation, checkpointing }) {

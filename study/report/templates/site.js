@@ -12,7 +12,7 @@ function value(cell) {
   return isNaN(number) || (unit && !UNITS[unit]) ? text : Number(number) * (UNITS[unit] || 1);
 }
 
-// What is not known comes last, whichever way the rest is sorted.
+// Unknown values come last in both directions.
 function compare(a, b, way) {
   if (a === null || b === null) return (a === null) - (b === null);
   if (typeof a === "number" && typeof b === "number") return way * (a - b);
@@ -30,7 +30,7 @@ function sortBy(table, head) {
   }
 }
 
-// Without the row that names a group: it stays above its rows.
+// The rows to sort: without the row that names a group, which stays on top.
 function rowsOf(body) {
   return [...body.rows].filter((row) => !row.classList.contains("group"));
 }
@@ -42,15 +42,20 @@ for (const table of document.querySelectorAll("table")) {
     const known = cells.map(value).filter((each) => each !== null);
     const numeric = cells.length > 0 && known.every((each) => typeof each === "number");
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
-    for (const cell of cells) cell.classList.toggle("text", cell.textContent.length > LONG);
+    for (const cell of cells) {
+      cell.classList.toggle("text", cell.textContent.length > LONG);
+      cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
+      cell.dataset.label = head.textContent;
+    }
     const button = document.createElement("button");
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => sortBy(table, head));
   }
+  table.classList.toggle("wordy", table.querySelector("td.text") !== null);
 }
 
-// What a row says of its run: the links below its name are alike in every row.
+// The text of a row, without the links below its name, which are the same in every row.
 function said(row) {
   const nodes = [...row.cells].flatMap((cell) => [...cell.childNodes]).filter((node) => node.nodeName !== "SMALL");
   return nodes.map((node) => node.textContent).join(" ").toLowerCase();

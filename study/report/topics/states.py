@@ -16,10 +16,10 @@ def of_protocol(runs: Runs) -> Runs:
     return replace(runs, runs=tuple(run for run in runs if run.record.cell.protocol == PROTOCOL))
 
 
-def bytes_per_parameter(runs: Runs) -> list[dict]:
-    """Bytes of each component between two steps, over the parameters of the model: of the first rank.
+def table(runs: Runs) -> list[dict]:
+    """Bytes of each component per parameter of the model, on the first rank between two steps.
 
-    Of gradients no claim is shown: when a step ends, stages 1 and 2 and FSDP2 hold none, and DDP's buckets hold all.
+    Claims about gradients are left out: after a step, stages 1 and 2 and FSDP2 hold none, and DDP's buckets all.
     """
     rows = []
     for repeats in _alike(run for run in runs.done if run.components and run.parameters):
@@ -38,7 +38,7 @@ def bytes_per_parameter(runs: Runs) -> list[dict]:
 
 
 def claimed(run: Run) -> dict[str, float]:
-    """What papers count for each parameter: no states of what is frozen, and a part of what a stage shares.
+    """What papers count per parameter: no states for frozen weights, a share of what a stage divides.
 
     They count a master copy of 16-bit weights alone, and nothing that an engine keeps beside the moments.
     """
@@ -68,7 +68,7 @@ def _place(run: Run) -> dict:
 
 
 def _alike(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that hold the same, in the order of the table."""
+    """Runs of equal settings, in the order of the table."""
     members: dict[tuple, list[Run]] = {}
     for run in runs:
         members.setdefault((*_place(run).values(), run.model), []).append(run)

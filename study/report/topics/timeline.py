@@ -8,8 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, figure
+from study.records.groups import by
+from study.report import style
+from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, WINE
+from study.text.numbers import size
+from study.theory.architecture import named
 from study.theory.replay import Span, as_rows
+from study.theory.setup import Setup
+from study.theory.steptime import Machine, step_time
+
+DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 
 # By the first word of a task's name. Nothing is told apart by colour alone: lanes have names, and kinds their order.
 KINDS = {
@@ -18,18 +26,18 @@ KINDS = {
     "update": GREEN,
     "all_gather": SKY,
     "reduce_scatter": PURPLE,
-    "all_reduce": PURPLE,
+    "all_reduce": WINE,
 }
 OTHERS = GREY
 UNSEEN = 1500  # of a step: a figure has some 600 dots across
 
 
 def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
-    """Rows of spans as lanes, in the order in which a step comes to them; and what the colours mean."""
+    """Draw spans as lanes, in the order of their first task, and return what the colours mean."""
     streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
     for span in spans:
         word = span["task"].partition(" ")[0]
-        label = word if word in KINDS else "states"
+        label = word if word in KINDS else "moving states"
         bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
     patches = {}
     unseen_s = max(span["end s"] for span in spans) / UNSEEN
@@ -45,7 +53,7 @@ def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
 
 
 def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[float, float]]:
-    """Neighbours without a gap that can be seen become one: a step has a thousand tasks."""
+    """Join neighbours without a visible gap: a step has a thousand tasks."""
     joined: list[tuple[float, float]] = []
     for start, length in sorted(places):
         if joined and start - sum(joined[-1]) < unseen_s:
@@ -55,7 +63,7 @@ def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[fl
     return joined
 
 
-@figure
+@style.figure
 def draw(spans: Sequence[Span], title: str) -> Figure:
     shown = as_rows(spans)
     height = 0.7 + 0.45 * len({row["stream"] for row in shown})
@@ -70,3 +78,29 @@ def draw(spans: Sequence[Span], title: str) -> Figure:
 
 def save(spans: Sequence[Span], title: str, path: Path) -> None:
     draw(spans, title).savefig(path)
+
+
+def table() -> list[dict]:
+    """What runs when in a predicted step of GPT-2 XL on eight A100, under three arms: a row for each task."""
+    machine = Machine(gpu="A100-80GB", disk_bytes_per_s=DISK_BYTES_PER_S)
+    how = {"ranks": 8, "precision": "bf16_cast", "micro_batch": 8, "sequence": 1024, "device": "cuda"}
+    setup = f"GPT-2 XL, 8 x A100 80GB, 8 rows of 1024 tokens each, a disk of {size(DISK_BYTES_PER_S)}/s"
+    return [
+        {"setup": setup, "arm": arm} | row
+        for arm in ("ddp", "zero3", "zero3_nvme")
+        for row in as_rows(step_time(Setup.of_arm(named("gpt2-xl"), arm, **how), machine).timeline)
+    ]
+
+
+@style.figure
+def figure(rows: list[dict]) -> Figure:
+    """A predicted step of each arm, one row for each stream."""
+    arms = by(rows, "arm")
+    drawing, axes = style.panels([0.5 + 0.35 * len(by(mine, "stream")) for mine in arms.values()])
+    handles: dict[str, Patch] = {}
+    for ax, ((arm,), mine) in zip(axes, arms.items(), strict=True):
+        handles |= lanes(ax, mine)
+        ax.set_title(f"{arm}: {max(row['end s'] for row in mine):.2g} s in a step")
+    axes[-1].set_xlabel("seconds since the step began")
+    text = f"Predicted, not measured: {rows[0]['setup']}. Dependencies between tasks are not drawn."
+    return style.finished(drawing, list(handles.values()), text)

@@ -1,4 +1,4 @@
-"""What of a protocol fits this machine's GPU and host, by formulas, before anything is launched."""
+"""Which arms of a protocol fit this machine, by formulas, before anything is launched."""
 
 import psutil
 
@@ -13,11 +13,11 @@ from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
 from study.theory.room import HOST_PROCESS_BYTES, PROCESS_BYTES
 from study.theory.setup import Setup
 
-SEQUENCE = 128  # of the tasks of document 002, where a cell says nothing
+SEQUENCE = 128  # tokens, as in document 002, if a cell does not say
 
 
-def fitting(name: str, scale: str, precision: str) -> list[dict]:
-    """A row for each arm of a protocol: what its rank needs of the GPU and of the host, and whether both have it."""
+def table(name: str, scale: str, precision: str) -> list[dict]:
+    """A row for each arm of a protocol: what a rank needs of GPU and host memory, and whether both have it."""
     gpus, host_bytes = gpus_here(), psutil.virtual_memory().total
     rows = []
     for cell in protocol.cells(protocol.read(name), scale):
@@ -28,7 +28,7 @@ def fitting(name: str, scale: str, precision: str) -> list[dict]:
 
 
 def room(needed: Estimate, gpu_bytes: int | None, host_bytes: int) -> dict:
-    """What is needed beside what is there. Without a GPU the host holds everything."""
+    """Needed and available memory. Without a GPU, the host holds everything."""
     if gpu_bytes is None:
         of_host = needed.peak_bytes + PROCESS_BYTES
         here = {"GPU memory": "there is no GPU", "host memory": f"{size(of_host)} of {size(host_bytes)}"}
