@@ -75,7 +75,7 @@ def drawn(judged: Judged) -> str:
 
 
 def answers(folder: str, judged: Judged) -> str:
-    """The picture and the findings, as Markdown. If the records lack what the picture shows: only the verdicts."""
+    """The picture and the findings, as Markdown. Where records lack what the picture shows, the verdicts alone."""
     lines = [captions.verdicts(judged.verdicts)]
     if answer := headline.of(judged.runs):
         findings = enumerate(headline.findings(answer, judged.verdicts), 1)
@@ -93,7 +93,7 @@ def verdicts(folder: str, judged: Judged) -> str:
         for row in ledger.by_basis(rows)
     ]
     lines = [captions.verdicts(rows), "", *table(documents), "", *table(bases), ""]
-    lines += [f"These verdicts use the {len(runs)} runs below `{folder}`, on these machines:", ""]
+    lines += [f"From {len(runs)} runs below `{folder}`, on:", ""]
     lines += [f"- {place}" for place in dict.fromkeys(map(machine, runs.done))]
     return "\n".join(lines).strip() + "\n"
 
