@@ -1,4 +1,4 @@
-"""Somebody's Accelerate loop, with two lines more: the import, and `with watch(...)` around the loop.
+"""An ordinary Accelerate loop. Two lines were added: the import, and `with watch(...)` around the loop.
 
 accelerate launch --config_file accelerate_configs/zero2.yaml examples/accelerate_loop.py --run_dir runs/mine
 """
@@ -28,7 +28,8 @@ def main():
     parser.add_argument("--accumulation", type=int, default=1)
     args = parser.parse_args()
 
-    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()  # Accelerate would not name a backend
+    # Without a backend by name, `accelerator.num_processes` is 1 with DeepSpeed on CPUs.
+    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
     handlers = [InitProcessGroupKwargs(backend="gloo")] if on_cpus else []
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
     set_seed(42)

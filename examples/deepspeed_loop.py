@@ -1,4 +1,4 @@
-"""Somebody's bare DeepSpeed loop, with two lines more: the import, and `with watch(...)` around the loop.
+"""An ordinary DeepSpeed loop. Two lines were added: the import, and `with watch(...)` around the loop.
 
 torchrun --standalone --nproc_per_node 2 examples/deepspeed_loop.py --stage 2 --run_dir runs/mine
 """

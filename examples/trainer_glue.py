@@ -1,4 +1,4 @@
-"""Somebody's Hugging Face Trainer on sentence pairs, as in GLUE, with one line more: the callback.
+"""The Hugging Face Trainer on sentence pairs, as in GLUE. What was added: an import, and the callback.
 
 accelerate launch --config_file accelerate_configs/zero3.yaml examples/trainer_glue.py --run_dir runs/mine
 """
@@ -15,7 +15,7 @@ from study import WatchCallback
 
 
 class SyntheticPairs(Dataset):
-    """Two sentences in a row; the label says whether they begin with the same word."""
+    """Two sentences in each row; the label says whether they begin with the same word."""
 
     def __init__(self, rows: int, tokens: int = 16):
         generator = torch.Generator().manual_seed(0)
@@ -42,7 +42,7 @@ def main():
         output_dir=tempfile.gettempdir(),
         max_steps=args.steps,
         per_device_train_batch_size=4,
-        max_grad_norm=0.0,  # as the arms' DeepSpeed configs say
+        max_grad_norm=0.0,  # no clipping, as in the DeepSpeed configs of the arms
         save_strategy="no",
         report_to="none",
         ddp_backend="gloo" if "LOCAL_RANK" in os.environ and not torch.cuda.is_available() else None,

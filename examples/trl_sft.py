@@ -1,4 +1,4 @@
-"""Somebody's supervised fine-tuning with TRL, with one line more: the callback.
+"""Supervised fine-tuning with TRL. What was added: an import, and the callback.
 
 accelerate launch --config_file accelerate_configs/zero2.yaml examples/trl_sft.py --run_dir runs/mine
 """

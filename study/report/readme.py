@@ -1,10 +1,10 @@
-"""The parts of a README that are made from records, between two markers that name the runs.
+"""The parts of a README that are generated from records, between two markers that name the runs.
 
     <!-- answers:start reports/cpu-2core/runs -->       a picture, five findings, how many claims got which verdict
     <!-- answers:end -->
 
-`verdicts` in place of `answers` gives the tables of verdicts. `study report --readme README.md` renews them, and a test
-fails where the text and the records disagree.
+`verdicts` in place of `answers` gives the tables of verdicts. `study report --runs FOLDER --readme README.md` renews
+these parts, and a test fails if the text and the records disagree.
 """
 
 import re
@@ -28,7 +28,7 @@ SOFTWARE = ("torch", "deepspeed", "accelerate")
 
 
 def check(readme: Path) -> str:
-    """The text of a file that has a marked part; a Stop for any other."""
+    """The text of a file that has a marked part. Any other file is a Stop."""
     try:
         text = readme.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +47,7 @@ class Judged:
 
 
 def judge(text: str) -> dict[str, Judged]:
-    """The runs and verdicts of the folders that the marked parts of a text name."""
+    """The runs and verdicts of every folder that is named in the marked parts of a text."""
     folders = dict.fromkeys(marked[3] for marked in MARKED.finditer(text))
     loaded = {folder: records.load(folder) for folder in folders}
     return {folder: Judged(runs, claims.table(runs)) for folder, runs in loaded.items()}
@@ -65,7 +65,7 @@ def renew(readme: Path) -> None:
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
-    """The text with every marked part as the records have it now."""
+    """The text, with every marked part generated again."""
     parts = {"verdicts": verdicts, "answers": answers}
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
@@ -108,12 +108,12 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A text of a record in Markdown: no link, no HTML, no new column or line."""
+    """A text of a record, escaped for Markdown: it makes no link, HTML, column or line."""
     return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def machine(run: Run) -> str:
-    """The machine and the software that a reader needs to know, in one line."""
+    """The machine and the software of a run, in one line."""
     hardware, software = run.record.hardware, run.record.software
     memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
     versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
