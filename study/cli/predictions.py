@@ -36,7 +36,7 @@ from study.theory.estimate import estimate as predict
 from study.theory.memory_kinds import in_words, memory_kinds
 from study.theory.papers import recipe_of, states_bytes
 from study.theory.purchase import fewest, remedies
-from study.theory.question import Given, Question, bytes_of, counts_of
+from study.theory.question import Given, Question, bytes_of, counts_of, node_size
 from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
 from study.theory.transformer import CUDA_DIFFERENCES
 
@@ -125,7 +125,8 @@ def estimate(
         whole, kinds = predict(setup), memory_kinds(setup, gpu and gpu_named(gpu))
         params = whole.parameters
         if gpu is not None:
-            step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu)))
+            node = node_size(setup.ranks, gpu_named(gpu), None)
+            step = steptime.step_time(setup, steptime.Machine(gpu=gpu_named(gpu), gpus_per_node=node))
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp, chosen.stage or 0)
     states = states_bytes(params, stage, ranks, recipe or recipe_of(precision, optimizer))
     if as_json:

@@ -11,9 +11,9 @@ from study.text.numbers import short
 from study.text.tables import say, show
 from study.theory import pace
 from study.theory.architecture import Wanted, asked_for
-from study.theory.question import link_named
+from study.theory.question import link_named, node_size
 from study.theory.replay import Span
-from study.theory.setup import Setup
+from study.theory.setup import Setup, arm_named
 from study.theory.steptime import MOST_PASSES, Machine, StepTime, step_time
 
 LANE = 88  # characters of a lane
@@ -63,7 +63,11 @@ def timeline(
         as_json: Print it as JSON.
     """
     name, model = gpu_named(gpu), asked_for(wanted, sequence or 1)
-    per_node = min(gpus, gpus_per_node or GPUS[name].per_node)
+    if gpus != 1 and arm_named(arm).distributed_type == "NO":
+        raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
+    if gpus < 1:
+        raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")
+    per_node = min(gpus, node_size(gpus, name, gpus_per_node))
     several = gpus > per_node
     joined = None if gpus == 1 or link is None else link_named(link, GPUS[name], several)
     links = {"network" if several else "link": joined}
