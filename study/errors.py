@@ -11,6 +11,7 @@ class Stop(Exception):
     def __init__(self, what: str, remedy: str, status: str = "failed", where: str | None = None):
         super().__init__(what)
         self.what, self.remedy, self.status, self.where = what, remedy, status, where
+        self.add_note(f"What to do: {remedy}")  # below the traceback of somebody's own script
 
     @property
     def sentence(self) -> str:

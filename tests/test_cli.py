@@ -24,6 +24,7 @@ from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.machine.doctor import Finding
 from study.records import store
+from study.spec import arms
 from study.spec.arms import NAMES
 from study.text import tables
 
@@ -76,6 +77,47 @@ def test_an_estimate_is_what_a_virtual_rank_holds(tmp_path, cache, monkeypatch, 
     sent = {kind: count["bytes"] for kind, count in run.record["traffic"]["per_rank"][0].items()}
     for kind, moved in estimate["traffic"].items():
         assert sent[kind] == pytest.approx(moved, rel=0.001), kind
+
+
+@pytest.mark.parametrize(("gpu", "gpus"), [("GH200", 8), ("H100", 12), ("H100", 13), ("T4", 2)])
+def test_three_commands_predict_one_time(gpu, gpus, monkeypatch, capsys):
+    """Each takes nodes as such machines have them."""
+    flags = f"--model gpt2 --gpu {gpu} --sequence 128 --json"
+    answers = {}
+    for command, more in (("advise", ""), ("timeline", "--arm {}"), ("estimate", "--arm {}")):
+        if command != "advise":
+            row = next(each for each in answers["advise"]["rows"] if each["arm"] == "zero2")
+            more = f"--arm zero2 --micro-batch {row['micro_batch']} --accumulation {row['accumulation']}"
+            more += " --checkpointing" if row["checkpointing"] else ""
+        count = f"--ranks {gpus}" if command == "estimate" else f"--gpus {gpus}"
+        assert in_this_process(monkeypatch, f"{command} {flags} {count} {more}") is None
+        answers[command] = json.loads(capsys.readouterr().out)
+    timeline_s, estimate_s = answers["timeline"]["seconds"], answers["estimate"]["step"]["seconds"]
+    assert timeline_s == estimate_s
+    assert row["step_s"] == pytest.approx(timeline_s, rel=0.1)  # its buckets may be larger
+
+
+HEADS = '"num_attention_heads": 8, "num_key_value_heads": 8'
+BY_HAND = {
+    "keys": '{"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99}',
+    "sizes": f'{{"model_type": "llama", {HEADS}, "intermediate_size": 8, "num_hidden_layers": 1}}',
+    "falcon": '{"model_type": "falcon", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 99, '
+    '"num_attention_heads": 4}',
+    "no-layers": '{"model_type": "gpt2", "n_layer": 0, "n_embd": 64, "n_head": 2}',
+    "mpnet": '{"model_type": "mpnet", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}',
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_config_written_by_hand_is_advised(name, monkeypatch, tmp_path, capsys):
+    """It says less than transformers writes, has no layers, or is of a model that cannot recompute activations."""
+    monkeypatch.setattr(arms, "NAMES", ("ddp", "zero3_ulysses", "zero1_tp"))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(BY_HAND[name])
+    monkeypatch.chdir(tmp_path)
+    words = f"advise --model {name} --gpus 2 --gpu H100 --sequence 16 --batch 2"
+    assert in_this_process(monkeypatch, words) is None
+    assert capsys.readouterr().out.startswith("Use ")
 
 
 def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, capsys):
@@ -140,6 +182,9 @@ def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):
 
 
 CONFIGS = {
+    "mpnet": '{"model_type": "mpnet", "num_hidden_layers": 2}',
+    "float": '{"model_type": "llama", "hidden_size": 128.0, "num_hidden_layers": 2, "vocab_size": 99}',
+    "no-words": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 0}',
     "t6": '{"model_type": "t6"}',
     "broken": "{",
     "list": "[]",
@@ -165,6 +210,8 @@ WRONG = {
     ADVISE + "--model list": "list/config.json is not the config of a model",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model negative": "negative dimension -4",
+    ADVISE + "--model float": "cannot read the config",
+    "timeline --model no-words": "no-words cannot be given rows (",
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9": "give --layers and --hidden as well",
@@ -172,6 +219,15 @@ WRONG = {
     ADVISE + NUMBERS + "--heads 7": "--hidden 1024 is not a multiple of --heads 7",
     ADVISE + NUMBERS + "--layers -24": "--layers must be a finite number above 0 (got -24)",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
+    ADVISE + "--model gpt2 --batch 0": "batch must be a whole number, at least 1 (got 0)",
+    ADVISE + "--model gpt2 --batch 80000000000": "--batch 80000000000 is more than",
+    ADVISE + "--model gpt2 --sequence 0": "sequence must be a whole number, at least 1 (got 0)",
+    ADVISE + "--model gpt2 --gpus-per-node 0": "gpus_per_node must be a whole number, at least 1 (got 0)",
+    ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
+    "timeline --model gpt2 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
+    "timeline --model gpt2 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
+    "timeline --model gpt2 --arm single": "single trains on one GPU (got 8). What to do: give --gpus 1",
+    "timeline --model mpnet --checkpointing": "has no activation checkpointing for mpnet",
     "estimate": "give --model, or --params with --layers and --hidden",
     "estimate --params inf": "above 0",
     "estimate --params 1e9 --recipe guess": "mixed-adam",

@@ -191,3 +191,12 @@ def test_json_has_all_of_it():
     assert json.loads(json.dumps(answer)) == answer
     assert answer["status"] == "done"
     assert all(finding["sentence"] and finding["remedy"] for finding in answer["findings"])
+
+
+def test_why_a_run_is_not_done_is_told(tmp_path, capsys):
+    error = {"kind": "RuntimeError", "message": "another rank died", "what_to_do": "look in the launcher's output"}
+    store.write(tmp_path, record("ddp", status="failed", error=error))
+    command.diagnose((tmp_path,))
+    assert "failed: another rank died. What to do: look in the launcher's output." in capsys.readouterr().out
+    (answer,) = command.diagnose((tmp_path,), as_json=True)
+    assert answer["error"]["message"] == "another rank died"

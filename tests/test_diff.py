@@ -10,6 +10,7 @@ import yaml
 
 from study.cli.differences import diff
 from study.diagnosis import sources
+from study.diagnosis.contradictions import contradictions
 from study.diagnosis.differences import compare, same
 from study.errors import Stop
 
@@ -20,6 +21,7 @@ RUNS = ROOT / "reports/cpu-2core/runs"
 PLAIN = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
 DDP = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}
 ZERO = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8}
+FSDP = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8}
 TRAINER = {
     "output_dir": "out",
     "per_device_train_batch_size": 4,
@@ -66,6 +68,13 @@ def test_clipping_comes_first_with_its_history(file, capsys):
         (PLAIN, PLAIN | {"bf16": {"enabled": True}}, {"precision": ("fp32", "cast to bfloat16")}),
         (PLAIN | {"bf16": {"enabled": True}}, PLAIN | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
          {"precision": ("cast to bfloat16", "autocast to bfloat16")}),
+        (PLAIN | {"bf16": {"enabled": True}}, PLAIN | {"bf16": {"enabled": True}, "fp16": {"enabled": "auto"}}, {}),
+        (PLAIN, PLAIN | {"zero_optimization": {"stage": "2", "cpu_offload": True}},
+         {"offload_optimizer": ("none", "cpu")}),
+        (PLAIN, PLAIN | {"zero_optimization": True}, {"stage": (2, 1)}),
+        (FSDP | {"fsdp_config": {"fsdp_reshard_after_forward": True, "fsdp_offload_params": False}},
+         FSDP | {"fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}, {}),
+        (DDP, DDP | {"fsdp_config": {"fsdp_offload_params": True}}, {}),  # of another distributed_type: not read
         (PLAIN | {"fp16": {"enabled": True}}, PLAIN | {"fp16": {"enabled": True, "loss_scale": 128}},
          {"loss scale": ("from 2^16, doubled after 1000 steps", "fixed at 128")}),
         (PLAIN, PLAIN | {"zero_optimization": {"stage": 3}}, {"stage": (2, 3), "overlap_comm": (False, True)}),
@@ -118,6 +127,47 @@ def test_what_is_set_twice_is_said(file, capsys):
     a = TRAINER | {"deepspeed": PLAIN | {"gradient_accumulation_steps": 4}}
     diff(file("a.json", a), file("b.json", TRAINER | {"gradient_accumulation_steps": 1}))
     assert "A: the json says 4: the Trainer refuses the pair." in capsys.readouterr().out
+
+
+BATCH = PLAIN | {"train_batch_size": 64, "gradient_accumulation_steps": 4}
+HALF = {"bf16": {"enabled": True}}
+AUTO = {"gradient_clipping": 0.5, "gradient_accumulation_steps": "auto"}
+ON_PARAM = {"stage": 2, "offload_param": {"device": "cpu"}}
+YAML_ALONE = ZERO | {"mixed_precision": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "deepspeed", "says"),
+    [
+        (PLAIN | HALF | {"fp16": {"enabled": True}}, None, "both enabled, which DeepSpeed refuses: switch one"),
+        (BATCH | {"train_batch_size": 8}, None, "train_batch_size is 8 and not a multiple of 4 rows x 4 passes"),
+        (PLAIN | {"zero_optimization": ON_PARAM}, None, "offload_param counts in stage 3 alone: use stage 3"),
+        (PLAIN | {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}, None, "and no path"),
+        (PLAIN | {"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, None, "the device 'gpu', which"),
+        (BATCH | {"gradient_cliping": 1.0}, None, "no key gradient_cliping and ignores it: write gradient_clipping"),
+        (YAML_ALONE, BATCH, "train_batch_size is 64 and not 4 rows x 4 passes x 8 ranks, which DeepSpeed refuses"),
+        (ZERO, PLAIN, "the yaml has mixed_precision beside deepspeed_config_file, which Accelerate refuses"),
+        (DDP | {"deepspeed_config": {"zero_stage": 3}}, None, "deepspeed_config is not used, because"),
+        (ZERO | {"deepspeed_config": {"zero_stage": 2, "offload_param_device": "cpu"}}, None, "in stage 3 alone"),
+        (TRAINER | {"bf16": True, "fp16": True}, None, "both true, which the Trainer refuses: set one of them"),
+        (TRAINER, PLAIN | {"gradient_clipping": 1.0}, "gradient_clipping is 1.0 in the DeepSpeed config and max_"),
+        (TRAINER | {"bf16": False}, PLAIN | HALF, "bf16.enabled is True in the DeepSpeed config and bf16 is False"),
+        (TRAINER, PLAIN | AUTO, None),
+        (BATCH, None, None),
+        (DDP | {"deepspeed_config": {}}, None, None),
+        (YAML_ALONE, BATCH | {"train_batch_size": 128}, None),
+    ],
+)  # fmt: skip
+def test_what_one_config_contradicts_is_said_although_nothing_differs(file, capsys, content, deepspeed, says):
+    if deepspeed is not None:
+        file("ds.json", deepspeed)
+        named = {"deepspeed": "ds.json"} if "output_dir" in content else {}
+        content = content | (named or {"deepspeed_config": {"deepspeed_config_file": "ds.json"}})
+    path = file("mine.yaml", content)
+    diff(path, path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert says is None or says in printed
+    assert len(contradictions(sources.read(path))) == (says is not None)
 
 
 def test_records_and_mixed_kinds():

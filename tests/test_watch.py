@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -175,9 +176,33 @@ def test_a_watch_costs_little(tmp_path):
     assert 0 < statistics.median(shares) < 0.02, shares
 
 
+def test_an_optimizer_that_never_steps_is_told(tmp_path, capsys):
+    """It is another one than the loop's, or the loop has none; a smaller `after` would show nothing."""
+    model, optimizer = plain_model()
+    with watch(model=model, optimizer=optimizer, run_dir=tmp_path / "mine"):
+        model(input_ids=torch.ones(2, 4, dtype=torch.long), labels=torch.ones(2, dtype=torch.long)).loss.backward()
+    printed = capsys.readouterr().out
+    assert "No update was seen: pass the optimizer whose step the loop calls" in printed
+    assert "smaller `after`" not in printed
+
+
+def test_a_loop_that_evaluates_in_each_step_is_told_why_it_has_no_times(tmp_path, capsys):
+    model, optimizer = plain_model()
+    ids, labels = torch.ones(2, 4, dtype=torch.long), torch.ones(2, dtype=torch.long)
+    with watch(model=model, optimizer=optimizer, run_dir=tmp_path / "mine"):
+        for _ in range(12):
+            model(input_ids=ids, labels=labels).loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(input_ids=ids)
+    assert "No step is timed: in each the model also ran outside training" in capsys.readouterr().out
+
+
 def test_what_cannot_be_watched_is_said():
-    with pytest.raises(Stop, match="needs the prepared model"):
+    with pytest.raises(Stop, match="needs the prepared model") as caught:
         watch(None, "bert-base")
+    below_the_traceback = traceback.format_exception_only(caught.value)[-1]
+    assert below_the_traceback.startswith("What to do: write watch(accelerator, model, optimizer), or")
     with pytest.raises(Stop, match="needs the optimizer"):
         watch(model=torch.nn.Linear(1, 1))
     with pytest.raises(AttributeError, match="has no attribute 'wacth'"):

@@ -59,6 +59,7 @@ def _answer(path: Path) -> dict:
         "run": record.run_id if record else folder.name,
         "how": _how(record) if record else "no record yet",
         "status": record.status if record else None,
+        "error": record.error.model_dump() if record and record.error else None,
         "ranks": ranks,
         "findings": [dataclasses.asdict(finding) for finding in shown],
         "looked_at": judged,
@@ -76,6 +77,8 @@ def _how(record: Record) -> str:
 def _lines(answer: dict) -> list[str]:
     """At most 100 columns."""
     lines = wrapped(f"{answer['run']}: {answer['how']}")
+    if error := answer["error"]:
+        lines += wrapped(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", "  ")
     if answer["ranks"]:
         lines += wrapped(f"{answer['ranks']}.", "  ")
     for number, finding in enumerate(answer["findings"], 1):

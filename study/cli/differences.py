@@ -6,6 +6,7 @@ import tyro
 
 from study.cli.diagnosis import AsJson, wrapped
 from study.diagnosis import differences, sources
+from study.diagnosis.contradictions import contradictions
 from study.diagnosis.differences import Comparison, Difference, is_secret, printable, shown
 from study.diagnosis.sources import Source
 from study.text.tables import say
@@ -27,7 +28,10 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
     first, second = sources.read(a), sources.read(b)
     compared = differences.compare(first, second)
     if as_json:
-        return _as_json(compared)
+        return _as_json(compared) | {
+            "a_contradictions": contradictions(first),
+            "b_contradictions": contradictions(second),
+        }
     say(*_sides(first, second), *_causes(compared), *_others(compared))
 
 
@@ -36,6 +40,8 @@ def _sides(a: Source, b: Source) -> list[str]:
     for letter, source in (("A", a), ("B", b)):
         lines += wrapped(f"{letter}: {source.path} ({source.words})", "   ", first="")
         lines += wrapped(f"{source.unread}.", "   ") if source.unread else []
+        for each in contradictions(source):
+            lines += wrapped(f"- {each}.", "     ", first="   ")
     return lines
 
 

@@ -35,7 +35,7 @@ from study.theory.estimate import estimate as predict
 from study.theory.memory_kinds import MemoryKinds, in_words, memory_kinds
 from study.theory.papers import recipe_of, states_bytes
 from study.theory.purchase import fewest, remedies
-from study.theory.question import Given, Question, bytes_of, counts_of
+from study.theory.question import Given, Question, bytes_of, counts_of, node_size
 from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
 from study.theory.transformer import CUDA_DIFFERENCES, Transformer
 from study.theory.wanted import Wanted, asked_for, count_of
@@ -140,7 +140,10 @@ def estimate(
 
 def _predicted(setup: Setup, gpu: str | None) -> Prediction:
     whole = predict(setup)
-    step = None if gpu is None else steptime.step_time(setup, steptime.Machine(gpu=gpu))
+    step = None
+    if gpu is not None:
+        machine = steptime.Machine(gpu=gpu, gpus_per_node=node_size(setup.ranks, gpu, None))
+        step = steptime.step_time(setup, machine)
     return Prediction(whole.parameters, whole, memory_kinds(setup, gpu), step)
 
 

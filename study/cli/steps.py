@@ -11,9 +11,9 @@ from study.text.numbers import short
 from study.text.tables import say, show
 from study.theory import pace
 from study.theory.architecture import Architecture
-from study.theory.question import link_named
+from study.theory.question import link_named, node_size
 from study.theory.replay import Span
-from study.theory.setup import Setup
+from study.theory.setup import Setup, arm_named
 from study.theory.steptime import MOST_PASSES, Machine, StepTime, step_time
 from study.theory.transformer import Transformer
 from study.theory.wanted import Wanted, asked_for
@@ -63,6 +63,10 @@ def timeline(
     if svg is not None and svg.suffix != ".svg":
         raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
     model = asked_for(wanted, sequence or 1)
+    if gpus != 1 and arm_named(arm).distributed_type == "NO":
+        raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
+    if gpus < 1:
+        raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")
     options = {"precision": precision, "micro_batch": micro_batch, "accumulation": accumulation, "device": "cuda"}
     options |= defaults_of(model, sequence) | {"checkpointing": checkpointing}
     machine = _machine(gpu_named(gpu), gpus, gpus_per_node, link, fused_kernels)
@@ -89,7 +93,7 @@ def defaults_of(model: Architecture | Transformer, sequence: int | None, attenti
 
 
 def _machine(gpu: str, gpus: int, gpus_per_node: int | None, link: str | None, fused_kernels: bool) -> Machine:
-    per_node = min(gpus, gpus_per_node or GPUS[gpu].per_node)
+    per_node = min(gpus, node_size(gpus, gpu, gpus_per_node))
     several = gpus > per_node
     joined = None if gpus == 1 or link is None else link_named(link, GPUS[gpu], several)
     links = {"network" if several else "link": joined}

@@ -124,7 +124,12 @@ CAUSES = (
         "1 partitions optimizer states, 2 also gradients, 3 also weights",
         "zero_stage",
     ),
-    Cause("sharding", "memory, bytes moved", "it decides what each rank holds", "fsdp_sharding_strategy"),
+    Cause(
+        "sharding",
+        "memory, bytes moved",
+        "it decides what each rank holds",
+        "fsdp_sharding_strategy fsdp_reshard_after_forward",
+    ),
     Cause(
         "offload_optimizer",
         "memory, time, last digits",

@@ -64,7 +64,7 @@ def _part(content: dict, name: str) -> dict:
 
 
 def _of_deepspeed(config: dict) -> Settings:
-    zero = _part(config, "zero_optimization")
+    zero = of_zero(config)
     values = {"engine": Said("DeepSpeed"), "clipping": Said(1.0, CLIPS)}
     for name, default in ZERO.items():
         why = "from the hidden size" if zero.get(name) == AUTO else ""
@@ -97,6 +97,19 @@ def _of_deepspeed(config: dict) -> Settings:
     return values | _deepspeed_precision(config) | _deepspeed_optimizer(config)
 
 
+def of_zero(config: dict) -> dict:
+    """The section `zero_optimization`, with what DeepSpeed makes of its older forms: true, "3", cpu_offload."""
+    if config.get("zero_optimization") is True:
+        return {"stage": 1}
+    zero = dict(_part(config, "zero_optimization"))
+    if str(zero.get("stage")) in ("0", "1", "2", "3"):
+        zero["stage"] = int(zero["stage"])
+    for part, old in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
+        if zero.get(old) is True:
+            zero[part] = {"device": "cpu"}
+    return zero
+
+
 def _deepspeed_precision(config: dict) -> Settings:
     autocast, values = _part(config, "torch_autocast"), {"precision": Said("fp32", "no section switches another on")}
     if autocast.get("enabled") is True:
@@ -105,7 +118,7 @@ def _deepspeed_precision(config: dict) -> Settings:
         section = _part(config, name)
         if section.get("enabled") is True:
             values["precision"] = Said(f"{CAST} {dtype}", "DeepSpeed casts the weights")
-        elif section.get("enabled") == AUTO:
+        elif section.get("enabled") == AUTO and values["precision"].value == "fp32":
             values["precision"] = Said(None)
     fp16 = _part(config, "fp16")
     if fp16.get("enabled") is True:
@@ -146,7 +159,7 @@ def _of_accelerate(source: Source) -> Settings:
     if kind == "DEEPSPEED" and source.named:
         values = _of_deepspeed(source.named.content)
     elif kind == "DEEPSPEED":
-        values = _of_deepspeed(_as_json(section))
+        values = _of_deepspeed(of_yaml(section))
         clipping = section.get("gradient_clipping")
         if clipping == 0:
             values["clipping"] = Said(1.0, "the yaml says 0: Accelerate drops it, and DeepSpeed's default is 1.0")
@@ -162,10 +175,11 @@ def _of_accelerate(source: Source) -> Settings:
     values |= _written({"ranks": ranks}, {"ranks": "ranks"})
     if "gradient_accumulation_steps" in config and kind != "DEEPSPEED":
         values |= _written(config, {"gradient_accumulation_steps": "accumulation"})
-    return values | _fsdp(_part(config, "fsdp_config"), precision) | _compiled(config)
+    fsdp = _fsdp(_part(config, "fsdp_config"), precision) if kind == "FSDP" else {}
+    return values | fsdp | _compiled(config)
 
 
-def _as_json(section: dict) -> dict:
+def of_yaml(section: dict) -> dict:
     """The DeepSpeed config that Accelerate makes of the keys in its yaml."""
     zero: dict = {"stage": section.get("zero_stage", 2)}
     for part in ("offload_optimizer", "offload_param"):
@@ -188,6 +202,9 @@ def _fsdp(section: dict, precision: str) -> Settings:
         "fsdp_auto_wrap_policy": "fsdp_auto_wrap_policy",
     }
     values = _written(section, names)
+    for name, words in (("sharding", ("SHARD_GRAD_OP", "FULL_SHARD")), ("offload_param", ("none", "cpu"))):
+        if name in values and type(values[name].value) is bool:
+            values[name] = Said(words[values[name].value])
     if section and precision != "no":
         values["weights"] = Said("float32", "FSDP's mixed precision upcasts what is trained")
     return values

@@ -47,7 +47,8 @@ class Source:
         """The kind of file, in words."""
         if self.record:
             return f"{self.kind}, {self.record.status}"
-        more = f" with {self.named.path.name}" if self.named else ""
+        inside = self.named and self.named.path == self.path
+        more = " with a DeepSpeed config inside" if inside else f" with {self.named.path.name}" if self.named else ""
         return f"{self.kind}{more}"
 
 

@@ -13,6 +13,7 @@ from study.machine import hub
 from study.spec.shapes import SHAPES, VOCABULARY, config_of
 
 Kind = Literal["decoder", "encoder", "seq2seq", "vision", "speech"]
+OWN_ATTENTION = ("falcon",)  # model types that know no attention but transformers' own names
 CAUSAL = "causal_sdpa"  # transformers' fused attention under a name for which it builds no mask
 # Each kind with transformers' table of its model types, and its Auto class. The first matching table decides.
 TABLES = {
@@ -56,7 +57,7 @@ def of_dict(values: dict, attention: str | None = None, dropout: float | None = 
     known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
     try:
         config = AutoConfig.for_model(**known)
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a wrong value leads to
         what = f"transformers {transformers.__version__} cannot read the config ({' '.join(str(error).split())[:200]})"
         raise Stop(what, "give the config.json of a model that it has, with its model_type") from error
     return prepared(config, attention, dropout)
@@ -75,7 +76,8 @@ def prepared(config: PretrainedConfig, attention: str | None, dropout: float | N
         raise Stop(f"transformers has no fused attention for {config.model_type}", "give --attention eager")
     config.use_cache = False
     config._attn_implementation = attention
-    if attention == "sdpa" and kind_of(config) in ("decoder", "seq2seq", "speech"):
+    is_causal = kind_of(config) in ("decoder", "seq2seq", "speech")
+    if attention == "sdpa" and is_causal and config.model_type not in OWN_ATTENTION:
         # Under this name transformers builds no mask and uses the causal kernel. That is right, as no row is padded.
         transformers.AttentionInterface.register(CAUSAL, sdpa_attention_forward)
         config._attn_implementation = CAUSAL

@@ -41,6 +41,8 @@ def shorten(model: nn.Module) -> list[Stack]:
     for name, layers in parts.items():
         if not isinstance(layers, nn.ModuleList) or any(name.startswith(f"{stack.name}.") for stack in stacks):
             continue
+        if not len(layers):
+            continue
         kinds = _kinds(layers)
         stack = Stack(name, kinds, _enough(kinds))
         if len(stack.kept) < len(kinds):

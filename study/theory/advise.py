@@ -7,6 +7,7 @@ are.
 """
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -148,7 +149,8 @@ def _best(question: Question, arm: Arm) -> Row:
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)
     tried = []
-    for checkpointing in (True, False) if question.checkpointing is None else (question.checkpointing,):
+    ways = (True, False) if question.model.has_checkpointing else (False,)
+    for checkpointing in ways if question.checkpointing is None else (question.checkpointing,):
         settled = replace(question, precision=precision, checkpointing=checkpointing)
         tried += [most_rows(settled, each, miss) for miss in (MISS, 0) for each in with_buckets(arm)]
         if not any(row.headroom_bytes >= 0 for row in tried):
@@ -193,7 +195,8 @@ def with_buckets(arm: Arm) -> Iterator[Arm]:
 def most_rows(question: Question, arm: Arm, miss: float) -> Row:
     """The row with the most rows per pass that fit even if the peak is larger by the share `miss`; at least one row."""
     share = question.batch * arm.row_ranks // question.gpus
-    sizes = [rows for rows in range(1, share + 1) if share % rows == 0]
+    small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
+    sizes = sorted({*small, *(share // rows for rows in small)})
     most, fits, too_many = None, -1, len(sizes)
     while too_many - fits > 1:  # ends at a single row if nothing fits
         row = row_of(question, arm, sizes[middle := (fits + too_many) // 2])

@@ -58,6 +58,10 @@ class Architecture:
     activation: str | None = None  # of GPT-2 and GPT-J, if it is not transformers' gelu of eight kernels
 
     @property
+    def has_checkpointing(self) -> bool:
+        return True
+
+    @property
     def has_fused_attention(self) -> bool:
         return self.family not in NO_FUSED_ATTENTION
 

@@ -20,6 +20,7 @@ SEQUENCE, BATCH = (
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
 LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
+MOST_ROWS = 10**9  # of a step: nobody trains with more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Question:
         """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
         kind = GPUS[name]
-        per_node = given.gpus_per_node or next(n for n in range(kind.per_node, 0, -1) if gpus % n == 0)
+        per_node = node_size(gpus, name, given.gpus_per_node)
         local = min(gpus, per_node)
         host = max(LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
         return cls(
@@ -79,8 +80,8 @@ class Question:
             gpu=name,
             link=None if gpus == 1 else link_named(given.link, kind, several_nodes=gpus > local),
             host_memory_bytes=given.host_memory_bytes or host,
-            sequence=given.sequence or min(SEQUENCE, model.positions or SEQUENCE),
-            batch=given.batch or -(-BATCH // gpus) * gpus,
+            sequence=min(SEQUENCE, model.positions or SEQUENCE) if given.sequence is None else given.sequence,
+            batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
             precision=given.precision,
             checkpointing=given.checkpointing,
             disk_bytes_per_s=given.disk_bytes_per_s,
@@ -89,6 +90,17 @@ class Question:
             optimizer=given.optimizer,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
+
+
+def node_size(gpus: int, gpu: str, given: int | None) -> int:
+    """GPUs of a node: the most that such machines have and that divide the GPUs, where nobody says."""
+    if given is None:
+        return next(n for n in range(GPUS[gpu].per_node, 0, -1) if gpus % n == 0)
+    if given < 1:
+        raise Stop(f"gpus_per_node must be a whole number, at least 1 (got {given})", "give 1 or more")
+    if gpus % min(gpus, given):
+        raise Stop(f"{gpus} GPUs do not fill nodes of {given}", "give a multiple of that")
+    return given
 
 
 def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
@@ -137,13 +149,14 @@ def check(question: Question) -> None:
         if name not in names:
             missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
             raise Stop(missing, nearest(name or "", names, most=3))
-    for name in ("gpus", "batch", "sequence", "gpus_per_node"):
+    if question.batch > MOST_ROWS:
+        raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
+    for name in ("gpus", "batch", "sequence"):
         if (value := getattr(question, name)) < 1:
             raise Stop(f"{name} must be a whole number, at least 1 (got {value})", "give 1 or more")
     if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
         raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
-    if question.gpus % question.local:
-        raise Stop(f"{question.gpus} GPUs do not fill nodes of {question.gpus_per_node}", "give a multiple of that")
+    node_size(question.gpus, question.gpu, question.gpus_per_node)
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")

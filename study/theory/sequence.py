@@ -36,6 +36,8 @@ def heads(model: Architecture | Transformer) -> Heads:
         if config and keys:
             what = f"Ulysses needs fused attention, and {model.family} has none"
         raise Stop(what, "use a decoder such as a Llama, or an arm that divides no rows", "unavailable")
+    if silent := [name for name in ("num_hidden_layers", "hidden_size") if name not in config]:
+        raise Stop(f"the config says no {' and no '.join(silent)}", "write it into config.json", "unavailable")
     width = config.get("head_dim") or config["hidden_size"] // queries
     return Heads(config["num_hidden_layers"], queries, keys, width)
 

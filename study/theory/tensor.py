@@ -15,6 +15,7 @@ from study.theory.transformer import Transformer
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
 BY_COLUMNS, BY_ROWS = 5, 2  # linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def config_of(model: Architecture | Transformer) -> dict:
@@ -35,7 +36,9 @@ def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
         config = config_of(model)
     except Stop as stop:
         return stop.what
-    uneven = [f"{config[name]} {name}" for name in DIVIDED if name not in config or config[name] % ranks]
+    if silent := [name for name in NEEDED if type(config.get(name)) is not int]:
+        return f"the config says no {' and no '.join(silent)}"
+    uneven = [f"{config[name]} {name}" for name in DIVIDED if config[name] % ranks]
     return f"{' and '.join(uneven)} do not divide evenly among {ranks} ranks" if uneven else None
 
 

@@ -158,6 +158,10 @@ def look(model: Transformer) -> Look:
     )
 
 
+def has_checkpointing(model: Transformer) -> bool:
+    return configs.class_for(_config(model)).supports_gradient_checkpointing
+
+
 def _refusal(model: Transformer, what: str, error: Exception) -> Stop:
     text = " ".join(str(error).split())
     reason = f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
@@ -202,11 +206,17 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
     stacks = [] if with_all_layers or model.code_from else shorten(built)
     place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
+        if way.checkpointing and not built.supports_gradient_checkpointing:
+            what = f"transformers has no activation checkpointing for {config.model_type}"
+            raise Stop(what, "leave --checkpointing out")
         if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
             options = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
             built.gradient_checkpointing_enable(options)
         _give_device(built)
-        batch = inputs(config, rows, way.sequence)
+        try:
+            batch = inputs(config, rows, way.sequence)
+        except RuntimeError as error:  # such as a vocabulary of 0
+            raise _refusal(model, "cannot be given rows", error) from error
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         _follow(built, watch)

@@ -93,6 +93,11 @@ class Transformer:
     def has_fused_attention(self) -> bool:
         return self.look.has_fused_attention
 
+    @functools.cached_property
+    def has_checkpointing(self) -> bool:
+        """Whether transformers can recompute its activations."""
+        return _cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
+
     def flops_per_row(self, sequence: int) -> int:
         """Operations of matrix products in a pass over a row, without recomputation."""
         attention = "sdpa" if self.has_fused_attention else "eager"

@@ -59,7 +59,11 @@ def summary(record: Record, folder: Path) -> list[str]:
     if record.traffic.per_rank:
         kinds = [f"{kind} {size(each.bytes)} in {each.calls}" for kind, each in record.traffic.per_rank[0].items()]
         lines.append(f"  collectives of a step: {', '.join(kinds) or 'none'}")
-    if not record.watched.looked_at:
+    if not seen.steps and not record.error:
+        lines.append("  No update was seen: pass the optimizer whose step the loop calls, and watch the whole loop.")
+    elif not record.time.step_s and set(record.watched.not_timed or []) - {1}:
+        lines.append("  No step is timed: in each the model also ran outside training, as for an evaluation.")
+    if seen.steps and not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
     for finding in findings.diagnose(record):
         text = f"{finding.sentence}." + ("" if finding.remedy is None else f" What to do: {finding.remedy}.")
