@@ -49,9 +49,11 @@ READING = "how it is read"
 def plainly(verdict: Verdict) -> str:
     """What they said, what we found, and what it rests on."""
     claim = verdict.claim
-    verb = "may imply" if claim.premise else "says"
+    opening = f"{who(claim)} {'may imply' if claim.premise else 'says'}"
+    if claim.premise and claim.quote is None:
+        opening = "One may expect"
     outcome, basis = _outcome(verdict), _rests_on(verdict)
-    return f"{who(claim)} {verb} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
+    return f"{opening} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
 
 
 def who(claim: Claim) -> str:
@@ -76,6 +78,8 @@ def _outcome(verdict: Verdict) -> str:
     if word == INCONCLUSIVE:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
+    if plain := _plain_finding(verdict):
+        return f"{subject} that {plain}, so it is {word}"
     if word in (SUPPORTED, CONSISTENT):
         return f"{subject} {ours or 'the same'}, so it is {word}"
     instead = f"{subject} {ours}" if ours else f"{subject} otherwise"
@@ -84,6 +88,20 @@ def _outcome(verdict: Verdict) -> str:
     if word == UNDERSTATED:
         return f"{instead}, which is better, so it is {word}"
     return f"{instead}, so it {word}" if word == CONTRADICTS else f"{instead}, so it is {word}"
+
+
+def _plain_finding(verdict: Verdict) -> str:
+    """What stands for a finding that is a word of the code: fits, or accepted. Nothing for all others."""
+    claim, found = verdict.claim, verdict.found
+    if claim.check == "tried" and isinstance(found, str):
+        return {"accepted": "the library accepts it", "rejected": "the library rejects it"}.get(found, "")
+    if claim.check != "fits" or not isinstance(found, str):
+        return ""
+    given = {name: value for name, value in claim.arguments.items() if name not in claim.unsaid}
+    parameters = given.get("parameters")
+    model = given.get("model") or (f"a model of {count(parameters)} parameters" if parameters else "such a model")
+    under = given.get("arm") or ("stage" in given and f"stage {given['stage']}")
+    return f"{model} {found}" + f" under {under}" * bool(under)
 
 
 def _stands_in(claimed, says: str) -> bool:
@@ -129,12 +147,19 @@ def _rests_on(verdict: Verdict) -> str:
     if basis in (MEASURED, VIRTUAL) and names:
         real = "real " if basis == MEASURED else ""
         if len(names) == 1:
-            return f"measured in 1 {real or 'virtual '}run"
-        return f"measured in {len(names)} {real}runs" + ", not all real" * (not real)
+            return f"measured in 1 {real or 'virtual '}run{_elsewhere(verdict)}"
+        return f"measured in {len(names)} {real}runs{_elsewhere(verdict)}" + ", not all real" * (not real)
     if basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
         return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
     return BRIEFLY.get(basis, basis)
+
+
+def _elsewhere(verdict: Verdict) -> str:
+    """Where the runs were made, if the document speaks of a GPU or of another model."""
+    differs = tuple(verdict.differs)
+    cpu = any(words.startswith("device CPU instead") for words in differs)
+    return " on a CPU" * cpu + " with another model" * any(words.startswith("model ") for words in differs)
 
 
 def source_title(name: str) -> str:
@@ -228,7 +253,7 @@ def lines(verdict: Verdict) -> list[str]:
         *_finding(verdict, claim.unit),
         *_line("verdict", verdict.verdict),
         *_line("basis", basis_words(verdict)),
-        *_line("group", claim.contradiction and f"one contradiction of several cells: {claim.contradiction}"),
+        *_line("group", claim.contradiction and f"the claims of this error count once: {claim.contradiction}"),
         *_line("left open", "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items())),
         *_line("holds with", _few(verdict.holds_under, "; ")),
         *_line("fails with", _few(verdict.fails_under, "; ")),

@@ -95,7 +95,7 @@ def page(verdict: Verdict) -> dict:
             ("Fails with", _cases(verdict.fails_under)),
             ("Working", verdict.working),
             ("How the claim was read", _flat(claim.reading or "")),
-            ("One contradiction of several cells", claim.contradiction),
+            ("The claims of this error count once", claim.contradiction),
         ),
         "differs": list(verdict.differs),
         "changed_by": _changed_by(verdict),
