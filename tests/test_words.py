@@ -40,6 +40,7 @@ ACCEPTED = {
     "check": "tried",
     "with": {"what": "reproduction", "name": "sgd_becomes_adam"},
 }
+PARSED = {"with": {"what": "deepspeed_config", "config": [{"train_batch_size": 1}, {"train_batch_size": 2}]}}
 LEFT_OPEN = {"unsaid": {"recipe": ["mixed-adam", "fp32-adam"]}, "holds_under": ("recipe mixed-adam",)}
 RUNS = tuple(f"run{n}" for n in range(28))
 
@@ -71,6 +72,10 @@ RUNS = tuple(f"run{n}" for n in range(28))
         (
             judged(v.REFUTED, TRIED, "rejected", **ACCEPTED),
             "we find that the library rejects it, so it is refuted (tried with the libraries).",
+        ),
+        (
+            judged(v.SUPPORTED, TRIED, ["accepted", "accepted"], **ACCEPTED | PARSED | {"value": ["accepted"] * 2}),
+            "we find that the library accepts such a configuration, so it is supported",
         ),
         (
             judged(v.REFUTED, MEASURED, evidence=("a", "b"), differs=("device CPU instead of T4", "model a")),

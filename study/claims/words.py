@@ -40,6 +40,9 @@ NAMES |= {"disk_bytes_per_s": "the speed of the disk", "host_memory_bytes": "the
 NAMES |= {"weights_too": "what is offloaded", "recipe": "the optimizer's recipe", "sequence": "the sequence length"}
 CASES = {"checkpointing true": "checkpointing", "checkpointing false": "no checkpointing"}
 CASES |= {"weights_too true": "offloaded weights", "weights_too false": "weights on the GPU"}
+# What was tried, and how runs ended.
+ENDS = {"accepted": "the library accepts it", "rejected": "the library rejects it", "done": "it runs to the end"}
+ENDS |= {"unavailable": "the library refuses it", "oom": "it runs out of memory", "absent": "there is none"}
 COUNTED = ("rows a pass", "passes a step", "ranks")
 READING = "how it is read"
 
@@ -93,8 +96,12 @@ def _outcome(verdict: Verdict) -> str:
 def _plain_finding(verdict: Verdict) -> str:
     """What stands for a finding that is a word of the code: fits, or accepted. Nothing for all others."""
     claim, found = verdict.claim, verdict.found
-    if claim.check == "tried" and isinstance(found, str):
-        return {"accepted": "the library accepts it", "rejected": "the library rejects it"}.get(found, "")
+    if claim.check in ("tried", "ran"):
+        found, *others = dict.fromkeys(map(str, as_list(found)))
+        if others:
+            return ""
+        parsed = claim.arguments.get("what") in ("deepspeed_config", "accelerate_yaml")
+        return ENDS.get(found, "").replace(" it", " such a configuration" if parsed else " it")
     if claim.check != "fits" or not isinstance(found, str):
         return ""
     given = {name: value for name, value in claim.arguments.items() if name not in claim.unsaid}
