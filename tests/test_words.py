@@ -63,23 +63,23 @@ RUNS = tuple(f"run{n}" for n in range(28))
         ),
         (
             judged(v.REFUTED, found="does not fit", **FITS),
-            "we find that a model of 1 billion parameters does not fit under stage 0, so it is refuted",
+            "; 1 billion parameters do not fit under stage 0, so it is refuted (predicted by a formula).",
         ),
         (
             judged(v.SUPPORTED, found="fits", unsaid={"parameters": [1e9, 2e9]}, **FITS),
-            "we find that such a model fits under stage 0, so it is supported",
+            "; such a model fits under stage 0, so it is supported",
         ),
         (
             judged(v.REFUTED, TRIED, "rejected", **ACCEPTED),
-            "we find that the library rejects it, so it is refuted (tried with the libraries).",
+            "; the library rejects it, so it is refuted (tried with the libraries).",
         ),
         (
             judged(v.SUPPORTED, TRIED, ["accepted", "accepted"], **ACCEPTED | PARSED | {"value": ["accepted"] * 2}),
-            "we find that the library accepts such a configuration, so it is supported",
+            "; the library accepts such a configuration, so it is supported",
         ),
         (
-            judged(v.REFUTED, MEASURED, evidence=("a", "b"), differs=("device CPU instead of T4", "model a")),
-            "(measured in 2 real runs on a CPU with another model).",
+            judged(v.REFUTED, MEASURED, evidence=("a", "b"), differs=("device CPU instead of T4",)),
+            "(measured in 2 real CPU runs).",
         ),
         (judged(v.REFUTED, premise=True, quote=None), "One may expect “stage 2 takes 45 GB”; we find 42.7 GB instead"),
         (

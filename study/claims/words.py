@@ -41,7 +41,7 @@ NAMES |= {"weights_too": "what is offloaded", "recipe": "the optimizer's recipe"
 CASES = {"checkpointing true": "checkpointing", "checkpointing false": "no checkpointing"}
 CASES |= {"weights_too true": "offloaded weights", "weights_too false": "weights on the GPU"}
 # What was tried, and how runs ended.
-ENDS = {"accepted": "the library accepts it", "rejected": "the library rejects it", "done": "it runs to the end"}
+ENDS = {"accepted": "the library accepts it", "rejected": "the library rejects it", "done": "it succeeds"}
 ENDS |= {"unavailable": "the library refuses it", "oom": "it runs out of memory", "absent": "there is none"}
 COUNTED = ("rows a pass", "passes a step", "ranks")
 READING = "how it is read"
@@ -82,7 +82,7 @@ def _outcome(verdict: Verdict) -> str:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
     if plain := _plain_finding(verdict):
-        return f"{subject} that {plain}, so it is {word}"
+        return f"{plain}, so it is {word}"
     if word in (SUPPORTED, CONSISTENT):
         return f"{subject} {ours or 'the same'}, so it is {word}"
     instead = f"{subject} {ours}" if ours else f"{subject} otherwise"
@@ -106,7 +106,9 @@ def _plain_finding(verdict: Verdict) -> str:
         return ""
     given = {name: value for name, value in claim.arguments.items() if name not in claim.unsaid}
     parameters = given.get("parameters")
-    model = given.get("model") or (f"a model of {count(parameters)} parameters" if parameters else "such a model")
+    model = given.get("model") or (f"{count(parameters)} parameters" if parameters else "such a model")
+    if parameters:
+        found = {"fits": "fit", "does not fit": "do not fit"}[found]
     under = given.get("arm") or ("stage" in given and f"stage {given['stage']}")
     return f"{model} {found}" + f" under {under}" * bool(under)
 
@@ -153,20 +155,14 @@ def _rests_on(verdict: Verdict) -> str:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if basis in (MEASURED, VIRTUAL) and names:
         real = "real " if basis == MEASURED else ""
+        cpu = "CPU " * any(words.startswith("device CPU instead") for words in verdict.differs)  # of a claim about GPUs
         if len(names) == 1:
-            return f"measured in 1 {real or 'virtual '}run{_elsewhere(verdict)}"
-        return f"measured in {len(names)} {real}runs{_elsewhere(verdict)}" + ", not all real" * (not real)
+            return f"measured in 1 {real or 'virtual '}{cpu}run"
+        return f"measured in {len(names)} {real}{cpu}runs" + ", not all real" * (not real)
     if basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
         return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
     return BRIEFLY.get(basis, basis)
-
-
-def _elsewhere(verdict: Verdict) -> str:
-    """Where the runs were made, if the document speaks of a GPU or of another model."""
-    differs = tuple(verdict.differs)
-    cpu = any(words.startswith("device CPU instead") for words in differs)
-    return " on a CPU" * cpu + " with another model" * any(words.startswith("model ") for words in differs)
 
 
 def source_title(name: str) -> str:
