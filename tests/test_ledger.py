@@ -310,6 +310,17 @@ def test_a_value_may_be_what_another_check_finds(claims):
             claims(first, text(**STATES | fields | {"value": value}))
 
 
+def test_a_papers_own_formula_shows_only_that_it_is_consistent(claims):
+    """The ZeRO paper's formula against its own table says nothing of the world; of another document it predicts."""
+    verdicts = {}
+    for document in ("P1", "000"):
+        (verdict,) = judged(claims(text(**STATES | {"kind": '"memory"'}), head=HEAD.replace('"000"', f'"{document}"')))
+        verdicts[document] = (verdict.verdict, verdict.basis)
+    assert verdicts == {"P1": (CONSISTENT, "own numbers"), "000": ("supported", "predicted")}
+    for names in theory_checks.PUBLISHED.values():
+        assert set(names) <= theory_checks.QUANTITIES.keys()
+
+
 def test_premises_are_apart_and_a_contradiction_counts_once(claims):
     several = [text(id=f'"X-{n}"', value="3", contradiction='"the same"') for n in range(3)]
     verdicts = judged(claims(text(id='"P"', premise="true", quote=None), *several))

@@ -35,6 +35,13 @@ FITS = {
     "check": "fits",
     "with": {"parameters": 1e9, "stage": 0, "gpu": "L4", "states_only": True},
 }
+ACCEPTED = {
+    "unit": "",
+    "value": "accepted",
+    "check": "tried",
+    "with": {"what": "reproduction", "name": "sgd_becomes_adam"},
+}
+PARSED = {"with": {"what": "deepspeed_config", "config": [{"train_batch_size": 1}, {"train_batch_size": 2}]}}
 LEFT_OPEN = {"unsaid": {"recipe": ["mixed-adam", "fp32-adam"]}, "holds_under": ("recipe mixed-adam",)}
 RUNS = tuple(f"run{n}" for n in range(28))
 
@@ -55,7 +62,27 @@ RUNS = tuple(f"run{n}" for n in range(28))
             judged(v.REFUTED, TRIED, 0.31, **SHARE),
             "we find 31 % of the peak saved instead of 50 %, so it is refuted (tried",
         ),
-        (judged(v.REFUTED, found="does not fit", **FITS), "we find “does not fit” instead of “fits”, so"),
+        (
+            judged(v.REFUTED, found="does not fit", **FITS),
+            "; 1 billion parameters do not fit under stage 0, so it is refuted (predicted by a formula).",
+        ),
+        (
+            judged(v.SUPPORTED, found="fits", unsaid={"parameters": [1e9, 2e9]}, **FITS),
+            "; such a model fits under stage 0, so it is supported",
+        ),
+        (
+            judged(v.REFUTED, TRIED, "rejected", **ACCEPTED),
+            "; the library rejects it, so it is refuted (tried with the libraries).",
+        ),
+        (
+            judged(v.SUPPORTED, TRIED, ["accepted", "accepted"], **ACCEPTED | PARSED | {"value": ["accepted"] * 2}),
+            "; the library accepts such a configuration, so it is supported",
+        ),
+        (
+            judged(v.REFUTED, MEASURED, evidence=("a", "b"), differs=("device CPU instead of T4",)),
+            "(measured in 2 real CPU runs).",
+        ),
+        (judged(v.REFUTED, premise=True, quote=None), "One may expect “stage 2 takes 45 GB”; we find 42.7 GB instead"),
         (
             judged(v.REFUTED, READ, found=False, evidence=("P1", "Q7")),
             "we find otherwise, so it is refuted (read in the ZeRO paper and Q7).",
@@ -93,14 +120,14 @@ RUNS = tuple(f"run{n}" for n in range(28))
         ),
         (judged(v.REFUTED, found=[90e9, 90e9], value=[45e9, 45e9]), "we find 90 GB instead of 45 GB, so"),
         (
-            judged(v.REFUTED, found="does not fit", **FITS | {"says": "stage 0 fits an L4"}),
-            "“stage 0 fits an L4”; we find “does not fit”, so it is refuted",
+            judged(v.REFUTED, TRIED, "bfloat16", **ACCEPTED | {"value": "fp32", "says": "its output is fp32"}),
+            "“its output is fp32”; we find “bfloat16”, so it is refuted",
         ),
         (
             judged(v.SUPPORTED, document="pages", where="DeepSpeed, post of 8 March 2021 (commit 1), table 2"),
             "DeepSpeed (post) says “stage 2",
         ),
-        (judged(v.SUPPORTED, premise=True), "Document 000 may imply “stage 2 takes 45 GB”;"),
+        (judged(v.SUPPORTED, premise=True, quote="45 GB"), "Document 000 may imply “stage 2 takes 45 GB”;"),
         (judged(v.SUPPORTED, document="P1", title="ZeRO: Memory (2020)"), "The paper ZeRO says “stage 2"),
         (judged(v.SUPPORTED, document="pages", where="DeepSpeed, post, table 2"), "DeepSpeed (post) says “stage 2"),
     ],

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Literal, get_args
 
@@ -46,6 +46,8 @@ class Kind:
     # The unit of the finding, by the function's name and the arguments. None: any unit that the claim gives.
     unit: Callable[[str, dict], str | None] = lambda name, arguments: None
     finds: tuple[str, ...] = ()  # if not empty: the only texts that it can find
+    # By document, the functions whose formulas that document published. They cannot show that its own claims are true.
+    published: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,13 @@ class Claim(Check):
     also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence: shown, never decides
     until_tested: "Claim | None" = None  # the same claim with a weaker check, which decides while no run does
     at: str = ""  # file and line
+
+    @property
+    def basis(self) -> str:
+        """A paper's own formula says of its numbers whether they are consistent, not whether they are true."""
+        kind = kinds()[self.check]
+        theirs = kind.published.get(self.document, ())
+        return OWN if self.arguments.get(kind.chosen_by) in theirs else super().basis
 
     @model_validator(mode="before")
     @classmethod

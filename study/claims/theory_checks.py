@@ -99,8 +99,15 @@ BYTES = ("states_bytes", "rest_bytes", "offloaded_states_bytes", "peak_bytes", "
 UNITS = dict.fromkeys(QUANTITIES, "number") | dict.fromkeys((*BYTES, "fitted_bytes_per_parameter"), "bytes")
 UNITS |= {"parameters": "parameters", "largest_parameters": "parameters", "link_bytes_per_s": "bytes/s"}
 FROM_THE_DOCUMENT = ("fitted_bytes_per_parameter", "rest_bytes", "rest_spread")  # differences of its own figures
+PUBLISHED = {
+    "P1": ("states_bytes", "states_saving", "states_ratio", "largest_parameters", "fewest_ranks", "traffic_ratio"),
+    "P2": ("offloaded_states_bytes",),
+    "P3": ("offload_efficiency",),
+}
 KINDS = {check.__name__: Kind(OWN, {"": check}) for check in (arithmetic, stated)}
 KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (step_checks.bound, quotient)}
 KINDS |= {"fits": Kind(PREDICTED, {"": memory_checks.fits}, finds=("fits", "does not fit"))}
 KINDS |= {"trend": Kind(PREDICTED, {"": trend}, finds=TRENDS)}
-KINDS |= {"theory": Kind(PREDICTED, QUANTITIES, "quantity", FROM_THE_DOCUMENT, lambda name, arguments: UNITS.get(name))}
+KINDS |= {
+    "theory": Kind(PREDICTED, QUANTITIES, "quantity", FROM_THE_DOCUMENT, lambda name, _: UNITS.get(name), (), PUBLISHED)
+}

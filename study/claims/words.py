@@ -41,6 +41,9 @@ NAMES |= {"disk_bytes_per_s": "the speed of the disk", "host_memory_bytes": "the
 NAMES |= {"weights_too": "what is offloaded", "recipe": "the optimizer's recipe", "sequence": "the sequence length"}
 CASES = {"checkpointing true": "checkpointing", "checkpointing false": "no checkpointing"}
 CASES |= {"weights_too true": "offloaded weights", "weights_too false": "weights on the GPU"}
+# What was tried, and how runs ended.
+ENDS = {"accepted": "the library accepts it", "rejected": "the library rejects it", "done": "it succeeds"}
+ENDS |= {"unavailable": "the library refuses it", "oom": "it runs out of memory", "absent": "there is none"}
 COUNTED = ("rows a pass", "passes a step", "ranks")
 READING = "how it is read"
 
@@ -50,9 +53,11 @@ READING = "how it is read"
 def plainly(verdict: Verdict) -> str:
     """The first sentence: what the document says, what we found, and what that rests on."""
     claim = verdict.claim
-    verb = "may imply" if claim.premise else "says"
+    opening = f"{who(claim)} {'may imply' if claim.premise else 'says'}"
+    if claim.premise and claim.quote is None:
+        opening = "One may expect"
     outcome, basis = _outcome(verdict), _rests_on(verdict)
-    return f"{who(claim)} {verb} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
+    return f"{opening} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
 
 
 def who(claim: Claim) -> str:
@@ -77,6 +82,8 @@ def _outcome(verdict: Verdict) -> str:
     if word == INCONCLUSIVE:
         return f"{_undecided(verdict, ours)}, so it is {word}"
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
+    if plain := _plain_finding(verdict):
+        return f"{plain}, so it is {word}"
     if word in (SUPPORTED, CONSISTENT):
         return f"{subject} {ours or 'the same'}, so it is {word}"
     instead = f"{subject} {ours}" if ours else f"{subject} otherwise"
@@ -85,6 +92,26 @@ def _outcome(verdict: Verdict) -> str:
     if word == UNDERSTATED:
         return f"{instead}, which is better, so it is {word}"
     return f"{instead}, so it {word}" if word == CONTRADICTS else f"{instead}, so it is {word}"
+
+
+def _plain_finding(verdict: Verdict) -> str:
+    """What stands for a finding that is a word of the code: fits, or accepted. Nothing for all others."""
+    claim, found = verdict.claim, verdict.found
+    if claim.check in ("tried", "ran"):
+        found, *others = dict.fromkeys(map(str, as_list(found)))
+        if others:
+            return ""
+        parsed = claim.arguments.get("what") in ("deepspeed_config", "accelerate_yaml")
+        return ENDS.get(found, "").replace(" it", " such a configuration" if parsed else " it")
+    if claim.check != "fits" or not isinstance(found, str):
+        return ""
+    given = {name: value for name, value in claim.arguments.items() if name not in claim.unsaid}
+    parameters = given.get("parameters")
+    model = given.get("model") or (f"{count(parameters)} parameters" if parameters else "such a model")
+    if parameters:
+        found = {"fits": "fit", "does not fit": "do not fit"}[found]
+    under = given.get("arm") or ("stage" in given and f"stage {given['stage']}")
+    return f"{model} {found}" + f" under {under}" * bool(under)
 
 
 def _stands_in(claimed, says: str) -> bool:
@@ -129,9 +156,10 @@ def _rests_on(verdict: Verdict) -> str:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if basis in (MEASURED, VIRTUAL) and names:
         real = "real " if basis == MEASURED else ""
+        cpu = "CPU " * any(words.startswith("device CPU instead") for words in verdict.differs)  # of a claim about GPUs
         if len(names) == 1:
-            return f"measured in 1 {real or 'virtual '}run"
-        return f"measured in {len(names)} {real}runs" + ", not all real" * (not real)
+            return f"measured in 1 {real or 'virtual '}{cpu}run"
+        return f"measured in {len(names)} {real}{cpu}runs" + ", not all real" * (not real)
     if basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
         return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
@@ -229,7 +257,7 @@ def lines(verdict: Verdict) -> list[str]:
         *_line("found", found_words(verdict, claim.unit)),
         *_line("verdict", verdict.verdict),
         *_line("basis", basis_words(verdict)),
-        *_line("group", claim.contradiction and f"one contradiction of several cells: {claim.contradiction}"),
+        *_line("group", claim.contradiction and f"the claims of this error count once: {claim.contradiction}"),
         *_line("left open", "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items())),
         *_line("holds with", _few(verdict.holds_under, "; ")),
         *_line("fails with", _few(verdict.fails_under, "; ")),

@@ -99,7 +99,7 @@ def page(verdict: Verdict) -> dict:
             ("Fails with", _cases(verdict.fails_under)),
             ("Working", verdict.working),
             ("How we read the claim", _flat(claim.reading or "")),
-            ("Part of the contradiction", claim.contradiction),
+            ("The claims of this error count once", claim.contradiction),
         ),
         "differs": list(verdict.differs),
         "changed_by": _changed_by(verdict),
