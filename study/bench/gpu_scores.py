@@ -18,7 +18,7 @@ from study.theory.steptime import Machine, step_time
 MEMORY = {
     "allocated": "peak_allocated_bytes",
     "reserved": "peak_reserved_bytes",
-    "driver": "device_used_bytes",
+    "driver": "device_used_bytes",  # read after the timed steps, when PyTorch may have given back a part of its peak
 }
 NAMES = (*MEMORY, "step")
 
