@@ -116,7 +116,9 @@ def test_every_profile_is_made_of_steps_there_are():
                 assert sweep.chosen(cells, filters(words)), words
             else:
                 assert kind in ("bench", "kernels", "tests")
-    assert {"first", "smoke", "tests", "guelph", "as_printed", "offload", "h100", "speed"} == PROFILES.keys()
+    assert PROFILES.keys() == {
+        *("first", "smoke", "tests", "predictions", "guelph", "as_printed", "offload", "h100", "speed", "cuda_only"),
+    }
 
 
 def test_the_sets_of_tests_leave_none_out():
@@ -142,7 +144,7 @@ def test_the_parts_of_guelph_are_all_in_its_profile():
 
 def test_every_cell_for_one_gpu_says_how_long_it_may_take():
     """Without it a window would start, at its end, what it cannot finish."""
-    for name in ("smoke", "guelph", "as_printed", "offload", "h100"):
+    for name in ("smoke", "guelph", "as_printed", "offload", "h100", "predictions", "cuda_only"):
         for cell in protocol.cells(protocol.read(name), "one_gpu"):
             assert cell.reserve_s, cell.name
             if isinstance(cell.reserve_s, dict):
@@ -153,7 +155,7 @@ def test_every_cell_for_one_gpu_says_how_long_it_may_take():
 def test_an_unknown_profile_is_refused(tmp_path):
     with pytest.raises(Stop, match="no profile smokes") as caught:
         offline.run(options(tmp_path, "smokes"))
-    assert "smoke, tests, guelph" in caught.value.remedy
+    assert ", ".join(PROFILES) in caught.value.remedy
 
 
 # --- install -------------------------------------------------------------------------------------------------------

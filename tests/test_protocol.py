@@ -6,7 +6,8 @@ import pytest
 from conftest import DECODERS_ALONE, ROOT
 
 from study.errors import Stop
-from study.spec.arms import NAMES
+from study.spec.arms import NAMES, all_paths, read
+from study.spec.shapes import SHAPES
 from study.sweeps import protocol
 
 HEAD = 'about = "a"\ndocument = "none"\nreplicates = "nothing"\n'
@@ -130,6 +131,10 @@ def test_what_was_run_keeps_its_cells_name(name):
     assert kept <= names
 
 
+# Protocols of our own questions: there is no published setting to replicate.
+UNPUBLISHED = ("smoke", "scoreboard", "network", "optimizers", "at_scale", "predictions", "cuda_only")
+
+
 @pytest.mark.parametrize("name", protocol.names())
 def test_every_protocol_expands_and_tiny_has_the_structure_of_paper(name):
     """The same parts, arms and axes; only smaller."""
@@ -138,12 +143,38 @@ def test_every_protocol_expands_and_tiny_has_the_structure_of_paper(name):
     cells = {scale: protocol.cells(read, scale) for scale in scales}
     assert "tiny" in cells
     assert all(cells.values())
-    assert ("paper" in cells) == (name not in ("smoke", "scoreboard", "network", "optimizers", "at_scale"))
+    assert ("paper" in cells) == (name not in UNPUBLISHED)
     if "paper" in cells:
         assert all({"paper", "tiny"} <= part.keys() for part in read["part"])
         kinds = [{(cell.part, cell.arm, cell.script, cell.frontier) for cell in cells[scale]} for scale in cells]
         assert kinds[0] == kinds[-1]
         assert not {cell.name for cell in cells["paper"]} & {cell.name for cell in cells["tiny"]}
+
+
+def test_the_predictions_on_a_gpu_have_cells_enough_of_each_kind():
+    """All of them can be predicted: no cell is compiled, or in fp8."""
+    cells = protocol.cells(protocol.read("predictions"), "one_gpu")
+    assert len(cells) >= 40
+    varied = {name: {cell.value(name) for cell in cells} for name in ("arm", "model", "precision", "sequence")}
+    assert {name: len(values) >= 4 for name, values in varied.items()} == dict.fromkeys(varied, True)
+    assert {cell.value("checkpointing") for cell in cells} == {False, True}
+    assert not any(cell.value("compile") or cell.value("precision") == "fp8" for cell in cells)
+    assert {cell.value("model") for cell in cells} <= SHAPES.keys()
+
+
+def test_each_arm_for_cuda_alone_runs_beside_an_arm_that_it_varies():
+    cells = protocol.cells(protocol.read("cuda_only"), "one_gpu")
+    assert {name for name, path in all_paths().items() if read(path).for_cuda_alone} <= {cell.arm for cell in cells}
+    variants = [cell for cell in cells if read(all_paths()[cell.arm]).for_cuda_alone]
+    for cell in variants:
+        plain = [other for other in cells if other.settings == cell.settings and other not in variants]
+        assert stage_and_home(cell) in map(stage_and_home, plain), cell.name
+
+
+def stage_and_home(cell: protocol.Cell) -> tuple[int | None, str]:
+    """The stage, and where the optimizer's states are."""
+    arm = read(all_paths()[cell.arm])
+    return arm.stage, arm.offload_optimizer
 
 
 def test_smoke_is_every_arm_on_both_tasks():

@@ -13,13 +13,13 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from study.bench import fsdp_tracker
+from study.bench import fsdp_tracker, gpu_scores
 from study.errors import Stop
 from study.records import runs
 from study.records.prediction import architecture, predicted
 from study.records.runs import Run, Runs
 from study.spec.shapes import SHAPES, shape_of
-from study.text.tables import show
+from study.text.tables import say, show
 from study.theory.architecture import FAMILIES, tensors
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
@@ -41,6 +41,9 @@ def main(
 ) -> list[dict] | None:
     """Print each predictor's median and worst error, ours by family and by arm, and the cells where ours misses.
 
+    Of runs on a GPU, print as well how far off the predictions of PyTorch's and the driver's memory and of the step
+    time are.
+
     Args:
         folders: Folders with runs in them, at any depth; - reads them from standard input, one per line.
         every_cell: Print each cell, not only those that ours misses by more than 1 %.
@@ -51,7 +54,8 @@ def main(
         raise Stop("no folder is given", "name folders with runs, as in: study scoreboard runs/scoreboard")
     if folders == (Path("-"),):
         folders = tuple(map(Path, sys.stdin.read().splitlines()))
-    rows = scored(runs.load(folders, every_folder_has_runs=True), tracker)
+    loaded = runs.load(folders, every_folder_has_runs=True)
+    rows = scored(loaded, tracker)
     if as_json:
         return rows
     chosen = [dict(row) for row in rows if every_cell or abs(row["ours"]) > GOAL]
@@ -73,6 +77,11 @@ def main(
     for by in ("family", "arm"):
         names = sorted({row[by] for row in rows})
         show([{by: name} | errors([row for row in rows if row[by] == name], "ours") for name in names])
+    if on_gpu := gpu_scores.scored(loaded):
+        say("", "On the GPU: what was measured, and how far off the prediction is.")
+        show(gpu_scores.lines(on_gpu))
+        say("")
+        show(gpu_scores.errors(on_gpu))
 
 
 HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters

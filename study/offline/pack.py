@@ -39,7 +39,7 @@ HAVE = """
 accelerate aiohttp aiosignal anyio attrs certifi charset-normalizer click einops filelock frozenlist fsspec h11 hf-xet
 httpcore httpx huggingface-hub idna jinja2 markdown-it-py markupsafe mdurl mpmath msgpack multidict networkx ninja numpy
 nvidia-ml-py packaging pandas propcache psutil py-cpuinfo pyarrow pygments pytest pytest-timeout python-dateutil pyyaml
-regex requests rich safetensors setuptools shellingham six sympy tokenizers torch tqdm transformers triton typer
+regex requests rich safetensors scipy setuptools shellingham six sympy tokenizers torch tqdm transformers triton typer
 typing-extensions urllib3 wheel xxhash yarl
 """
 

@@ -52,6 +52,7 @@ def kernels(*bench: str) -> tuple[str, ...]:
 
 SHAPES = (
     ("gpt2-xl", 1024, 8),
+    ("llama3.2-1b", 1024, 8),
     ("bert-large", 512, 32),
     ("gpt2-medium", 1024, 16),
     ("bert-large", 128, 64),
@@ -64,16 +65,21 @@ TESTS = {  # name: pytest's -k for tests/test_gpu.py. Each set ends within a win
 }
 # The steps of each profile, the most important first.
 PROFILES = {
-    "first": [  # one cell of each result, where there may be only one window
+    "first": [  # does each arm run, and one cell of each result: there may be only one window
+        sweep("smoke"),
+        ("tests", "instruments"),
+        sweep("predictions", "--only", "part=families", "model=llama3.2-1b"),
         sweep("h100", "--only", "part=stages", "checkpointing=True"),
         sweep("as_printed", "--only", "seed=42"),
         sweep("offload", "--only", "part=host-against-disk", "model=gpt2-large"),
         sweep("offload", "--only", "part=one-device"),
         sweep("guelph", "--only", "part=loss", "micro_batch=8"),
         bench(*SHAPES[0]),
+        sweep("cuda_only", "--only", "part=variants"),
     ],
     "smoke": [sweep("smoke")],
     "tests": [("tests", name) for name in TESTS],
+    "predictions": [sweep("predictions")],
     "guelph": [
         sweep("guelph", "--only", "part=loss"),
         sweep("guelph", "--only", "part=*ladder", "--repeat", "3"),
@@ -82,6 +88,7 @@ PROFILES = {
     "as_printed": [sweep("as_printed")],
     "offload": [sweep("offload", "--only", "part=host-against-disk", "--repeat", "3"), sweep("offload")],
     "h100": [sweep("h100")],
+    "cuda_only": [sweep("cuda_only")],
     "speed": [
         step
         for shape in SHAPES

@@ -101,6 +101,9 @@ SHAPES = {
     "llama3-8b": _decoder("llama", "meta-llama/Meta-Llama-3-8B", 128256, 4096, 14336, 32, max_position_embeddings=8192)
     | _heads(32, 8)
     | UNTIED,
+    "llama3.2-1b": _decoder("llama", "meta-llama/Llama-3.2-1B", 128256, 2048, 8192, 16, max_position_embeddings=131072)
+    | _heads(32, 8)
+    | TIED,
     "qwen2.5-7b": _decoder("qwen2", "Qwen/Qwen2.5-7B", 152064, 3584, 18944, 28, max_position_embeddings=131072)
     | _heads(28, 4)
     | UNTIED,

@@ -71,7 +71,11 @@ def in_words(kinds: MemoryKinds) -> str:
 
 @functools.cache
 def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | None:
-    """The most that the caching allocator holds in the first steps. None for a model that was not traced."""
+    """The most that the caching allocator holds in the first steps. None for a model that was not traced.
+
+    The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes. Reserved
+    memory is never less than those.
+    """
     if not isinstance(setup.model, Transformer) or not setup.on_gpu:
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
@@ -80,7 +84,8 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
         replay.run()
     except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
         return capacity_bytes
-    return replay.allocator.peak_reserved + streams
+    held = max(replay.allocator.peak_reserved + streams, estimate(setup).peak_bytes)
+    return min(held, capacity_bytes or held)
 
 
 class _Replay:
@@ -89,7 +94,8 @@ class _Replay:
     def __init__(self, setup: Setup, allocator: Allocator):
         self.setup, self.allocator = setup, allocator
         self.made, self.log = setup.model.allocations(setup.way, setup.micro_batch)
-        self.single = not setup.fsdp and not setup.deepspeed and setup.ranks == 1
+        # DDP's buckets take the gradients of a step's last pass alone.
+        self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
         self.beside, self.update = _beside(setup), _update(setup)
 
     def run(self) -> None:
@@ -98,7 +104,7 @@ class _Replay:
         for step in range(STEPS):
             gradients: list[Block] = []
             for number in range(min(self.setup.accumulation, 2)):
-                self._pass(gradients, keeps=self.single and number == 0)
+                self._pass(gradients, keeps=self.keeps_gradients and number == 0)
             if step == 0:
                 self._take(moments)
             self._give(self._take(self.update))
@@ -153,6 +159,8 @@ def _beside(setup: Setup) -> list[int]:
     """Sizes of what an engine holds during a pass besides its states: a block each, as at the peak of the backward."""
     if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
         sharding = Sharding(setup)
+        if sharding.keeps_whole_gradients:
+            return [*map(sharding.gradient, sharding.units)]
         layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
         return [*map(sharding.gradient, sorted(sharding.late)), layers, layers]
     if not setup.deepspeed:
@@ -168,10 +176,12 @@ def _update(setup: Setup) -> list[int]:
         moments = estimates.moments(Engine(setup), estimates.profile(setup))
         parts = [int(size) for when, now in moments if when == "update" for size in now.values()]
         return [max(parts, default=0)]
-    if setup.optimizer != "foreach" or setup.fsdp_offload:
+    if setup.fsdp_offload:
         return []
     share = setup.sharing_ranks if setup.fsdp else 1
-    return [ceil(t.elements / share) * setup.state_bytes for t in setup.model.tensors if t.trains]
+    trained = [ceil(t.elements / share) for t in setup.model.tensors if t.trains]
+    gradients = [4 * elements for elements in trained if setup.precision == "bf16_cast"]  # for the fp32 master copy
+    return gradients + [elements * setup.state_bytes for elements in trained if setup.optimizer == "foreach"]
 
 
 def _other_streams(setup: Setup) -> list[int]:

@@ -32,6 +32,7 @@ def cap_memory(gib: float | None) -> MemoryCap | None:
     has_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     if cap_bytes > has_bytes:
         has_gib = has_bytes / 2**30
-        raise Stop(f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB", "give a smaller cap")
+        what = f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB"
+        raise Stop(what, "give a smaller cap, or use a larger device", "unavailable")
     torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
     return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")

@@ -1,0 +1,116 @@
+"""Compares predictions with what a GPU measured: memory as PyTorch and the driver count it, and seconds of a step."""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from study.errors import Stop
+from study.machine.gpus import gpu_named
+from study.outside import words, written
+from study.outside.compare import Quantity
+from study.outside.summary import Errors
+from study.records.prediction import setup_of
+from study.records.runs import Run
+from study.text.numbers import size
+from study.theory.memory_kinds import memory_kinds
+from study.theory.steptime import Machine, step_time
+
+MEMORY = {
+    "allocated": "peak_allocated_bytes",
+    "reserved": "peak_reserved_bytes",
+    "driver": "device_used_bytes",  # read after the timed steps, when PyTorch may have given back a part of its peak
+}
+NAMES = (*MEMORY, "step")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run on a GPU, and what was predicted of it. A quantity without a prediction is missing."""
+
+    run: Run
+    quantities: dict[str, Quantity]
+
+
+def scored(runs: Iterable[Run]) -> list[Scored]:
+    """Every finished run on a GPU whose model is known, with the quantities that have a prediction."""
+    on_gpu = [run for run in runs if run.done and run.device == "cuda"]
+    return [each for each in map(_scored, on_gpu) if each.quantities]
+
+
+def _scored(run: Run) -> Scored:
+    setup, gpu = setup_of(run.record, look=True), _gpu(run)
+    if setup is None:
+        return Scored(run, {})
+    predicted, quantities = memory_kinds(setup, gpu), {}
+    for name, field in MEMORY.items():
+        measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
+        # A rank that runs alone has no NCCL, which is in the prediction of what the driver shows.
+        ours = None if name == "driver" and run.virtual else getattr(predicted, name)
+        if measured and ours is not None:
+            quantities[name] = Quantity("memory", float(ours), float(measured), None)
+    # A virtual rank sends nothing, so its step lacks that time. No record has the speed of a disk.
+    if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
+        step = step_time(setup, Machine(gpu=gpu, gpus_per_node=_gpus_per_node(run)))
+        quantities["step"] = Quantity("time", step.seconds, run.median_step_s, (step.low_s, step.high_s))
+    return Scored(run, quantities)
+
+
+def _gpu(run: Run) -> str | None:
+    """The GPU's name in GPUS, if it is there."""
+    devices = run.record.hardware.devices
+    try:
+        return gpu_named(devices[0].name) if devices else None
+    except Stop:
+        return None
+
+
+def _gpus_per_node(run: Run) -> int:
+    machines = run.record.machines
+    return max((len(machine.ranks) for machine in machines), default=run.ranks)
+
+
+def lines(everything: list[Scored]) -> list[dict]:
+    """A row for each run: what was measured, and how far off the prediction is."""
+    return [_line(each) for each in everything]
+
+
+def _line(each: Scored) -> dict:
+    run = each.run
+    about = {"cell": f"{run.model} {run.arm}", "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks}
+    about |= {"precision": run.precision, "rows": run.micro_batch, "passes": run.accumulation, "tokens": run.sequence}
+    for name in NAMES:
+        quantity = each.quantities.get(name)
+        human = quantity and (f"{quantity.measured:.3g} s" if name == "step" else size(quantity.measured))
+        about[name] = human and f"{human} ({quantity.error:+.1%})"
+    return about
+
+
+def errors(everything: list[Scored]) -> list[dict]:
+    """A row for each quantity: how far off its predictions are here, and those of published measurements."""
+    rows = []
+    for name in NAMES:
+        of_name = [each.quantities[name] for each in everything if name in each.quantities]
+        if of_name:
+            rows.append({"quantity": name, "measured": "these runs"} | _errors(Errors.of(of_name)))
+    for name, of_name in _published().items():
+        rows.append({"quantity": name, "measured": "published"} | _errors(Errors(**of_name)))
+    return rows
+
+
+@functools.cache
+def _published() -> dict[str, dict]:
+    """The errors over what others measured: all rows of memory, and the rows of time that nothing was fitted on."""
+    groups = written.read()["summary"]
+    known = {"memory": groups["all"]["memory"], "step": groups["all of role test"]["time"]}
+    return {name: of_name for name, of_name in known.items() if of_name}
+
+
+def _errors(errors: Errors) -> dict:
+    return {
+        "cells": errors.count,
+        "off by (median)": words.percent(errors.median_absolute),
+        "worst": f"{errors.worst:+.0%}",
+        "within 10 %": words.percent(errors.within_10),
+        "within 30 %": words.percent(errors.within_30),
+        "in the interval": words.percent(errors.inside),
+    }
