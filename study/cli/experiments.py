@@ -133,12 +133,13 @@ def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.T
 def _show_plan(cells: list[Cell]) -> None:
     """List the cells: their ranks, their settings, and whether this machine can run them."""
     gpus = num_gpus()
-    axes = [key for key in cells[0].settings if len({str(cell.settings.get(key)) for cell in cells}) > 1]
+    keys = dict.fromkeys(key for cell in cells for key in cell.settings)
+    axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
         stop, virtual = sweeping.why_not(cell, gpus), cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
-        values = {key: cell.settings.get(key) for key in axes if key != "virtual_ranks"}
+        values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
         rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})
     show(rows)
 
