@@ -87,6 +87,8 @@ def _line(each: Scored) -> dict:
 
 def errors(everything: list[Scored]) -> list[dict]:
     """A row for each quantity: how far off its predictions are here, and those of published measurements."""
+    if not everything:
+        return []
     rows = []
     for name in NAMES:
         of_name = [each.quantities[name] for each in everything if name in each.quantities]
