@@ -202,8 +202,8 @@ def test_headlines_say_what_rests_on_real_runs():
     """Untested claims have no basis, a contradiction counts once, and premises do not count."""
     assert claims.sentence(ROWS) == (
         "Of 3 claims about the world: **1 supported**, **1 refuted**, **1 not tested here**. The verdicts rest on "
-        "**real runs (1)** and formulas (1). Of 2 that were held against their document's own numbers: "
-        "**1 inconclusive**, **1 contradicts itself**. Not counted: premises, which are ours (1)."
+        "**real runs (1)** and formulas (1). 2 more were compared with their document's own numbers: "
+        "**1 inconclusive**, **1 contradicts itself**. 1 premise of our own is not counted."
     )
     assert claims.sentence([]) == ""
 

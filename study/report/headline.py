@@ -69,12 +69,12 @@ def findings(headline: Headline, verdicts: list[dict]) -> list[str]:
     lines = [
         f"**ZeRO does not change the losses.** In fp32, {len(arms)} arms on two real ranks stay within"
         f" {_nats(headline)} of DDP at each of {steps} steps (`study claims S002-35`).",
-        f"**It saves memory where states are large.** Of Llama-3-8B on eight GPUs a rank holds {_named(held)} and"
+        f"**It saves memory on large models.** For Llama-3-8B on eight GPUs, a rank holds {_named(held)} and"
         f" {size(held[BASELINE])} under DDP (virtual ranks, activations recomputed).",
-        f"**On a tiny model it costs memory.** Of a BERT with 4.4 million parameters a rank holds {_named(tiny)}"
-        f" and {size(tiny[BASELINE])} under DDP: buckets weigh more than what is partitioned.",
-        f"**Stages 1 and 2 send more than DDP, not the same:** {moved['zero1']:.2g} and {moved['zero2']:.2g} times as"
-        " much (`study claims L-32`). They all-reduce gradients, as DDP does, and then gather the weights.",
+        f"**On a tiny model it costs memory.** For a BERT with 4.4 million parameters, a rank holds {_named(tiny)}"
+        f" and {size(tiny[BASELINE])} under DDP: the buckets are larger than the states that are partitioned.",
+        f"**Stages 1 and 2 send more than DDP:** {_times(moved['zero1'], moved['zero2'])} as much"
+        " (`study claims L-32`). They all-reduce the gradients, as DDP does, and then gather the weights.",
     ]
     return lines + _about_script(verdicts)
 
@@ -107,6 +107,11 @@ def _named(held: dict[str, float]) -> str:
     """The stages that keep everything on the GPU, in their order: "60 GB under stage 1, ..."."""
     stages = {arm: held[arm] for arm in ("zero1", "zero2", "zero3") if arm in held}
     return ", ".join(f"{size(held_bytes)} under stage {arm[-1]}" for arm, held_bytes in stages.items())
+
+
+def _times(first: float, second: float) -> str:
+    texts = dict.fromkeys(f"{value:.2g}" for value in (first, second))
+    return f"{' and '.join(texts)} times"
 
 
 def _nats(headline: Headline) -> str:

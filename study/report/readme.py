@@ -23,7 +23,7 @@ from study.report.topics import claims
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
-PICTURE, CAPTION = "headline.svg", "The arms lose the same, hold less, and send more than DDP"
+PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less memory, more traffic"
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 
 

@@ -54,10 +54,11 @@ def sentence(rows: list[dict]) -> str:
     text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
     if own:
         text += (
-            f" Of {sum(own.values())} that were held against their document's own numbers: {_counts(own, VERDICTS)}."
+            f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own, VERDICTS)}."
         )
     premises = sum(row["premise"] for row in rows)
-    return text + (f" Not counted: premises, which are ours ({premises})." if premises else "")
+    ours = "premises of our own are" if premises > 1 else "premise of our own is"
+    return text + (f" {premises} {ours} not counted." if premises else "")
 
 
 def _counts(counts: Counter, names: Iterable[str]) -> str:
