@@ -53,9 +53,7 @@ def sentence(rows: list[dict]) -> str:
     others = [f"{OTHER_BASES[basis]} ({resting[basis]})" for basis in OTHER_BASES if resting[basis]]
     text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
     if own:
-        text += (
-            f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own, VERDICTS)}."
-        )
+        text += f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own, VERDICTS)}."
     premises = sum(row["premise"] for row in rows)
     ours = "premises of our own are" if premises > 1 else "premise of our own is"
     return text + (f" {premises} {ours} not counted." if premises else "")
