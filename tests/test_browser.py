@@ -110,7 +110,7 @@ def test_a_row_with_a_sentence_is_a_card_where_there_is_no_room(show):
     script = """const cell = document.querySelector(".wordy td.text"), frame = cell.closest(".scroll");
         const label = getComputedStyle(cell, "::before").content, side = frame.getBoundingClientRect().right;
         return [getComputedStyle(cell).display, cell.getBoundingClientRect().right <= side, label];"""
-    assert show("claims", 390).execute_script(script) == ["grid", True, '"in words"']
+    assert show("claims", 390).execute_script(script) == ["grid", True, '"title"']
     assert show("claims", 1440).execute_script(script)[0] == "table-cell"
 
 

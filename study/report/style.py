@@ -290,7 +290,8 @@ def name_points(axes: Axes, places: dict[str, tuple[float, float]], arms: dict[s
             look = {"ha": ("right", "center", "left")[right + 1], "va": ("top", "center", "bottom")[up + 1]}
             line = {"arrowprops": {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6}} if distance > NEAR else {}
             offset = (right * distance, up * distance)
-            text = axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, **look, **line)
+            plate = {"bbox": {"facecolor": CARD, "edgecolor": "none", "pad": 0.5}}  # no line goes through a name
+            text = axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, **look, **line, **plate)
             text.update_positions(renderer)
             box = Text.get_window_extent(text, renderer)  # without the line to its mark
             inside = (
