@@ -73,5 +73,5 @@ def test_its_record_is_one_like_all_others(sessions, tmp_path):
 def test_an_arm_of_its_own_is_refused(tmp_path, cache):
     run = launch("zero3", tmp_path / "run", *FLAGS, "--repair", "none", cache=cache, script=SCRIPT)
     assert run.code != 0
-    assert "give the arm `single`" in run.output
+    assert "launch it with arm `single`" in run.output
     assert not traceback_of_ours(run.output)

@@ -167,7 +167,7 @@ def test_states_on_the_disk_are_not_gone_on_with(train, trained, libaio):
     again = train("zero3_nvme", "again", *FLAGS, resume=whole)
     assert again.code != 0
     assert again.record["status"] == "unavailable"
-    assert again.record["error"]["message"].startswith("DeepSpeed 0.19.8 restores no optimizer states")
+    assert again.record["error"]["message"].startswith("DeepSpeed 0.19.8 does not restore optimizer states")
 
 
 def test_another_training_is_refused(train, trained):

@@ -110,11 +110,11 @@ def test_each_machine_has_its_own_operators_and_disk(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), "machine 2 of 2"),
+        (lambda: multinode.find_place(["a", "b"], 2, 1, 29500), r"--machine-rank must be from 0 to 1 \(got 2\)"),
         (lambda: multinode.find_place(["a", "b"], 0, 0, 29500), "--processes must be at least 1"),
         (lambda: multinode.resolve("no-such-host.invalid"), "has no IPv4 address"),
         (lambda: multinode.own_folders("$NO_SUCH_VARIABLE/x"), "is not an absolute path"),
-        (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is one process"),
+        (lambda: multinode.command(all_paths()["single"], FIRST, "study/train.py"), "single is an arm for one process"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(call, words, monkeypatch):

@@ -240,9 +240,9 @@ def test_the_command_line_refuses_before_anything_runs(command, capsys, monkeypa
 
 def test_adapters_and_other_choices_of_what_trains_exclude_each_other():
     arm = read(all_paths()["ddp"])
-    with pytest.raises(Stop, match="both say what trains"):
+    with pytest.raises(Stop, match="both choose the weights that train"):
         check(Settings(lora_rank=2, train_only="bias"), arm)
-    with pytest.raises(Stop, match="transformers does not know"):
+    with pytest.raises(Stop, match="transformers cannot load"):
         check(Settings(lora_rank=2, save=True), arm)
 
 

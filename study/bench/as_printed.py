@@ -57,7 +57,7 @@ def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) 
         launch = find_launch()
         arm = arms.read(arms.find(launch.config_file))
         if arm.deepspeed is not None or "LOCAL_RANK" in os.environ:
-            raise Stop("the published script sets up DeepSpeed by itself, on one device", "give the arm `single`")
+            raise Stop("the published script sets up DeepSpeed by itself, on one device", "launch it with arm `single`")
         settings = resolve(settings, CUDA)
         folder = setup.open_folder(settings, arm, launch, rank=0)
         check(settings)

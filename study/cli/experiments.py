@@ -89,7 +89,7 @@ def sweep(
         raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
     turns = sweeping.plan(cells, repeat)
     if (print_scripts or cancel) and on != "slurm":
-        raise Stop("--print and --cancel are about jobs of Slurm", "add --on slurm")
+        raise Stop("--print and --cancel need Slurm", "add --on slurm")
     if on == "slurm":
         if minutes is not None:
             raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")

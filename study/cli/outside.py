@@ -33,7 +33,7 @@ def outside(
     """
     if write:
         if file or source:
-            raise Stop("--write is about all of the project's own rows", "leave out --file and --source")
+            raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
         written.write()
         side_by_side.write()
         return None

@@ -113,7 +113,7 @@ def estimate(
     if fsdp is None and (stop := refusal(chosen, trainers_name(optimizer), precision)):
         raise stop
     if explain and gpu is None:
-        raise Stop("--explain is about the time of a step", "give --gpu")
+        raise Stop("--explain needs a predicted time", "give --gpu")
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         if gpu is not None:
             what = "the time of a step depends on the model's layers"

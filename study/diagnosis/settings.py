@@ -40,7 +40,7 @@ def fsdp_is_on(facts: Facts) -> list[Finding] | None:
     if seen.device != "cpu":
         return [Finding(what, "pass model and optimizer through `accelerator.prepare`, in one call")]
     remedy = (
-        "Accelerate shards on GPUs alone, and says nothing elsewhere; on a CPU `study/training/patches.py` engages it"
+        "Accelerate shards only on GPUs, and prints nothing elsewhere; on a CPU `study/training/patches.py` engages it"
     )
     return [Finding(what, remedy, "fsdp_on_a_cpu_is_ddp")]
 

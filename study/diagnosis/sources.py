@@ -63,7 +63,7 @@ def read(path: Path) -> Source:
     content = _parsed(files.read, path)
     if not isinstance(content, dict):
         what = type(content).__name__ if content is not None else "nothing"
-        raise Stop(f"{path} holds {what} instead of settings with names", "name a yaml or json file with a mapping")
+        raise Stop(f"{path} holds {what} instead of named settings", "name a yaml or json file with a mapping")
     content = {str(name): value for name, value in content.items()}
     if "run_id" in content and "observed" in content:
         return _record(path)

@@ -1,31 +1,33 @@
 """Checks for traffic that a step does not need, by the collectives that were counted in one step."""
 
+from dataclasses import replace
+
 from study.diagnosis.facts import REDUCING, Facts, Finding
 from study.text.numbers import short, size
 
 
 def gathers(facts: Facts) -> list[Finding] | None:
-    sentence = (
+    finding = Finding(
         "Stage {stage} gathers all weights {times} times in a step ({moved}) because accumulation is {passes}: each "
-        "pass gathers again what was released"
+        "pass gathers again what was released",
+        "take more rows per pass and fewer passes, or use stage 1 or 2, which gather once in a step",
+        "P1-20",
     )
-    remedy = "take more rows per pass and fewer passes, or use stage 1 or 2, which gather once in a step"
-    return _more_than_once(facts, 3, ("all_gather",), sentence, remedy, "P1-20")
+    return _more_than_once(facts, 3, ("all_gather",), finding)
 
 
 def reductions(facts: Facts) -> list[Finding] | None:
-    sentence = (
+    finding = Finding(
         "Stage {stage} reduces all gradients {times} times in a step ({moved}): after each of the {passes} passes, "
-        "where stage 1 and DDP do so once"
+        "where stage 1 and DDP do so once",
+        "use stage 1, which waits for the last pass, or take more rows per pass and fewer passes",
+        "L-34",
     )
-    remedy = "use stage 1, which waits for the last pass, or take more rows per pass and fewer passes"
-    return _more_than_once(facts, 2, REDUCING, sentence, remedy, "L-34")
+    return _more_than_once(facts, 2, REDUCING, finding)
 
 
-def _more_than_once(
-    facts: Facts, from_stage: int, kinds: tuple[str, ...], sentence: str, remedy: str, evidence: str
-) -> list[Finding] | None:
-    """A finding if these collectives move the bytes of all weights more than once in a step."""
+def _more_than_once(facts: Facts, from_stage: int, kinds: tuple[str, ...], finding: Finding) -> list[Finding] | None:
+    """The finding with its numbers, if these collectives move the bytes of all weights more than once in a step."""
     if facts.zero < from_stage:
         return [] if facts.is_known else None
     passes = facts.observed.accumulation
@@ -35,8 +37,8 @@ def _more_than_once(
     times = moved / facts.whole_bytes
     if passes == 1 or times < 1.5:
         return []
-    values = {"stage": facts.zero, "times": short(round(times, 1)), "moved": size(moved), "passes": passes}
-    return [Finding(sentence.format(**values), remedy, evidence)]
+    numbers = {"stage": facts.zero, "times": short(round(times, 1)), "moved": size(moved), "passes": passes}
+    return [replace(finding, sentence=finding.sentence.format(**numbers))]
 
 
 def second_copy(facts: Facts) -> list[Finding] | None:

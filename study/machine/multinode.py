@@ -78,7 +78,7 @@ def environment(place: Place) -> dict[str, str]:
 def command(config: Path, place: Place, *words: str) -> list[str]:
     """The `accelerate launch` of a script with its flags on this machine."""
     if place.machines * place.processes > 1 and arms.read(config).distributed_type == "NO":
-        what = f"{config.stem} is one process, and {place.machines} x {place.processes} were asked for"
+        what = f"{config.stem} is an arm for one process (got {place.machines} x {place.processes})"
         raise Stop(what, "choose an arm for several, such as ddp")
     return [*arms.launcher(config), *options(place), *words]
 
@@ -86,7 +86,7 @@ def command(config: Path, place: Place, *words: str) -> list[str]:
 def find_place(hosts: list[str], rank: int, processes: int, port: int) -> Place:
     """The place of this machine among the hosts, with its address and its interface towards the others."""
     if not 0 <= rank < len(hosts):
-        what = f"machine {rank} of {len(hosts)}: there is no such number"
+        what = f"--machine-rank must be from 0 to {len(hosts) - 1} (got {rank})"
         raise Stop(what, "give each host once in --hosts, and --machine-rank from 0 on")
     if processes < 1:
         raise Stop(f"--processes must be at least 1 (got {processes})", "give how many ranks each machine has")

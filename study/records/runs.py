@@ -265,7 +265,7 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
             set_aside.append(f"{stop.what}. {stop.remedy}")
             continue
         if seals.changed(path):
-            set_aside.append(f"{path} was changed after it was sealed. Take it from the history again")
+            set_aside.append(f"{path} was changed after it was sealed. Restore it from the history")
             continue
         if run.status == "running":
             set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")

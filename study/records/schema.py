@@ -1,7 +1,7 @@
-"""The record of a run as a type: every section and field that `record.json` may have.
+"""Defines the record of a run: every section and field that `record.json` may have.
 
-What is not known is None, or an empty list or section; it is never 0, -1 or infinity. A field that is not declared here
-is an error, so a writer and its readers cannot drift apart.
+An unknown value is None, or an empty list or section; it is never 0, -1 or infinity. A field that is not declared here
+is an error, so that a writer and its readers cannot drift apart.
 """
 
 import datetime
@@ -15,21 +15,21 @@ from study.errors import Stop
 from study.inputs.names import safe_name
 from study.spec.settings import Settings
 
-MAX_CHARACTERS = 1_000_000  # of a text: the longest in our records has 152, and a word of a command line 131,072
+MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 2  # 1: no `cell`; sections that were not written are null
-# Raise it when the way something is measured changes: records of two versions are not pooled.
-# 2: the copy that gloo makes for a reduce-scatter is not in a stage 3 run's tracked memory any more.
+# Raise this number when the way of measuring changes: records of two versions are not pooled.
+# 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
 MEASURE_VERSION = 3
 
 Status = Literal["running", "done", "oom", "host_oom", "failed", "timeout", "diverged", "interrupted", "unavailable"]
 MEASURED = ("loss", "time", "memory", "traffic", "energy")
 NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time")
-KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # its losses may be known to it alone
+KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
 
 
 class Section(BaseModel):
-    """A part of a record. An empty one means that nothing of it is known."""
+    """A section of a record. It is empty if nothing in it is known."""
 
     model_config = ConfigDict(
         extra="forbid", protected_namespaces=(), allow_inf_nan=False, str_max_length=MAX_CHARACTERS
@@ -40,15 +40,15 @@ class Section(BaseModel):
 
 
 def _safe_name(name: str) -> str:
-    """A run's name becomes the name of files in a report, so it must not lead anywhere else."""
+    """A run's name, which becomes a file name in a report, so it must not lead out of a folder."""
     try:
         return safe_name(name)
     except Stop as stop:
         raise ValueError(stop.what) from None
 
 
-# Paths are written as texts. The hints come without bounds: those are checked before a run starts, not when its record
-# is read. Records of an older commit lack settings that came later, hence the None.
+# Paths are written as texts. The types have no bounds, because bounds are checked before a run starts, not when its
+# record is read. All can be None, because records of older commits lack newer settings.
 REQUESTED = {"arm": str, "config_file": str, "repair": str} | {
     name: str if hint is Path or Path in get_args(hint) else hint for name, hint in get_type_hints(Settings).items()
 }
@@ -61,12 +61,12 @@ Requested = create_model(
 
 
 class Promised(Section):
-    """What somebody's own script, its config files and its launcher ask for, before anything is prepared.
+    """What a user's own script, its config files and its launcher ask for, before anything is prepared.
 
-    Empty in a run of this study's trainer, where the arm and the settings say it. None: nothing is said about it.
+    Empty in a run of this study's trainer, where the arm and the settings say it. None: not specified.
     """
 
-    source: str | None = None  # where this was read: "Accelerate's environment", a file's name, "TrainingArguments"
+    source: str | None = None  # where it was read: "Accelerate's environment", a file's name, "TrainingArguments"
     ranks: int | None = None  # WORLD_SIZE
     deepspeed: bool | None = None
     fsdp: bool | None = None
@@ -82,19 +82,19 @@ class Promised(Section):
 
 
 class Watched(Section):
-    """Somebody else's script that `study.watch` looked into. Empty in a run of this study's own scripts."""
+    """A user's own script under `study.watch`. Empty in a run of this study's own scripts."""
 
     script: str | None = None
-    loop: str | None = None  # whose loop it is: accelerate, deepspeed, torch, or the class of a Trainer
+    loop: str | None = None  # the kind of loop: accelerate, deepspeed, torch, or the class of a Trainer
     model: str | None = None  # its class
     looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
-    not_timed: list[int] = []  # further steps without a time: the first ones, and those with an evaluation in them
-    rows_per_pass: int | None = None  # of one rank; None where they differ
-    clip_grad_norm: float | None = None  # what the script passed to clip_grad_norm_; DeepSpeed ignores it
+    not_timed: list[int] = []  # other steps without a time: the first ones, and those with an evaluation
+    rows_per_pass: int | None = None  # of one rank; None if they differ
+    clip_grad_norm: float | None = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
 
 
 class Cell(Section):
-    """The place of a run in a declared experiment; None throughout for a run that was started by hand."""
+    """The place of a run in a protocol. All None for a run that was started by hand."""
 
     protocol: str | None = None
     part: str | None = None
@@ -129,17 +129,17 @@ class MemoryCap(Section):
 
 
 class Network(Section):
-    """The network of an emulated cluster, as the kernel of its hosts has it. Nothing here is a real network."""
+    """The emulated network of a cluster, as the kernel of its hosts shows it. It is not a real network."""
 
     hosts: int | None = None  # network namespaces in which the ranks are
     interfaces: list[str] = []  # of each host
-    bandwidth_mbit: float | None = None  # of each interface, towards the others; None: not limited
+    bandwidth_mbit: float | None = None  # of each interface towards the others; None: not limited
     limited_by: str | None = None  # the kernel's queueing discipline
     delayed_by: str | None = None
 
 
 class Saved(Section):
-    """What `--save` wrote."""
+    """The files that `--save` wrote."""
 
     bytes: int
     parameters: int
@@ -150,13 +150,13 @@ Positive = Annotated[int, Field(gt=0)]  # tables divide by it
 
 
 class Observed(Section):
-    """What really ran, read back from the prepared objects. Nothing here copies a request."""
+    """What really ran, read back from the prepared objects. No value is copied from the settings."""
 
     arm: str | None = None
     distributed_type: str | None = None
     device: str | None = None
     ranks: Positive | None = None
-    ranks_counted: int | None = None  # how many took part in a real collective
+    ranks_counted: int | None = None  # the number of ranks in a real collective
     virtual_ranks: int | None = None
     backend: str | None = None
     wrapper: str | None = None
@@ -184,10 +184,10 @@ class Observed(Section):
     held_parameters: int | None = None
     trained_parameters: int | None = None  # None in records before weights could be frozen
     held_parameters_per_rank: list[int] = []
-    second_partition_ranks: int | None = None  # that share another copy of the weights; None without hpZ
-    second_partition_parameters: int | None = None  # that this rank holds of it when it updates the others
-    sequence_ranks: int | None = None  # that share rows, each with a part of the tokens; None without Ulysses
-    tensor_ranks: int | None = None  # that divide each layer among themselves; None without AutoTP
+    second_partition_ranks: int | None = None  # ranks that share a second copy of the weights; None without hpZ
+    second_partition_parameters: int | None = None  # elements of that copy on this rank at the update
+    sequence_ranks: int | None = None  # ranks that share rows, each with a part of the tokens; None without Ulysses
+    tensor_ranks: int | None = None  # ranks that divide each layer among themselves; None without AutoTP
     built_in_parts: bool | None = None  # stage 3: no rank ever held the whole model
     dtypes: dict[str, str | None] = {}
     steps: int | None = None
@@ -202,8 +202,8 @@ class Observed(Section):
     network: Network | None = None  # None: not on an emulated cluster
     saved: Saved | None = None
     trackers: list[str] = []
-    patches: list[str] = []  # the libraries' functions that this study replaced
-    instruments_failed: str | None = None  # why there are no numbers from the instruments
+    patches: list[str] = []  # names of the study's patches to libraries
+    instruments_failed: str | None = None  # why the instruments gave no numbers
     save_failed: str | None = None
     runs: list[ScriptTraining] = []
     logging_steps: int | None = None
@@ -232,7 +232,7 @@ class Machine(Section):
 
     ranks: list[int] = []
     hardware: Hardware = Hardware()
-    interface: str | None = None  # the network card that its collectives were told to use
+    interface: str | None = None  # the network interface for its collectives
 
 
 class Evaluation(Section):
@@ -257,7 +257,7 @@ class Time(Section):
     """Seconds of the timed steps, and the rates that follow from them."""
 
     setup_s: float | None = None
-    step_s: list[float] = []  # of each step, the slowest rank's
+    step_s: list[float] = []  # of each step, on its slowest rank
     window_s: float | None = None  # wall time of all timed windows
     median_step_s: float | None = None
     tokens_per_s: float | None = None
@@ -283,7 +283,7 @@ class RankMemory(Section):
 
 
 class RankComponents(Section):
-    """What stood in one rank's memory at the peak of a step and after it, by component, in bytes."""
+    """One rank's memory at the peak of a step and after it, by component, in bytes."""
 
     at_peak: dict[str, int] | None = None
     after_step: dict[str, int] = {}
@@ -296,7 +296,7 @@ class RankComponents(Section):
 
 class Components(Section):
     per_rank: list[RankComponents] = []
-    optimizer_home: str | None = None  # on a CPU host and device are one memory; this says what the arm offloads
+    optimizer_home: str | None = None  # where the arm offloads to; on a CPU, host and device are one memory
     weights_home: str | None = None
 
 
@@ -312,17 +312,17 @@ class Collective(Section):
     calls: int
     bytes: int
     bytes_by_dtype: dict[str, int]
-    bytes_by_group: dict[str, int] = {}  # by the ranks that take part, "0 2", where not all of them do
+    bytes_by_group: dict[str, int] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
-        """Bytes by the ranks that take part, of so many in all."""
+        """Bytes by the ranks that take part, with so many ranks in all."""
         groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
         rest = self.bytes - sum(groups.values())
         return groups | ({tuple(range(ranks)): rest} if rest or not groups else {})
 
 
 class LinkTraffic(Section):
-    """What a host of an emulated cluster sent in the timed steps, by its interface's counters."""
+    """The traffic of a host of an emulated cluster in the timed steps, by its interface's counters."""
 
     sent_bytes: int
     sent_packets: int
@@ -335,7 +335,7 @@ class Traffic(Section):
     kernel_bytes_written: list[int | None] = []
     gloo_wire_bytes: list[float | None] = []
     per_link: list[LinkTraffic] = []  # of an emulated cluster's hosts
-    link_steps: int | None = None  # so many steps
+    link_steps: int | None = None  # the number of steps in per_link
 
 
 class Energy(Section):
@@ -344,29 +344,29 @@ class Energy(Section):
 
 
 class CheckpointSaved(Section):
-    """What one checkpoint cost. Nothing of it is in the timed steps, nor in their peaks."""
+    """The cost of one checkpoint. It is not in the timed steps, nor in their peaks."""
 
     step: int  # after so many optimizer steps
     bytes: int  # of all its files
     written_bytes_per_rank: list[int | None] = []  # by the kernel's count of what each process wrote
     save_s_per_rank: list[float] = []  # in `save_state`
-    seal_s: float | None = None  # checksums, waiting for the disk, and the name, by the first rank
+    seal_s: float | None = None  # the first rank's time for checksums, syncing and renaming
     before_per_rank: list[RankMemory] = []
     peak_per_rank: list[RankMemory] = []  # while it was saved
 
 
 class Resume(Section):
-    """An interruption: the run that ended, and how the next one went on from its checkpoint."""
+    """An interruption: the run that ended, and how the next run resumed from its checkpoint."""
 
     run_id: str  # of the run that was interrupted
-    status: str | None = None  # as its record has it: "running" where it could say nothing
-    reached: int | None = None  # the last step that it wrote down
-    step: int  # the one after which the next run went on
+    status: str | None = None  # in its record; "running" if it was killed
+    reached: int | None = None  # the last step in its steps.jsonl
+    step: int  # the next run resumed after this step
     arm: str  # the interrupted run's
     ranks: int
-    route: str  # by which the libraries loaded the checkpoint
-    passed_over: list[str] = []  # newer checkpoints that were not whole, and why
-    random_states: bool | None = None  # whether each rank went on with the random states of that checkpoint
+    route: str  # how the libraries loaded the checkpoint: load_state or universal
+    passed_over: list[str] = []  # newer checkpoints that were not complete, and why
+    random_states: bool | None = None  # whether each rank has the random states of that checkpoint
     load_s_per_rank: list[float] = []  # in `load_state`
     before_per_rank: list[RankMemory] = []
     peak_per_rank: list[RankMemory] = []  # while it was loaded
@@ -375,7 +375,7 @@ class Resume(Section):
 class Checkpoints(Section):
     """The checkpoints of a run, and the interruptions before it.
 
-    Losses and rates of a resumed run are of the whole training; its times, memory and energy of its last process.
+    Losses and rates of a resumed run cover the whole training; times, memory and energy only its last process.
     """
 
     saved: list[CheckpointSaved] = []
@@ -422,7 +422,7 @@ class Record(Section):
     @model_validator(mode="before")
     @classmethod
     def _read_schema_1(cls, record):
-        """Records of schema 1 wrote null for what they did not know, and did not know their cell."""
+        """Records of schema 1 have null for unknown values, and no cell."""
         if not isinstance(record, dict) or record.get("schema", SCHEMA) == SCHEMA:
             return record
         if record["schema"] != 1:
@@ -432,7 +432,7 @@ class Record(Section):
 
     @model_validator(mode="after")
     def _is_complete(self):
-        """A finished run has all its sections; one that ended badly says why."""
+        """A finished run needs all its sections, and a failed run needs its error."""
         if self.status == "done":
             needed = (*NEEDED_WHEN_DONE, *(() if self.is_virtual else ("loss",)))
             needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else needed
@@ -444,27 +444,27 @@ class Record(Section):
 
     @property
     def is_virtual(self) -> bool:
-        """One rank of a group, run alone: its collectives moved nothing, and it has no loss."""
+        """Whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
         return bool(self.observed.virtual_ranks or self.requested.virtual_ranks)
 
     @property
     def is_script(self) -> bool:
-        """A run of document 002's published script, not of this study's trainer."""
+        """Whether this is a run of document 002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
 
     @property
     def is_watched(self) -> bool:
-        """A run of somebody else's script."""
+        """Whether this is a run of a user's own script."""
         return bool(self.watched)
 
     @property
     def arm(self) -> str | None:
-        """The arm that was asked for; of somebody else's script, the one that its prepared objects are."""
+        """The arm of the settings; for a user's own script, the arm that its prepared objects are."""
         return self.requested.arm or self.observed.arm
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds between its two times; None where they are not a span of time, as where only one has a time zone."""
+        """Seconds from start to end; None if they cannot be subtracted, as when only one has a time zone."""
         try:
             start, end = map(datetime.datetime.fromisoformat, (self.started_utc, self.finished_utc))
             return (end - start).total_seconds()
@@ -475,23 +475,23 @@ class Record(Section):
     def identity(self) -> tuple[str, ...]:
         """Identifies a run, so that a copied record is not counted twice.
 
-        Without `run_id`: a copy under another name is still a copy. Without what may hold paths: a kept copy has
-        none. With all that was measured: a copy with another number is no copy. Start and end are known to the
-        millisecond.
+        It omits `run_id`, because a copy under another name is still a copy, and everything that may contain paths,
+        because a kept copy has none. It includes everything that was measured, because a record with another number is
+        not a copy. Start and end are known to the millisecond.
         """
         times = (self.started_utc, self.finished_utc, self.requested.arm, self.requested.seed)
         return (*map(str, times), self.model_dump_json(include=set(MEASURED)), str(self.observed.runs))
 
 
 def _without_nulls(value):
-    """An absent field has its default, which says unknown."""
+    """Remove nulls. An absent field has its default, which means unknown."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return value
 
 
 def _cell_of_folder(record: dict) -> dict:
-    """The part and repeat that a sweep wrote into a run's name before records held them: `<part>-<arm>-...-r1.1`."""
+    """The part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
     name, arm = str(record.get("run_id")), (record.get("requested") or {}).get("arm")
     if not arm or f"-{arm}" not in name:
         return {}

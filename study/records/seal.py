@@ -67,7 +67,7 @@ def _read(path: Path) -> list[dict]:
         return []
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Stop):
         pass
-    raise Stop(f"{path} is not a manifest of sealed records", "take it from the repository's history again")
+    raise Stop(f"{path} is not a manifest of sealed records", "restore it from the repository's history")
 
 
 def _sealed(top: Path, name: str) -> Path:

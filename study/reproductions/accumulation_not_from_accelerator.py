@@ -1,8 +1,8 @@
 """Claimed: a `DeepSpeedPlugin` that is not told `gradient_accumulation_steps` takes the Accelerator's
 (Accelerate, docstring of `DeepSpeedPlugin`).
 
-What happens (accelerate 1.15.0): not if it is given a DeepSpeed config without that key. It then sets 1, and the
-Accelerator's own value is replaced by it, with a warning.
+What happens (accelerate 1.15.0): it does not, if it gets a DeepSpeed config without that key. It then sets 1, which
+replaces the Accelerator's own value, with a warning.
 """
 
 import json

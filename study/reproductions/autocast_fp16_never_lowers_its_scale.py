@@ -1,8 +1,9 @@
 """Claimed: with `torch_autocast` in float16, DeepSpeed scales the loss by a torch.amp.GradScaler, as PyTorch does, and
 that lowers the scale when gradients overflow (`torch_autocast_gradscaler` in the optimizers of stages 1 to 3).
 
-What happens (deepspeed 0.19.8): an overflow is seen by the gradients' norm, and the step skipped before the GradScaler
-is asked. The scale stays at 65536; where that is too high for a model, no step is ever taken, and nothing is said.
+What happens (deepspeed 0.19.8): DeepSpeed detects the overflow from the norm of the gradients, and skips the step
+before it calls the GradScaler. The scale stays at 65536. If that is too high for a model, no step is ever taken,
+without a message.
 """
 
 import json

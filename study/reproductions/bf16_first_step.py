@@ -1,8 +1,8 @@
 """Claimed: stage 0 is ZeRO switched off, and bf16 is set by one option alike for all stages
 (DeepSpeed's configuration page, `stage` and BFLOAT16 training options).
 
-What happens (deepspeed 0.19.8): under stage 0 the first update is smaller than under stages 1 to 3. Stage 0 makes room
-for Adam's moments by a step with gradients of zero, so Adam counts from 1 and its bias correction is one step ahead:
+What happens (deepspeed 0.19.8): under stage 0 the first update is smaller than under stages 1 to 3. Stage 0 allocates
+Adam's moments with a step on zero gradients, so Adam has counted one step and its bias correction is one step ahead:
 the update is sqrt(1 + b2) / (1 + b1) = 0.744 of what it should be.
 """
 

@@ -2,7 +2,7 @@
 (its docstring in Accelerate, and of `load_state` likewise).
 
 What happens (accelerate 1.15.0, deepspeed 0.19.8): under DeepSpeed in float16 with `torch_autocast` the scaler is in
-the optimizer of ZeRO (`torch_autocast_gradscaler`), and in no file. A resumed training starts with the first scale.
+ZeRO's optimizer (`torch_autocast_gradscaler`) and is not saved. A resumed training starts with the initial scale.
 """
 
 import json

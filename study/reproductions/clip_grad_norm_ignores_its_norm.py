@@ -2,7 +2,7 @@
 (its docstring).
 
 What happens (accelerate 1.15.0): under DeepSpeed `max_norm` is not used: the gradients are clipped at the config's
-value, 1.0 if it has none. Under stage 0 in fp32 what is returned is None.
+value, 1.0 if it has none. Under stage 0 in fp32 the call returns None.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Claimed: the field `deepspeed` of `TrainingArguments` turns DeepSpeed on (Transformers, its docstring).
 
-What happens (transformers 5.23.0): only if it is given when the object is made. Set afterwards it is kept, shown, and
-never read: the Trainer trains without DeepSpeed and says nothing.
+What happens (transformers 5.23.0): only if it is given when the object is created. A value that is set afterwards is
+stored and shown, but never read: the Trainer silently trains without DeepSpeed.
 """
 
 import json

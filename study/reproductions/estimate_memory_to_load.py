@@ -1,7 +1,8 @@
 """Claimed: what `accelerate estimate-memory` calls Total Size is within a few percent of what a loaded model takes
 (Accelerate's guide Model memory estimator, last section).
 
-What happens (accelerate 1.15.0): for a BERT of 4.4 million parameters it is exact to what is not a parameter.
+What happens (accelerate 1.15.0): for a BERT of 4.4 million parameters it is exact except for tensors that are not
+parameters.
 """
 
 import json

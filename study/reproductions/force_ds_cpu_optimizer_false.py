@@ -1,7 +1,7 @@
 """Claimed: with an offloaded optimizer, `zero_force_ds_cpu_optimizer: false` is how to use DeepSpeed's CPU Adam
 (Transformers' guide DeepSpeed ZeRO, the paragraph on optimizer and scheduler).
 
-What happens (accelerate 1.15.0, deepspeed 0.19.8): the other way round. With true, the default, torch's AdamW is
+What happens (accelerate 1.15.0, deepspeed 0.19.8): the opposite is true. With true, the default, torch's AdamW is
 replaced by `DeepSpeedCPUAdam`; with false it stays, and runs on the CPU.
 """
 

@@ -1,9 +1,10 @@
 """Claimed: "It will try to use `model._no_split_modules` when possible" (Accelerate's usage guide of FSDP, whose
 example trains BERT, on the policy TRANSFORMER_BASED_WRAP).
 
-What happens (accelerate 1.15.0 with torch 2.13.0, transformers 5.23.0): of BERT these are layers and embeddings.
-`fsdp2_prepare_model` shards them, and then the input embeddings once more, which are inside: TypeError. So it is with
-ViT and ModernBERT. A way out is to name the layers alone, as with `fsdp_transformer_layer_cls_to_wrap: BertLayer`.
+What happens (accelerate 1.15.0 with torch 2.13.0, transformers 5.23.0): for BERT these modules are the layers and
+the embeddings. `fsdp2_prepare_model` shards them, and then shards the input embeddings, which are inside, once more:
+TypeError. The same happens with ViT and ModernBERT. A workaround is to name only the layers, as with
+`fsdp_transformer_layer_cls_to_wrap: BertLayer`.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Claimed: "We have integrated the latest PyTorch's Fully Sharded Data Parallel (FSDP) training feature. All you need
 to do is enable it through the config" (Accelerate's usage guide of FSDP).
 
-What happens (accelerate 1.15.0): without a GPU the config changes nothing. `Accelerator(cpu=True)` takes FSDP only
-where it has found several GPUs or their like (state.py): two processes are DDP (distributed_type MULTI_CPU), and each
-holds the whole model. No warning; exit code 0. Without `cpu=True` they train apart: see fsdp_on_a_cpu_is_none.py.
+What happens (accelerate 1.15.0): without a GPU the config changes nothing. `Accelerator(cpu=True)` engages FSDP
+only if it has found several GPUs or similar devices (state.py): two processes are DDP (distributed_type MULTI_CPU), and
+each holds the whole model. No warning; exit code 0. Without `cpu=True` they train separately: see
+fsdp_on_a_cpu_is_none.py.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Claimed: "We have integrated the latest PyTorch's Fully Sharded Data Parallel (FSDP) training feature. All you need
 to do is enable it through the config" (Accelerate's usage guide of FSDP).
 
-What happens (accelerate 1.15.0): without a GPU the config changes nothing. `Accelerator()` takes FSDP only where it has
-found several GPUs or their like (state.py): each of two processes is alone (distributed_type NO), shards nothing, and
-trains apart from the other. No warning; exit code 0. With `cpu=True` it is DDP: see fsdp_on_a_cpu_is_ddp.py.
+What happens (accelerate 1.15.0): without a GPU the config changes nothing. `Accelerator()` engages FSDP only if it has
+found several GPUs or similar devices (state.py): each of two processes is alone (distributed_type NO), shards nothing,
+and trains separately. No warning; exit code 0. With `cpu=True` it is DDP: see fsdp_on_a_cpu_is_ddp.py.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Claimed: "`dp_replicate_size > 1` and `dp_shard_size > 1`, we obtain Hybrid Sharded Data Parallel (HSDP)."
 (Accelerate, docstring of ParallelismConfig).
 
-What happens (accelerate 1.15.0 with torch 2.13.0), on four ranks without a GPU: ValueError, because FSDP that is asked
-for on a CPU is DDP (see fsdp_on_a_cpu_is_ddp.py), and groups of ranks are for FSDP2. It is said, unlike there. PyTorch
-itself takes the same mesh. On a GPU not tried.
+What happens (accelerate 1.15.0 with torch 2.13.0), on four ranks without a GPU: ValueError, because Accelerate makes
+FSDP on a CPU into DDP (see fsdp_on_a_cpu_is_ddp.py), and groups of ranks need FSDP2. Here it reports an error. PyTorch
+itself accepts the same mesh. Not tried on a GPU.
 """
 
 import json

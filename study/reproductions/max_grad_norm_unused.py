@@ -1,7 +1,7 @@
 """Claimed: `max_grad_norm` of `TrainingArguments` is the norm that the Trainer clips at (Transformers, its docstring).
 
 What happens (transformers 5.23.0, deepspeed 0.19.8): under DeepSpeed only if the config says `gradient_clipping: auto`.
-If it says nothing of clipping, DeepSpeed clips at its own default, 1.0, whatever `max_grad_norm` is.
+If the config does not mention clipping, DeepSpeed clips at its own default, 1.0, whatever `max_grad_norm` is.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Claimed: with DeepSpeed's Muon, embeddings fall back to AdamW (DeepSpeed, blogs/muon-optimizer/README.md).
 
-What happens (deepspeed 0.19.8, transformers 5.23.0): embeddings are known by the letters `embed` or `lm_head` in their
-name. GPT-2's are called `wte` and `wpe`, so Muon takes them for matrices of a layer.
+What happens (deepspeed 0.19.8, transformers 5.23.0): DeepSpeed recognises embeddings by `embed` or `lm_head` in their
+name. GPT-2's are called `wte` and `wpe`, so Muon treats them as matrices of a layer.
 """
 
 import json

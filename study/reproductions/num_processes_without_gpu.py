@@ -1,6 +1,6 @@
 """Claimed: `accelerate launch --num_processes` is the number of processes to start (`accelerate launch --help`).
 
-What happens (accelerate 1.15.0): without a GPU it starts one, with --cpu as well as without, and says nothing.
+What happens (accelerate 1.15.0): without a GPU it silently starts one, with --cpu and without.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Claimed: `load_checkpoint` loads a training checkpoint, and by default the training optimizer states as well
 (its docstring in DeepSpeed).
 
-What happens (deepspeed 0.19.8): with optimizer states on the disk its files are copied back, and nothing else that the
-ranks wrote is read. Training goes on with the weights that the new process began with, and says nothing.
+What happens (deepspeed 0.19.8): with optimizer states on the disk, their files are copied back, and nothing else that
+the ranks wrote is read. Training silently continues with the weights that the new process began with.
 """
 
 import json

@@ -2,7 +2,7 @@
 (Accelerate's DeepSpeed guide, Custom Optim + Custom Scheduler).
 
 What happens (accelerate 1.15.0): when the optimizer is offloaded, `torch.optim.SGD` is replaced by `DeepSpeedCPUAdam`,
-without a word. So is every other optimizer that is not Adagrad or a 32-bit Lion.
+without a message. So is every other optimizer that is not Adagrad or a 32-bit Lion.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Claimed: the optimizer's states can be offloaded to NVMe under stages 1, 2 and 3
 (DeepSpeed, docstring of `DeepSpeedZeroConfig.offload_optimizer`; Accelerate's DeepSpeed guide: stage 2 and above).
 
-What happens (deepspeed 0.19.8): stage 2 takes `device: nvme` without a word, treats it as `cpu`, and writes no file.
+What happens (deepspeed 0.19.8): stage 2 accepts `device: nvme` silently, treats it as `cpu`, and writes no file.
 DeepSpeed's configuration page says stage 3 only, and that what is not supported raises an assertion; none does.
 """
 

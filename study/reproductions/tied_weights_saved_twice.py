@@ -1,7 +1,7 @@
 """Claimed: saving is unchanged under stages 1 and 2 (Accelerate's DeepSpeed guide, Saving and loading).
 
-What happens (accelerate 1.15.0): `Accelerator.get_state_dict` under stages 1 and 2 copies tensor by tensor, so weights
-that are tied come out twice, and no longer tied. Without DeepSpeed, and under stage 3, they come out once.
+What happens (accelerate 1.15.0): `Accelerator.get_state_dict` under stages 1 and 2 copies tensor by tensor, so tied
+weights are in it twice and no longer tied. Without DeepSpeed, and under stage 3, they are in it once.
 """
 
 import json

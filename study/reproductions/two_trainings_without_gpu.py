@@ -1,9 +1,9 @@
 """Claimed: the same script trains on any distributed setup, started by `accelerate launch` or torchrun
 (Accelerate's quick tour and its page on launching; `Accelerator.prepare`).
 
-What happens (accelerate 1.15.0): of two processes without a GPU, each `Accelerator()` believes to be alone
-(distributed_type NO, one process), wraps nothing, and trains apart from the other. Both end with exit code 0. It is the
-same from `accelerate launch --multi_gpu --num_processes 2`; `Accelerator(cpu=True)` makes them one training.
+What happens (accelerate 1.15.0): of two processes without a GPU, each `Accelerator()` takes itself for the only
+one (distributed_type NO, one process), wraps nothing, and trains separately. Both end with exit code 0. The same
+happens with `accelerate launch --multi_gpu --num_processes 2`; `Accelerator(cpu=True)` makes them one training.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Claimed: with `zero_allow_untested_optimizer` false, which is the default, ZeRO refuses an optimizer that it was not
 tested with (DeepSpeed's configuration page; the message of `DeepSpeedEngine`).
 
-What happens (deepspeed 0.19.8): SGD is refused, whether it is said or left to the default, and AdamW is not.
+What happens (deepspeed 0.19.8): SGD is refused, with an explicit false and by default. AdamW is accepted.
 """
 
 import json

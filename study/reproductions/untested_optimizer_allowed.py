@@ -1,8 +1,8 @@
 """Claimed: DeepSpeed refuses an optimizer that was not tested with ZeRO, unless `zero_allow_untested_optimizer` says
 otherwise (DeepSpeed's message when it refuses; Transformers' guide, which has the user add it).
 
-What happens (accelerate 1.15.0): Accelerate sets it to true for every optimizer made in code, over a false in the
-user's DeepSpeed config, and says nothing.
+What happens (accelerate 1.15.0): Accelerate silently sets it to true for every optimizer created in code, even if the
+user's DeepSpeed config has false.
 """
 
 import json

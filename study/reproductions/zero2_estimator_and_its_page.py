@@ -1,7 +1,7 @@
 """Claimed: for 2851 million parameters on 8 GPUs, `estimate_zero2_model_states_mem_needs_all_cold` prints 15.93 GB a
 GPU without offloading, being 4 bytes a parameter and 16 more shared by all GPUs (DeepSpeed's page Memory Requirements).
 
-What happens (deepspeed 0.19.8): it prints 11.28 GB, being 2 bytes and 18 more shared. The page is of an older formula.
+What happens (deepspeed 0.19.8): it prints 11.28 GB, being 2 bytes and 18 more shared. The page shows an older formula.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Claimed: `zero3_init_flag` decides whether a model is built in parts by `deepspeed.zero.Init`
 (Accelerate's DeepSpeed guide, list of settings; `DeepSpeedPlugin.zero3_init_flag`).
 
-What happens (accelerate 1.15.0, transformers 5.23.0): with the flag false, `from_config` builds in parts all the same.
-Accelerate registers the config whatever the flag says, and Transformers asks for the stage alone.
+What happens (accelerate 1.15.0, transformers 5.23.0): with the flag false, `from_config` still builds in parts.
+Accelerate registers the config whatever the flag says, and Transformers checks only the stage.
 """
 
 import json

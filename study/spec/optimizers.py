@@ -55,7 +55,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
         why = WITHOUT_VALUES
     if why is not None:
         return Stop(
-            f"--optimizer {optimizer} does not go with {arm.name}: {why}", "give another of the two", "unavailable"
+            f"--optimizer {optimizer} does not go with {arm.name}: {why}", "change one of the two", "unavailable"
         )
     if offloads and precision == "bf16_pure":
         what = f"--precision bf16_pure does not go with {arm.name}: {PURE_WITH_OFFLOAD}"
@@ -66,8 +66,8 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
 def check(settings: Settings, arm: Arm) -> None:
     """A Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     if settings.lora_rank is not None and settings.train_only is not None:
-        raise Stop("--lora-rank and --train-only both say what trains", "give one of them")
+        raise Stop("--lora-rank and --train-only both choose the weights that train", "give one of them")
     if settings.lora_rank is not None and settings.save:
-        raise Stop("--save with --lora-rank would write a model that transformers does not know", "leave out --save")
+        raise Stop("--save with --lora-rank would write a model that transformers cannot load", "leave out --save")
     if stop := refusal(arm, settings.optimizer, settings.precision, settings.init != "none"):
         raise stop

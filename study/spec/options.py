@@ -97,7 +97,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar=given.metavar,
         instance_from_str=given.instance_from_str,
         is_instance=lambda value: value is None or given.is_instance(value),
-        str_from_instance=lambda value: ["none"] if value is None else given.str_from_instance(value),
+        str_from_instance=lambda value: ["unset"] if value is None else given.str_from_instance(value),
         choices=given.choices,
     )
 

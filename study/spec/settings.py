@@ -170,13 +170,16 @@ def check(settings: Settings, name_of: Callable[[str], str] = flag) -> None:
     if settings.task == "synthetic" and settings.virtual_ranks is None:
         raise Stop("--task synthetic has nothing to learn", "give --virtual-ranks as well, or another --task")
     if settings.bandwidth_mbit is not None and settings.hosts is None:
-        raise Stop("--bandwidth-mbit is that of an emulated cluster", "give --hosts as well, or neither")
+        raise Stop("--bandwidth-mbit needs an emulated cluster", "give --hosts as well, or neither")
     if settings.hosts is not None and settings.virtual_ranks is not None:
-        raise Stop("--hosts needs ranks that send something", "give --hosts or --virtual-ranks, not both")
+        raise Stop("--hosts does not go with --virtual-ranks, which send nothing", "leave one of them out")
     if settings.virtual_ranks and (settings.checkpoint_every or settings.resume):
-        raise Stop("virtual ranks have no training to go on with", "give them no --checkpoint-every and no --resume")
+        raise Stop("virtual ranks can neither save nor resume a training", "leave out --checkpoint-every and --resume")
     if settings.hosts and settings.checkpoint_every:
-        raise Stop("--checkpoint-every sends what an emulated link counts as the steps'", "give it without --hosts")
+        raise Stop(
+            "--checkpoint-every would add its traffic to that of the steps on emulated links",
+            "leave out --hosts or --checkpoint-every",
+        )
     if settings.steps is not None:
         check_steps(settings, settings.steps)
 

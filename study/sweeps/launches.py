@@ -154,7 +154,7 @@ def _watched(
 def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
     """Why to end a launch that has run for so many seconds; None to let it run."""
     if seconds > timeout_s:
-        remedy = "see in its output.txt where the ranks stood that still answered, or give a larger --timeout-s"
+        remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
     if time.monotonic() >= over:
         return Stop(f"the window ended {seconds:.0f} s after its start", "start the sweep again", "interrupted")

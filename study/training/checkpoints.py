@@ -169,7 +169,7 @@ def find(run: Run) -> Source | None:
     if run.settings.resume is None:
         return None
     if run.arm.uses_nvme:
-        what = "DeepSpeed 0.19.8 restores no optimizer states that are on a disk, and says nothing (study claims K-02)"
+        what = "DeepSpeed 0.19.8 does not restore optimizer states on a disk, and reports no error (study claims K-02)"
         raise Stop(what, "start again without --resume, or offload to the host (zero3_cpu)", "unavailable", "resume")
     answer = [checkpoints.last_good(run.settings.resume) if run.accelerator.is_main_process else None]
     path, passed_over = broadcast_object_list(answer)[0]
@@ -221,7 +221,7 @@ def _resume(run: Run, history: History, source: Source) -> int:
     restored_here = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
     restored = all(run.gathered(restored_here))
     if not restored and not _is_elsewhere(run, source):
-        what = f"the random states of {source.path} were not restored, and dropout would go on differently"
+        what = f"the random states of {source.path} were not restored, so dropout would differ"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
     costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
     resume = Resume(

@@ -117,7 +117,10 @@ def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
     if folder is not None and not folder.is_dir():
-        return Stop(f"the run folder {folder} is gone ({error.strerror}: {what})", "start it again, and leave it there")
+        return Stop(
+            f"the run folder {folder} is gone ({error.strerror}: {what})",
+            "start it again, and do not remove the folder",
+        )
     return None
 
 
@@ -134,7 +137,7 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
         return Stop(what, MORE_MEMORY, "host_oom", victim)
     if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
         what = "the connection to another rank broke, and all ranks are alive"
-        return Stop(what, "look at the network between them", where="another rank")
+        return Stop(what, "check the network between them", where="another rank")
     return Stop(f"{victim} died without a word", "look for the signal in the launcher's message", where=victim)
 
 

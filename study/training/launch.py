@@ -43,7 +43,7 @@ def find_launch() -> Launch:
         ranks = int(count) if count.isdigit() else None
         return Launch(process.pid, process.create_time(), options.config_file, ranks, oom_kills())
     raise Stop(
-        "this script is started by `accelerate launch` with --config_file, which says how to distribute it",
+        "this script must be started by `accelerate launch` with a --config_file, which says how to distribute it",
         f"type: accelerate launch --config_file accelerate_configs/single.yaml study/{script.name}",
     )
 

@@ -62,7 +62,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
         guard = (build / "guard").open("w")
     except OSError as error:
         what = f"the folder for compiled operators {build} cannot be written ({error.strerror})"
-        remedy = "name another one in the environment variable TORCH_EXTENSIONS_DIR"
+        remedy = "name another folder in the environment variable TORCH_EXTENSIONS_DIR"
         raise Stop(what, remedy, "unavailable") from None
     waiting = f"waiting for another process that compiles DeepSpeed's {name} operator: some minutes, once"
     with guard:

@@ -59,7 +59,9 @@ def merged(ranks: list[Seen]) -> list[Machine]:
         for package, version in seen.software.items():
             if version != first.software[package]:
                 what = f"the machines have different versions of {package} ({first.software[package]} and {version})"
-                raise Stop(what, "install the same: study doctor --cluster compares them", "unavailable", "prepare")
+                raise Stop(
+                    what, "install the same versions; study doctor --cluster compares them", "unavailable", "prepare"
+                )
         machine = Machine(hardware=seen.hardware, interface=seen.interface)
         machines.setdefault(seen.number, machine).ranks.append(rank)
     return list(machines.values())

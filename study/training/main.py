@@ -165,7 +165,11 @@ def prepare(run: Run) -> None:
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
     if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
         what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
-        raise Stop(what, "look for what the arm's files turn on; ZenFlow of DeepSpeed 0.19.8 does so", where="prepare")
+        raise Stop(
+            what,
+            "find the feature in the arm's files that does this, such as ZenFlow of DeepSpeed 0.19.8",
+            where="prepare",
+        )
     if run.arm.for_cuda_alone == "DeepCompile":
         _refuse_without_deepcompile(run)
 

@@ -34,7 +34,7 @@ def _kind(settings: Settings) -> tuple[type[Optimizer], dict]:
         return MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
     if importlib.util.find_spec("bitsandbytes") is None:
         what = f"--optimizer {settings.optimizer} needs bitsandbytes, which is not installed"
-        raise Stop(what, "pip install bitsandbytes: the extra `bits`", "unavailable")
+        raise Stop(what, "pip install bitsandbytes, or the extra `bits`", "unavailable")
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit, options

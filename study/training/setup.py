@@ -164,7 +164,9 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
 
 def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, common: dict) -> Accelerator:
     if settings.precision == "fp16" and not CUDA:
-        raise Stop(f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales no loss without", "give bf16")
+        raise Stop(
+            f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU", "give bf16"
+        )
     autocast = settings.precision if settings.precision in AUTOCAST else "no"
     plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
     groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None

@@ -46,10 +46,10 @@ def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched
     if not isinstance(model, torch.nn.Module):
         raise Stop(
             f"watch needs the prepared model, not {type(model).__name__}",
-            "write watch(accelerator, model, optimizer), or without Accelerate watch(model=model, optimizer=optimizer)",
+            "call watch(accelerator, model, optimizer), or without Accelerate watch(model=model, optimizer=optimizer)",
         )
     if optimizer is None and not hasattr(model, "zero_optimization_stage"):
-        raise Stop("watch needs the optimizer as well", "watch(model=model, optimizer=optimizer)")
+        raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
     return Watch(accelerator, model, optimizer, Path(run_dir), after)
 
 

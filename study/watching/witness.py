@@ -42,7 +42,7 @@ def main(folder: Path, rank: int, watched: int) -> None:
     from study.errors import Stop
     from study.records import store
 
-    what = "the process ended without a word: it was killed, crashed in native code, or called os._exit"
+    what = "the process ended without a message: it was killed, crashed in native code, or called os._exit"
     remedy = "look for a signal in the launcher's output, and for the kernel's out-of-memory killer in its log"
     store.end_badly(folder, Stop(what, remedy, "interrupted", f"rank {rank}"), "Died")
 
