@@ -13,7 +13,8 @@ from study.models.build import build
 from study.models.shapes import WithoutValues
 from study.models.step import inputs, logits_and_losses
 
-KINDS = {
+KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
+KINDS |= {"whisper": "speech"}
     "bert": "encoder",
     "modernbert": "encoder",
     "deberta-v2": "encoder",
