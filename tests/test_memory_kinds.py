@@ -10,7 +10,7 @@ from study.theory import transformer
 from study.theory.allocator import MIB, Allocator
 from study.theory.architecture import decoder, trained
 from study.theory.estimate import estimate, profile
-from study.theory.memory_kinds import MemoryKinds, in_words, memory_kinds
+from study.theory.memory_kinds import MemoryKinds, _Replay, in_words, memory_kinds, outside_bytes, reserved_bytes
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 

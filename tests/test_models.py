@@ -15,13 +15,6 @@ from study.models.step import inputs, logits_and_losses
 
 KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
 KINDS |= {"whisper": "speech"}
-    "bert": "encoder",
-    "modernbert": "encoder",
-    "deberta-v2": "encoder",
-    "t5": "seq2seq",
-    "vit": "vision",
-    "whisper": "speech",
-}
 
 
 @pytest.mark.parametrize("name", SMALL)
