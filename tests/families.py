@@ -6,6 +6,8 @@ TEXT |= {"eos_token_id": 2}
 GROUPED = TEXT | {"num_key_value_heads": 2}
 EXPERTS = GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+SEES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+SEES |= {"image_size": 32, "patch_size": 8}
 SMALL = {
     "llama": GROUPED,
     "qwen2": GROUPED,
@@ -20,19 +22,26 @@ SMALL = {
     "qwen3_moe": EXPERTS | {"head_dim": 24},
     "bert": TEXT,
     "modernbert": TEXT | {"cls_token_id": 1, "sep_token_id": 2},
+    "falcon": TEXT,
+    "bloom": TEXT,
+    "deberta-v2": TEXT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
     "t5": {"vocab_size": 512, "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4},
-    "vit": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
-    | {"image_size": 32, "patch_size": 8},
+    "vit": SEES,
     "whisper": ENDS
     | {"vocab_size": 512, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
     | {"decoder_attention_heads": 4, "encoder_ffn_dim": 160, "decoder_ffn_dim": 160}
     | {"max_source_positions": 50, "max_target_positions": 64},
 }
+# Models of images that cannot recompute activations, or have weights that a classification does not use.
+SEEING = {
+    "clip": {"vision_config": SEES, "text_config": TEXT},
+    "resnet": {"depths": [1, 1], "hidden_sizes": [32, 64], "embedding_size": 16, "layer_type": "basic"},
+}
 
 
 def config_of(name: str, **changes) -> dict:
     """A small config.json of a family."""
-    return {"model_type": name} | SMALL[name] | changes
+    return {"model_type": name} | (SMALL | SEEING)[name] | changes
 
 
 # Dimensions as the authors' config.json gives them, and the number of parameters that they, or the hub, publish.

@@ -452,6 +452,13 @@ def test_the_examples_of_the_help_work():
     assert len(called) == 3
 
 
+def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path):
+    (tmp_path / "für.yaml").write_text("lr: 1")
+    done = study("diff", "für.yaml", "für.yaml", env={"PYTHONIOENCODING": "ascii"}, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("A: f?r.yaml (settings)")
+
+
 def test_the_version_is_the_packages():
     assert study("--version").stdout == f"zero-study {metadata.version('zero-study')}\n"
     assert subprocess.run([sys.executable, "-m", "study.cli", "--version"], cwd=ROOT, check=True).returncode == 0

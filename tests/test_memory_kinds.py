@@ -11,7 +11,7 @@ from study.theory import transformer
 from study.theory.allocator import MIB, Allocator
 from study.theory.architecture import decoder, trained
 from study.theory.estimate import estimate, profile
-from study.theory.memory_kinds import _Replay, in_words, memory_kinds, outside_bytes, reserved_bytes
+from study.theory.memory_kinds import MemoryKinds, _Replay, in_words, memory_kinds, outside_bytes, reserved_bytes
 from study.theory.setup import Setup
 from study.theory.transformer import Transformer
 
@@ -109,6 +109,12 @@ def test_near_the_end_of_a_gpu_nothing_more_is_held():
     free = reserved_bytes(setup)
     assert reserved_bytes(setup, free + 1) == free
     assert estimate(setup).peak_bytes < reserved_bytes(setup, int(0.9 * free)) <= 0.9 * free
+
+
+def test_more_than_a_gpu_has_is_not_told_as_held():
+    """The allocator has nothing to hold then: what would be reserved is at most the GPU, and allocated is more."""
+    full = MemoryKinds(allocated=129 * 10**9, reserved=33 * 10**9, driver=34 * 10**9)
+    assert in_words(full).endswith("more than the 33 GB that a process can have of this GPU: it does not fit.")
 
 
 def test_a_kernel_that_overwrites_the_logits_holds_them_once_less():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from families import SMALL, config_of
+from families import SEEING, SMALL, config_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study.errors import Stop
@@ -13,7 +13,8 @@ from study.models.build import build
 from study.models.shapes import WithoutValues
 from study.models.step import inputs, logits_and_losses
 
-KINDS = {"bert": "encoder", "modernbert": "encoder", "t5": "seq2seq", "vit": "vision", "whisper": "speech"}
+KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}
+KINDS |= {"whisper": "speech"}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -46,6 +47,14 @@ def test_a_step_needs_no_values(name, dtype):
     assert shaped.grad.shape == shaped.shape
 
 
+@pytest.mark.parametrize("name", SEEING)
+def test_images_where_the_config_has_their_size_in_a_part_or_not_at_all(name):
+    config = configs.of_dict(config_of(name))
+    model = build(config, "cpu")
+    logits, losses = logits_and_losses(config, model, inputs(config, rows=2, sequence=1), torch.float32)
+    assert (losses.shape, len(logits), configs.kind_of(config)) == ((2,), 2, "vision")
+
+
 def test_text_alone_of_a_model_that_also_sees():
     config = configs.of_dict({"model_type": "gemma3", "text_config": SMALL["gemma3_text"]})
     assert (config.model_type, configs.kind_of(config)) == ("gemma3_text", "decoder")
@@ -73,6 +82,7 @@ def test_code_of_a_model_is_refused_and_not_run(tmp_path):
     ("values", "words"),
     [
         ({"model_type": "no_such"}, "cannot read the config"),
+        ({"hidden_size": 64}, "the config has no model_type"),
         ({"model_type": "clip_text_model"}, "has no class to train a model of type clip_text_model"),
     ],
 )

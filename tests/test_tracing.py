@@ -71,6 +71,10 @@ REAL = [
     ("whisper", 2, "fp32", "sdpa", False),
     ("modernbert", 3, "bf16", "sdpa", False),
     ("vit", 1, "fp32", "eager", False),
+    ("falcon", 3, "bf16", "sdpa", True),
+    ("bloom", 2, "bf16_cast", "eager", False),
+    ("deberta-v2", 3, "fp32", "eager", False),
+    ("resnet", 2, "fp32", "eager", False),
 ]
 LONG = ("gemma2", "mixtral", "t5", "qwen3_moe")
 

@@ -54,6 +54,8 @@ def load(
 
 def of_dict(values: dict, attention: str | None = None, dropout: float | None = None) -> PretrainedConfig:
     """As `load`, from the content of a config.json. It needs no file and no network."""
+    if not isinstance(values.get("model_type"), str):
+        raise Stop("the config has no model_type", "give the config.json of a model that transformers has")
     known = {key: value for key, value in values.items() if key not in ("hub", "auto_map")}
     try:
         config = AutoConfig.for_model(**known)

@@ -7,7 +7,9 @@ from transformers import PretrainedConfig
 from study.models.config import kind_of
 
 Batch = dict[str, torch.Tensor]
+OWN_MASKS = ("bloom", "deberta", "deberta-v2", "longformer", "big_bird")  # they take rows, positions alone
 IGNORED = -100  # the label of a position without a loss, as cross_entropy has it
+IMAGE_SIZE = 224
 FOLLOWING = "following"  # in batches of parts of rows: the next token of each position, which may be in another part
 
 
@@ -18,8 +20,10 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     """
     kind = kind_of(config)
     if kind == "vision":
-        height, width = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
-        pixels = torch.randn(rows, config.num_channels, height, width, device=device)
+        seen = getattr(config, "vision_config", config)  # CLIP has a config for each of its halves
+        size = getattr(seen, "image_size", IMAGE_SIZE)  # a ResNet takes any
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.randn(rows, seen.num_channels, height, width, device=device)
         return {"pixel_values": pixels, "labels": torch.randint(0, config.num_labels, (rows,), device=device)}
     ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence), device=device)
     if kind == "speech":
@@ -79,6 +83,8 @@ def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Te
     It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
     mask, and both make a GPU wait in every forward pass. The mask has no window.
     """
+    if config.model_type in OWN_MASKS:
+        return batch.get("attention_mask")
     length, eager = batch["input_ids"].shape[1], config._attn_implementation == "eager"
     if kind_of(config) == "encoder":
         allowed = batch["attention_mask"][:, None, None, :].bool().expand(-1, 1, length, -1)

@@ -65,6 +65,8 @@ def in_words(kinds: MemoryKinds) -> str:
     tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
     if kinds.reserved is None:
         return f"{tensors}; reserved and what nvidia-smi shows are only known for models with a config."
+    if kinds.reserved < kinds.allocated:
+        return f"{tensors}, more than the {size(kinds.reserved)} that a process can have of this GPU: it does not fit."
     reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"
     return f"{tensors}; {reserved}; nvidia-smi shows {size(kinds.driver)} (with the CUDA context and NCCL)."
 

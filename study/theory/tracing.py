@@ -215,7 +215,7 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
         _give_device(built)
         try:
             batch = inputs(config, rows, way.sequence)
-        except RuntimeError as error:  # such as a vocabulary of 0
+        except Exception as error:  # such as a vocabulary of 0
             raise _refusal(model, "cannot be given rows", error) from error
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
