@@ -19,6 +19,7 @@ from study.theory.activations import activations, profile
 from study.theory.engine import Engine
 from study.theory.estimate import moments
 from study.theory.setup import Setup
+from study.theory.wanted import Wanted, asked_for, count_of
 from study.training import models, tasks
 
 VOCABULARY = 2048
@@ -76,21 +77,21 @@ def test_a_generic_model_has_the_parameters_asked_for(parameters, layers, hidden
 
 def test_a_generic_model_of_gpt2s_numbers_is_gpt2():
     theirs = architecture.describe("gpt2-xl")
-    wanted = architecture.Wanted(params=architecture.parameters(theirs), layers=48, hidden=1600, heads=25)
-    assert architecture.asked_for(wanted, 2048) == theirs, "its positions are ours, and refuse no sequence"
+    wanted = Wanted(params=architecture.parameters(theirs), layers=48, hidden=1600, heads=25)
+    assert asked_for(wanted, 2048) == theirs, "its positions are ours, and refuse no sequence"
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("7B", 7e9), ("350m", 350e6), ("1.5 T", 1.5e12), ("12K", 12e3), (7e9, 7e9)]
 )
 def test_parameters_as_people_write_them(text, count):
-    assert architecture.count_of(text) == count
+    assert count_of(text) == count
 
 
 @pytest.mark.parametrize("text", ["7X", "B", "-7B", "7BB", "many", "", "7 9"])
 def test_what_is_no_number_of_parameters(text):
     with pytest.raises(Stop, match="is not a number of parameters"):
-        architecture.count_of(text)
+        count_of(text)
 
 
 def test_a_shape_without_a_vocabulary_needs_one():
