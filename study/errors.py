@@ -11,7 +11,7 @@ class Stop(Exception):
     def __init__(self, what: str, remedy: str, status: str = "failed", where: str | None = None):
         super().__init__(what)
         self.what, self.remedy, self.status, self.where = what, remedy, status, where
-        self.add_note(f"What to do: {remedy}")  # below the traceback of somebody's own script
+        self.add_note(f"What to do: {remedy}")  # Python shows it below a traceback in a script that is not ours
 
     @property
     def sentence(self) -> str:

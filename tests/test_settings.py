@@ -49,7 +49,9 @@ def test_every_field_is_explained():
 )
 def test_an_impossible_value_is_refused(name, value):
     """In words that name the flag and what came, with a remedy."""
-    with pytest.raises(Stop, match=rf"^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$") as caught:
+    with pytest.raises(
+        Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$"
+    ) as caught:
         check(Settings(**{name: value}))
     assert caught.value.remedy
 
@@ -85,7 +87,7 @@ def test_possible_values_pass(values):
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused(values, words):
-    with pytest.raises(Stop, match=words):
+    with pytest.raises(Stop, match=f"(?m){words}"):
         check(Settings(**values))
 
 
@@ -106,7 +108,7 @@ def test_epochs_are_checked_as_the_steps_they_come_to():
     ],
 )
 def test_a_bad_value_in_a_file_names_the_file(values, words):
-    with pytest.raises(Stop, match=words):
+    with pytest.raises(Stop, match=f"(?m){words}"):
         build(values, "a.toml")
 
 

@@ -111,7 +111,7 @@ def test_the_cell_is_that_of_the_sweep(monkeypatch):
 
 def test_a_folder_without_a_record_is_a_stop(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(Stop, match=rf"^{folder} has no readable record\.json$"):
+        with pytest.raises(Stop, match=rf"(?m)^{folder} has no readable record\.json$"):
             store.load(folder)
 
 
