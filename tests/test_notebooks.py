@@ -295,7 +295,7 @@ def test_colab_on_a_cpu(home, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(launches, "run", forked)
     run_colab(shell, scale="tiny", runs=str(tmp_path / "runs"))
     text = " ".join(str(getattr(content, "data", content)) for content, _ in shown)
-    for words in ("**3 runs** below", "3 done", "further from single than", "S002-13"):
+    for words in ("**3 runs** below", "3 done", "against single in", "S002-13"):
         assert words in text, words
     drawn = [about["metadata"]["study_name"] for content, about in shown if "image/svg+xml" in str(content)]
     assert drawn == ["colab-losses", "colab-memory", "colab-frontier"]

@@ -89,7 +89,7 @@ def sentence(rows: list[dict]) -> str:
     worst = max(compared, key=lambda row: row["largest difference"])
     furthest = f"{worst['line']} against {worst['against']} in {conditions(worst['group'])}"
     text = f"**At every step, losses are within {nats(worst['largest difference'])} of the baseline's**"
-    text += f" ({len(compared)} comparisons; furthest: {furthest})."
+    text += f" ({len(compared)} comparison{'s' * (len(compared) > 1)}; furthest: {furthest})."
     usual = [row["largest difference"] for row in compared if _is_usual(row["group"])]
     if usual and len(usual) < len(compared):
         text += f" In fp32 with AdamW, the largest difference is {nats(max(usual))}."
