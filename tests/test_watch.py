@@ -214,9 +214,9 @@ def test_what_cannot_be_watched_is_said():
     [
         ("error", "failed", "ValueError: the data has a hole"),
         pytest.param("SIGINT", "interrupted", "interrupted", marks=SLOW),
-        ("SIGTERM", "interrupted", "without a word"),
-        ("SIGKILL", "interrupted", "without a word"),
-        pytest.param("exit", "interrupted", "without a word", marks=SLOW),
+        ("SIGTERM", "interrupted", "without a message"),
+        ("SIGKILL", "interrupted", "without a message"),
+        pytest.param("exit", "interrupted", "without a message", marks=SLOW),
     ],
 )
 def test_a_run_that_ends_badly_says_so(start, tmp_path, end, status, message):

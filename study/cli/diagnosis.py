@@ -3,7 +3,6 @@
 import dataclasses
 import textwrap
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -13,9 +12,9 @@ from study.inputs.files import below
 from study.records import collectives, store
 from study.records.schema import Record
 from study.spec.arms import PACKAGE
+from study.spec.options import AsJson
 from study.text.tables import say
 
-AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 WIDTH = 100
 REPRODUCTIONS = PACKAGE / "reproductions"
 

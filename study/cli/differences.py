@@ -4,11 +4,12 @@ from pathlib import Path
 
 import tyro
 
-from study.cli.diagnosis import AsJson, wrapped
+from study.cli.diagnosis import wrapped
 from study.diagnosis import differences, sources
 from study.diagnosis.contradictions import contradictions
 from study.diagnosis.differences import Comparison, Difference, is_secret, printable, shown
 from study.diagnosis.sources import Source
+from study.spec.options import AsJson
 from study.text.tables import say
 
 MOST = 24  # names that a line lists

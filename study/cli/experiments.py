@@ -19,13 +19,13 @@ from study.errors import Stop
 from study.machine import cluster as emulated
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT
+from study.spec.options import AsJson
 from study.sweeps import jobs, over_hosts, protocol, slurm
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
 from study.text.numbers import size
 from study.text.tables import say, show
 
-AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
 UNFINISHED = {"left", "interrupted"}  # the same command continues with these
 

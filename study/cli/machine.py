@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -12,6 +11,7 @@ from study.machine import hosts
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, all_paths, read
+from study.spec.options import AsJson
 from study.spec.validation import nearest
 from study.text.tables import say, show
 
@@ -19,7 +19,7 @@ MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-def arms(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> list[dict] | None:
+def arms(*, as_json: AsJson = False) -> list[dict] | None:
     """List the arms, what their files say, and whether this machine can run them.
 
     Args:
@@ -48,7 +48,7 @@ def doctor(
     cluster: Path | None = None,
     reach: str = hosts.SSH,
     python: str = sys.executable,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    as_json: AsJson = False,
 ) -> dict | None:
     """List what this machine has and lacks, and what to do about it. The exit code is 1 if anything is missing.
 

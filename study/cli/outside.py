@@ -1,13 +1,12 @@
 """`study outside`: compares our predictions with measurements that others published."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from study.errors import Stop
 from study.outside import rows, side_by_side, sources, summary, words, written
 from study.outside.compare import Compared, compared
+from study.spec.options import AsJson
 from study.text.numbers import size
 from study.text.tables import say, show
 
@@ -19,7 +18,7 @@ def outside(
     source: str | None = None,
     verbose: bool = False,
     write: bool = False,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    as_json: AsJson = False,
 ) -> dict | None:
     """List measurements of training that others published, or compare our predictions with them.
 

@@ -21,6 +21,7 @@ from study.records.schema import Record
 from study.spec import optimizers
 from study.spec.arms import ROOT
 from study.spec.optimizers import refusal
+from study.spec.options import AsJson
 from study.spec.settings import Settings, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
@@ -41,7 +42,6 @@ from study.theory.transformer import CUDA_DIFFERENCES, Transformer
 from study.theory.wanted import Wanted, asked_for, count_of
 
 WIDTH = 100
-AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
 Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]
 

@@ -4,7 +4,6 @@ import difflib
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -14,6 +13,7 @@ from study.claims.model import BASES, OWN, SORTS, Claim
 from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
 from study.errors import Stop
 from study.records.runs import load
+from study.spec.options import AsJson
 from study.spec.validation import nearest
 from study.text.tables import say, show
 
@@ -35,7 +35,7 @@ def claims(
     file: Path = files.FOLDER,
     verbose: bool = False,
     checks: bool = False,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    as_json: AsJson = False,
 ) -> list[dict] | None:
     """Count how many published claims hold and by what evidence, or show everything about some of them.
 
@@ -98,10 +98,10 @@ def _summary(verdicts: list[Verdict]) -> None:
     rows = [ledger.row(verdict) for verdict in verdicts]
     names = dict.fromkeys(row["document"] for row in rows)
     documents = {name: [row for row in rows if row["document"] == name] for name in names}
-    world = {name: [row for row in mine if row["basis"] != OWN] for name, mine in documents.items()}
-    show([{"document": name} | _counts(ledger.totals(mine)) for name, mine in world.items()])
+    world = {name: [row for row in claims if row["basis"] != OWN] for name, claims in documents.items()}
+    show([{"document": name} | _counts(ledger.totals(claims)) for name, claims in world.items()])
     say("", *textwrap.wrap(APART, words.WIDTH), "")
-    show([{"document": name} | ledger.bases(mine) | _apart(mine) for name, mine in documents.items()])
+    show([{"document": name} | ledger.bases(claims) | _apart(claims) for name, claims in documents.items()])
     say("")
     show([{"basis": totals["basis"]} | _counts(totals) for totals in ledger.by_basis(rows) if totals["basis"] != OWN])
 

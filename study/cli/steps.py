@@ -7,6 +7,7 @@ import tyro
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, gpu_named
+from study.spec.options import AsJson
 from study.text.numbers import short
 from study.text.tables import say, show
 from study.theory import pace
@@ -22,7 +23,6 @@ LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
 BUSY = 0.1  # a character is drawn if tasks take at least this share of its time
 DEFAULT_SEQUENCE = 1024
-AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 
 
 def timeline(

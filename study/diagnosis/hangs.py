@@ -54,13 +54,12 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
         behind = [rank for rank in sorted(begun) if rank in over and begun[rank] < max(begun.values())]
         return [_behind(log, group, by_rank, begun, waits) for log in logs if log.rank in behind[:MAX_NAMED]]
     first = waits[min(waits)]
+    waiting = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}"
     if gone := sorted(members - {log.rank for log in logs}):
-        what = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {_ranks(gone, low=True)}"
-        sentence = f"{what} left no log: ended, never started, or died at once"
+        sentence = f"{waiting}, and {_ranks(gone, low=True)} left no log: ended, never started, or died at once"
         return [Finding(sentence, f"read the output of {_ranks(gone, low=True)}")]
     if busy := sorted(members - by_rank.keys()):
-        they = f"{_ranks(busy, low=True)} {_plural('was', busy)} at work when last heard of"
-        sentence = f"{_ranks(list(waits))} {_plural('wait', waits)} in {_name(first)}, and {they}"
+        sentence = f"{waiting}, and {_ranks(busy, low=True)} {_plural('was', busy)} at work when last heard of"
         remedy = f"look at what {_ranks(busy, low=True)} does: a long step, or code that lets no other thread run"
         return [Finding(sentence, remedy)]
     # A log has the last collectives of all groups: of this group there may be none among them.
@@ -70,11 +69,8 @@ def _in_group(group: str, logs: list[RankLog]) -> list[Finding]:
         by_log = {log.rank: log for log in logs}
         return [_behind(by_log[rank], group, by_rank, begun, waits) for rank in behind[:MAX_NAMED]]
     if len(waits) < len(members):
-        left = sorted(members - set(waits))
-        they = f"{_ranks(list(waits))} {_plural('wait', waits)}"
-        sentence = f"{they} in {_name(first)}, which {_ranks(left, low=True)} left"
-        remedy = "wait: all ranks have called it; if it lasts, look at the network"
-        return [Finding(sentence, remedy)]
+        sentence = f"{waiting}, which {_ranks(sorted(members - set(waits)), low=True)} left"
+        return [Finding(sentence, "wait: all ranks have called it; if it lasts, look at the network")]
     sentence = f"All {len(members)} ranks wait in {_name(first)} together: what fails is the connection between them"
     return [Finding(sentence, STUCK)]
 
@@ -105,15 +101,15 @@ def _behind(log: RankLog, group: str, by_rank: dict, begun: dict[int, int], wait
     others = [other for other in sorted(begun) if begun[other] >= missing]
     ahead = next((by_rank[other][missing] for other in others if missing in by_rank[other]), None)
     where = _name(ahead) if ahead else f"collective {missing}{_of(group)}"
-    they = f"{_ranks(others, low=True)} {_plural('is', others)}"
+    others_are = f"{_ranks(others, low=True)} {_plural('is', others)}"
     ended = (log.place or "").startswith("ended")
     elsewhere = None if ended else next((entry for entry in log.recent if not entry.ended), None)
     if rank in waits:
-        sentence = f"Rank {rank} waits in {_name(waits[rank])}, {they} at {where}"
+        sentence = f"Rank {rank} waits in {_name(waits[rank])}, {others_are} at {where}"
     elif elsewhere:
-        sentence = f"Rank {rank} waits in {_name(elsewhere)} and has not begun {where}, where {they}"
+        sentence = f"Rank {rank} waits in {_name(elsewhere)} and has not begun {where}, where {others_are}"
     else:
-        sentence = f"Rank {rank} has not begun {where}, where {they}"
+        sentence = f"Rank {rank} has not begun {where}, where {others_are}"
         if log.place:
             sentence += f": it {'' if ended else 'is at '}{log.place}"
     return Finding(sentence, f"look at what rank {rank} does there: all ranks of a group must make the same calls")

@@ -171,8 +171,7 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,
     }
-    pairs = {name: (value, getattr(seen, name)) for name, value in expected.items()}
-    differences = [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
+    differences = _differences({name: (value, getattr(seen, name)) for name, value in expected.items()})
     if seen.optimizer not in (promised := optimizers.classes(settings.optimizer, arm)):
         differences.append(f"optimizer: promised {' or '.join(sorted(promised))}, observed {seen.optimizer}")
     if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
@@ -192,7 +191,10 @@ def other_network(settings: Settings, seen: Network) -> list[str]:
     """Differences of the emulated network from the settings. Rates are rounded, as tc keeps whole bytes per second."""
     promised = None if settings.bandwidth_mbit in (None, "unlimited") else round(settings.bandwidth_mbit, 3)
     observed = seen.bandwidth_mbit and round(seen.bandwidth_mbit, 3)
-    pairs = {"hosts": (settings.hosts, seen.hosts), "bandwidth in Mbit/s": (promised, observed)}
+    return _differences({"hosts": (settings.hosts, seen.hosts), "bandwidth in Mbit/s": (promised, observed)})
+
+
+def _differences(pairs: dict[str, tuple]) -> list[str]:
     return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
 
 
@@ -208,8 +210,7 @@ def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str
         "reduce_dtype": half,
     }
     observed = seen.fsdp | {"reshards after forward": seen.fsdp["units_resharded_after_forward"] > 0}
-    pairs = {name: (value, observed[name]) for name, value in expected.items()}
-    return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
+    return _differences({name: (value, observed[name]) for name, value in expected.items()})
 
 
 def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[str]:

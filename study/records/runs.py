@@ -1,6 +1,6 @@
-"""The runs below some folders, loaded once: chosen, grouped by equal cells, and told apart by machine.
+"""Loads the runs below some folders, selects among them, and identifies equal cells and equal machines.
 
-What cannot be read is named in `set_aside` and never ends a report.
+A record that cannot be read is listed in `set_aside`, and never ends a report.
 """
 
 import json
@@ -30,8 +30,8 @@ NOT_IN_A_CELL = (
     "log_every",
     "trust_remote_code",
 )
-FIRST_OPTIMIZER = "adamw"  # of records that name none: there was no other
-PLACES = ("nvme_path", "output_path", "output_file")  # the same in a resolved DeepSpeed config
+FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
+PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
 SETTINGS = frozenset(Requested.model_fields)
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 
@@ -42,11 +42,11 @@ def _metric(name: str) -> property:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One record and its folder, with what tables, checks and figures ask of it. Unknown is None."""
+    """One record and its folder, with the values that tables, checks and figures use. Unknown is None."""
 
     folder: Path
     record: Record
-    environment: str = ""  # a letter, by the order in which machines and versions were met
+    environment: str = ""  # a letter for the machine and its versions, in the order in which they were found
     sealed: bool = False  # as `study keep` wrote it
 
     name = property(attrgetter("record.run_id"))
@@ -59,7 +59,7 @@ class Run:
     rows_per_step = property(attrgetter("record.observed.rows_per_step"))
     losses = property(attrgetter("record.loss.train"))
     median_step_s = property(attrgetter("record.time.median_step_s"))
-    tracked_bytes = _metric("tracked_peak_bytes")  # what tensors held: what formulas predict
+    tracked_bytes = _metric("tracked_peak_bytes")  # held by tensors; formulas predict this
     allocated_bytes = _metric("peak_allocated_bytes")  # None without a GPU
     peak_bytes = _metric("peak_bytes")
 
@@ -79,10 +79,8 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What a reader must know before believing a number: real, virtual, or partly emulated.
-
-        capped: a smaller device is. emulated: the network between hosts is.
-        """
+        """What a reader must know about its numbers: real, virtual, capped (a smaller device is emulated) or emulated
+        (the network between hosts is)."""
         emulated = "capped" if self.memory_cap_gib else "emulated" if self.hosts else "real"
         return "virtual" if self.virtual else emulated
 
@@ -98,7 +96,7 @@ class Run:
 
     @property
     def of_measured(self) -> float | None:
-        """MFU against the matrix products that this machine was measured to do; None where it was not."""
+        """MFU relative to the measured peak of matrix products on this machine; None if that was not measured."""
         times, reached = self.record.time, measured_flops(self.record.model_dump(exclude_none=True), self.folder)
         if not reached or not times.step_s or not times.flops_per_rank_and_step:
             return None
@@ -114,28 +112,28 @@ class Run:
 
     @cached_property
     def cell(self) -> dict:
-        """Everything that was asked for and can change a number: settings, arm, seed, and the number of ranks."""
+        """All settings that can change a number, with the arm, the seed and the number of ranks."""
         cell = {name: value for name, value in self.record.requested if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
-        if self.record.observed.data_checksum:  # it identifies the rows; in which folder they were does not matter
+        if self.record.observed.data_checksum:  # it identifies the rows, so their folder does not matter
             cell |= {name: Path(cell[name]).name for name in ("data", "tokenizer") if name in cell}
         return cell | (_watched_cell(self.record) if self.record.is_watched else {}) | {"ranks": self.ranks}
 
     def key(self, without: Iterable[str] = (), only: Iterable[str] | None = None) -> str:
-        """The one definition of the same cell: equal keys mean equal cells, but for the fields left out."""
+        """The only definition of the same cell: equal keys mean equal cells, except for fields that are left out."""
         names = set(self.cell if only is None else only) - set(without)
         return json.dumps({name: self.cell.get(name) for name in sorted(names)}, default=str)
 
     @cached_property
     def resolved(self) -> dict:
-        """What the libraries made of it: DeepSpeed's resolved config, flat, and the checksum of the data."""
+        """DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
         observed = self.record.observed
         return dict(_flat(observed.deepspeed or {})) | {"data_checksum": observed.data_checksum}
 
     @cached_property
     def machine(self) -> dict:
-        """The one definition of the same machine: hardware, versions and commit, all that may change a number."""
+        """The only definition of the same machine: hardware, versions and commit, which may all change a number."""
         record, hardware = self.record, self.record.hardware
         counts = Counter(device.name for device in hardware.devices)
         fields = {
@@ -148,14 +146,14 @@ class Run:
             "host GiB": hardware.host_memory_bytes and (hardware.host_memory_bytes + 2**29) // 2**30,
             **dict(sorted(record.software.items())),
             "measure_version": record.measure_version,
-            # Two changed trees of one commit cannot be told apart: they count as one, and it is said that they changed.
+            # Two changed trees of one commit cannot be distinguished: they count as one, marked as changed.
             "commit": record.commit and record.commit[:12] + (" changed" if record.dirty else ""),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def _watched_cell(record: Record) -> dict:
-    """Somebody else's script says nothing that can be compared: its cell is what was observed of it."""
+    """The cell of a user's own script. It has no comparable settings, so these are observed values."""
     seen, weights = record.observed, record.observed.dtypes.get("weights")
     cast = "bf16_cast" if weights == "bfloat16" and seen.dtypes.get("master") == "float32" else weights
     cell = {
@@ -172,7 +170,7 @@ def _watched_cell(record: Record) -> dict:
 
 
 def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The keys of a nested config joined by dots, without those that say where files are."""
+    """The keys of a nested config joined by dots, without those of file locations."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -186,7 +184,7 @@ class Runs:
 
     runs: tuple[Run, ...]
     set_aside: tuple[str, ...] = ()
-    copies: int = 0  # records of a run that is here already
+    copies: int = 0  # records of runs that are already included
     folders: tuple[Path, ...] = ()
 
     def __iter__(self) -> Iterator[Run]:
@@ -275,15 +273,15 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
         seen.add(run.record.identity)
         runs.append(run)
         if run.done:
-            letters.setdefault(_place(run), chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
-    runs = [replace(run, environment=letters.get(_place(run), "")) for run in runs]  # also of those that failed there
+            letters.setdefault(_machine_key(run), chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
+    runs = [replace(run, environment=letters.get(_machine_key(run), "")) for run in runs]  # failed runs too
     order = {arm: number for number, arm in enumerate(NAMES)}
     runs.sort(key=lambda run: (order.get(run.arm, len(order)), run.arm, run.name))
     return Runs(tuple(runs), tuple(set_aside), copies, tuple(folders))
 
 
 def load_to_share(folders: str | Iterable[str | Path]) -> Runs:
-    """The same runs without what tells of a machine and its user: all that is shown of them may be published."""
+    """The same runs without private information, so that everything in them may be published."""
     loaded = load(folders)
     return replace(loaded, runs=tuple(replace(run, record=_to_share(run.record)) for run in loaded))
 
@@ -293,11 +291,11 @@ def _to_share(record: Record) -> Record:
     return record if (shared := without_paths(content)) == content else Record.model_validate(shared)
 
 
-def _place(run: Run) -> str:
+def _machine_key(run: Run) -> str:
     return json.dumps(run.machine, sort_keys=True)
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run folder below a folder; folders inside a run folder are not runs of their own."""
+    """Every run folder below a folder. Folders inside a run folder are not runs."""
     holders = {path.parent for name in (store.RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
     return sorted(path for path in holders if not any(above in holders for above in path.parents))

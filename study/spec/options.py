@@ -16,6 +16,7 @@ from study.errors import Stop
 from study.spec.validation import nearest
 
 OPTIONS = ConstructorRegistry()
+AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]
 NUMBERS = {int: ("INT", "a whole number"), float: ("FLOAT", "a number")}
 
 
