@@ -165,7 +165,8 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
 def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):
     """The launch that it starts is forked, as the other tests' are: a fresh one is almost all imports."""
 
-    def forked(words: list[str], **_) -> subprocess.CompletedProcess:
+    def forked(words: list[str], **options) -> subprocess.CompletedProcess:
+        assert options["start_new_session"], "Ctrl-C would reach the launcher as well, which prints a traceback"
         arm, script, option, folder, *flags = words[words.index("--config_file") + 1 :]
         assert (Path(script).name, option) == ("train.py", "--run-dir")
         run = launch(Path(arm), Path(folder), *flags, cache=cache)

@@ -206,7 +206,12 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
     with tempfile.TemporaryDirectory() as folder:
         cell = Cell("", "virtual", "tiny", arm, None, changed)
         command = launches.command(cell, Path(folder) / "run", settings.nvme_dir)
-        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        try:  # in a session of its own, so that Ctrl-C does not reach the launcher, which would print a traceback
+            done = subprocess.run(command, cwd=ROOT, check=False, start_new_session=True)
+        except KeyboardInterrupt:  # subprocess has ended the launcher, but not its rank
+            launches.end_ranks(Path(folder) / "run")
+            raise
+        if done.returncode != 0:
             sys.exit(1)  # the trainer has printed the reason
         _show_virtual_rank(store.load(Path(folder) / "run"))
 

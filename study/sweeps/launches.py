@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -219,11 +219,20 @@ def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
     ranks = set()
     with contextlib.suppress(psutil.Error):
         ranks.update(psutil.Process(launcher.pid).children(recursive=True))
+    return list(ranks | {process for process in _of_folder(folder) if process.pid != launcher.pid})
+
+
+def _of_folder(folder: Path) -> Iterator[psutil.Process]:
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "--run-dir" in words and str(folder.resolve()) in words and process.pid != launcher.pid:
-            ranks.add(process)
-    return list(ranks)
+        if "--run-dir" in words and str(folder.resolve()) in words:
+            yield process
+
+
+def end_ranks(folder: Path) -> None:
+    """End what still runs of a launch whose launcher is gone."""
+    for process in _of_folder(folder):
+        _signal(process, signal.SIGKILL)
 
 
 def _signal(process: psutil.Process, *numbers: int) -> None:
