@@ -224,7 +224,7 @@ class Claim(Check):
     read: str | None  # or how the quotes were read
     quote: str | None = None  # verbatim; " ... " joins two pieces
     premise: bool = False  # the authors imply it at most, so it is not counted among their claims
-    contradiction: str | None = None  # claims that share this name are the same contradiction
+    contradiction: str | None = None  # claims that share this name are the same error, and count once
     unsaid: dict[str, list] = {}
     where: str
     says: str
