@@ -28,8 +28,7 @@ def main():
     parser.add_argument("--accumulation", type=int, default=1)
     args = parser.parse_args()
 
-    # Without a backend by name, `accelerator.num_processes` is 1 with DeepSpeed on CPUs.
-    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
+    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()  # else Accelerate counts one process
     handlers = [InitProcessGroupKwargs(backend="gloo")] if on_cpus else []
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
     set_seed(42)

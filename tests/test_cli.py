@@ -261,7 +261,7 @@ WRONG = {
     "claims --document 02": "did you mean '002'",
     "claims --basis mesured": "did you mean 'measured'?",
     "advise --gpu": "--gpu is given without a value",
-    "advise --model lama3-8b": "did you mean 'llama3-8b', or a local folder",
+    "advise --model lama3-8b": "did you mean 'llama3-8b' or 'llama3.2-1b', or a local folder",
     "advise --model ./nosuch": "(there is no such folder)",
     "doctor --jsn": "did you mean '--json'?",
     "virtual --model gtp2": "did you mean 'gpt2'",

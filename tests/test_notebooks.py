@@ -95,7 +95,7 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
     assert not [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    ours = {"study.report.topics", "study.report.notebook", "study.claims.ledger", "study.machine.gpus"}
+    ours = {"study.report.topics", "study.report.notebook", "study.bench", "study.claims.ledger", "study.machine.gpus"}
     assert modules <= ours | {"importlib", "importlib.util", "os", "pathlib", "sys"}
 
 

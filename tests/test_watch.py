@@ -202,7 +202,7 @@ def test_what_cannot_be_watched_is_said():
     with pytest.raises(Stop, match="needs the prepared model") as caught:
         watch(None, "bert-base")
     below_the_traceback = traceback.format_exception_only(caught.value)[-1]
-    assert below_the_traceback.startswith("What to do: write watch(accelerator, model, optimizer), or")
+    assert below_the_traceback.startswith("What to do: call watch(accelerator, model, optimizer), or")
     with pytest.raises(Stop, match="needs the optimizer"):
         watch(model=torch.nn.Linear(1, 1))
     with pytest.raises(AttributeError, match="has no attribute 'wacth'"):

@@ -64,7 +64,7 @@ def largest_difference(headline: Headline) -> float:
 def findings(headline: Headline, verdicts: list[dict]) -> list[str]:
     """Each a sentence or two with its numbers, and the claims that it is about."""
     steps = max(row["step"] for row in headline.losses)
-    arms = {row["arm"] for row in headline.losses}
+    arms = {row["arm"] for row in headline.losses} - {BASELINE}
     held, tiny, moved = held_bytes(headline), _sums(headline.tiny, "bytes"), sent(headline)
     lines = [
         f"**ZeRO does not change the losses.** In fp32, {len(arms)} arms on two real ranks stay within"
