@@ -463,3 +463,19 @@ def test_it_looks_where_pytorch_puts_them(extensions):
     Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
     Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))
     assert operators.compiled("cpu_adam")
+
+
+def test_builders_ask_py_cpuinfo_once_and_get_its_answer(monkeypatch):
+    """Its answer takes more than a second; the operator for Adam asks for the architecture and for the vector width."""
+    import cpuinfo
+    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder
+
+    asked = []
+    answer = {"arch": "X86_64", "flags": ["avx2"]}
+    monkeypatch.setattr(cpuinfo.cpuinfo, "get_cpu_info", lambda: asked.append(1) or answer)
+    loading._cpu_info.cache_clear()
+    probe = cpuinfo.get_cpu_info
+    with loading._cpu_probed_once():
+        assert (CPUAdamBuilder().cpu_arch(), CPUAdamBuilder().simd_width()) == ("-march=native", "-D__AVX256__")
+    loading._cpu_info.cache_clear()
+    assert (len(asked), cpuinfo.get_cpu_info) == (1, probe)

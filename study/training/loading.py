@@ -5,6 +5,7 @@ python -m study.training.loading cpu_adam       # compile one; `study operators`
 
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import sys
@@ -31,14 +32,15 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
                 for half_done in folder(name).glob("*.o"):  # of a killed `study operators`: it groups files
                     half_done.unlink()
                 _load(name)
-        _load(name)  # outside the guard: DeepSpeed probes the CPU, 3.5 s for cpu_adam, and ranks need not take turns
+        _load(name)  # outside the guard: DeepSpeed probes the CPU for seconds, and ranks need not take turns
 
 
 def _load(name: str) -> None:
     from deepspeed.accelerator import get_accelerator
 
     try:
-        get_accelerator().create_op_builder(OPERATORS[name].builder).load(verbose=False)
+        with _cpu_probed_once():
+            get_accelerator().create_op_builder(OPERATORS[name].builder).load(verbose=False)
     except (RuntimeError, ImportError) as error:
         log = folder(name) / "compiler.log"
         log.write_text(str(error))
@@ -47,6 +49,25 @@ def _load(name: str) -> None:
         what = f"DeepSpeed's {name} operator cannot be compiled or loaded ({reason})"
         remedy = f"read {log}; if that does not help, remove its folder and run study operators"
         raise Stop(what, remedy, "unavailable") from error
+
+
+@contextlib.contextmanager
+def _cpu_probed_once() -> Iterator[None]:
+    """Give builders the first answer of py-cpuinfo again. It takes over a second, and cpu_adam's asks twice."""
+    import cpuinfo
+
+    probe, cpuinfo.get_cpu_info = cpuinfo.get_cpu_info, _cpu_info
+    try:
+        yield
+    finally:
+        cpuinfo.get_cpu_info = probe
+
+
+@functools.cache
+def _cpu_info() -> dict:
+    from cpuinfo.cpuinfo import get_cpu_info
+
+    return get_cpu_info()
 
 
 @contextlib.contextmanager
