@@ -328,7 +328,9 @@ def _strike_from_outside(fault: Fault, place: Place, sweep: int) -> None:
         time.sleep(0.1)
         if os.waitid(os.P_PID, sweep, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
-    ranks = [each for each in psutil.Process(sweep).children(recursive=True) if "-u" in each.cmdline()[:2]]
+    below = psutil.Process(sweep).children(recursive=True)
+    trainers = [each for each in below if any(word.endswith("train.py") for word in each.cmdline())]
+    ranks = [each for each in trainers if "--config_file" not in each.cmdline()]  # the launcher has that option
     ranks = [each for each in ranks if each.environ().get("RANK", "0") == str(fault.rank)]
     launcher_pid = psutil.Process(sweep).children()[0].pid
     about = replace(place, sweep=sweep, launcher=launcher_pid, rank=fault.rank)

@@ -157,6 +157,16 @@ def test_a_rank_that_failed_in_its_imports_is_named_with_its_words_whoever_is_na
         assert stop.what == "rank 3 ended with exit code 1 and no record of why: ValueError: no such row"
 
 
+def test_a_sentence_that_a_rank_could_only_print_is_the_reason():
+    """On a full disk there is no room for the record, but some in the last block of the output."""
+    printed = "record.json cannot be written (No space left on device)"
+    report = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
+    stop = ends.killed(
+        NO_WORDS, f"{printed}. What to do: make room, and start it again.\n{report}", 1, ends.Kills(0), {}
+    )
+    assert stop.what == f"rank 3 ended with exit code 1 and no record of why: {printed}"
+
+
 @pytest.mark.parametrize(
     ("output", "code", "who", "where"),
     [

@@ -39,6 +39,7 @@ DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A
 EXITED = re.compile(r"exitcode +: (-\d+)")
 FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # lines of a traceback before its last line
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+SENTENCE = re.compile(r"^(?:\d+: )?(\S.*)\. What to do: ", re.MULTILINE)  # that a rank printed; as srun shows it, too
 OF_A_LAUNCHER = ("ChildFailedError", "CalledProcessError", "SignalException")  # these only say that a rank failed
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # signals with which a user ends a launch, or torchrun a rank
 LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
@@ -163,6 +164,7 @@ def silent(record: Record, output: str, code: int | None) -> Stop | None:
         return None
     rank, number = failed[0]
     errors = [line for line in TRACEBACK.findall(output) if not any(name in line for name in OF_A_LAUNCHER)]
+    errors = errors or SENTENCE.findall(output)  # of a rank that could not write it into the record
     what = f"rank {rank} ended with exit code {number} and no {'record of why' if errors else 'message'}"
     return Stop(": ".join([what, *errors[-1:]]), "see its output.txt", where=f"rank {rank}")
 
