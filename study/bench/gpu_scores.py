@@ -56,7 +56,7 @@ def _scored(run: Run) -> Scored:
 
 
 def _gpu(run: Run) -> str | None:
-    """The GPU's name in GPUS, if it is there."""
+    """The name in GPUS of the run's GPU; None if it is unknown."""
     devices = run.record.hardware.devices
     try:
         return gpu_named(devices[0].name) if devices else None

@@ -230,8 +230,8 @@ def _update(engine: Engine) -> Iterator[dict]:
         yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
         group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
         yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
-        made = engine.made_bytes * group // part
-        yield stay | {"temporaries": b * group + made}  # _release_sub_group frees them
+        created_bytes = engine.made_bytes * group // part
+        yield stay | {"temporaries": b * group + created_bytes}  # _release_sub_group frees them
     else:
         owned = first_part(engine)
         whole = owned_whole(engine) * w
