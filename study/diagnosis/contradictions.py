@@ -24,7 +24,7 @@ PAIRS = {
 DEVICES = ("none", "cpu", "nvme")
 # DeepSpeed ignores other keys at its top. Only near misspellings of these are reported.
 DEEPSPEED_KEYS = (*KEYS[DEEPSPEED].split(), "gradient_accumulation_steps", "bf16", "fp16", "communication_data_type")
-# Keys of an Accelerate yaml that may not stand beside the name of a DeepSpeed config.
+# Accelerate refuses these keys in a yaml that also names a DeepSpeed config file.
 NOT_BESIDE_A_FILE = (
     "gradient_accumulation_steps",
     "gradient_clipping",

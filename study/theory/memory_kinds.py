@@ -96,7 +96,7 @@ class _Replay:
     def __init__(self, setup: Setup, allocator: Allocator):
         self.setup, self.allocator = setup, allocator
         self.made, self.log = setup.model.allocations(setup.way, setup.micro_batch)
-        # DDP's buckets take the gradients of a step's last pass alone.
+        # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
         self.beside, self.update = _beside(setup), _update(setup)
 

@@ -20,7 +20,7 @@ SEQUENCE, BATCH = (
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
 LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
-MOST_ROWS = 10**9  # of a step: nobody trains with more
+MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Question:
 
 
 def node_size(gpus: int, gpu: str, given: int | None) -> int:
-    """GPUs of a node: the most that such machines have and that divide the GPUs, where nobody says."""
+    """GPUs in a node. By default the largest number that such machines have and that divides `gpus`."""
     if given is None:
         return next(n for n in range(GPUS[gpu].per_node, 0, -1) if gpus % n == 0)
     if given < 1:
