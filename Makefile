@@ -44,7 +44,7 @@ test: setup $(VENV)/.ready-to-test  ## every test that needs no GPU, except the 
 	pytest -n 3 --dist loadgroup -m "not slow and not gpu"
 
 style: $(VENV)/.ready-to-test  ## the form of the code, and its layers
-	ruff check && ruff format --check && lint-imports
+	ruff check && ruff format --check && lint-imports && mypy
 
 check: setup style  ## style, layers, and every test that needs no GPU, the slow ones as well
 	pytest -n 3 --dist loadgroup -m "not gpu"

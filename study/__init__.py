@@ -7,7 +7,7 @@ from pathlib import Path
 
 from study.machine.software import operators_folder
 
-WATCHES = {"watch": "study.watching.watch", "WatchCallback": "study.watching.callback"}  # loaded on first use
+WATCHES = {"watch": "study.watcher.watch", "WatchCallback": "study.watcher.callback"}  # loaded on first use
 # PyTorch reads this variable, and every child process inherits it. A user's own choice is kept.
 CHOSEN_HERE = "TORCH_EXTENSIONS_DIR" not in os.environ
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(operators_folder()))

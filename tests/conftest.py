@@ -47,6 +47,29 @@ LAUNCH = (str(Path(sys.executable).with_name("accelerate-launch")),)  # imports 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption("--refresh-golden", action="store_true", help="write tests/golden/ anew; read the diff in review")
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text with the file of this name in tests/golden/, or write the file with --refresh-golden.
+
+    Words that people read are compared here, one file for each command or page. Other tests assert numbers and ids.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        text = "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
+        if request.config.getoption("--refresh-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run pytest --refresh-golden, and read what it wrote"
+        assert text == path.read_text(), f"{path.name} differs: pytest --refresh-golden, then read the diff"
+
+    return compare
+
+
 @pytest.hookimpl(tryfirst=True)  # before the plugin that looks for these marks
 def pytest_collection_modifyitems(config, items) -> None:
     items.sort(key=lambda item: item.path.stem not in FIRST)
@@ -195,10 +218,10 @@ def cache(shared) -> Path:
 
 def advised_config(folder: Path, arm: str) -> Path:
     """What `study advise --write` gives for an arm on two GPUs, or on one for `single`, in fp32."""
-    from study.theory.advise import advise
-    from study.theory.architecture import describe
-    from study.theory.configure import write
-    from study.theory.question import Question
+    from study.predictor.advice.advise import advise
+    from study.predictor.advice.configure import write
+    from study.predictor.advice.question import Question
+    from study.predictor.architecture import describe
 
     gpus = 1 if arm == "single" else 2
     question = Question(describe("bert-tiny"), gpus, "L4", "pcie4", 64e9, 128, 16, "fp32", False, disk_bytes_per_s=3e9)
@@ -248,7 +271,7 @@ def real_runs(trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A cache of its own, in which every trial that a claim wants has an answer: trying them all takes minutes."""
-    from study.claims import files, probes
+    from study.ledger import files, probes
     from study.machine import cache
 
     home = tmp_path_factory.mktemp("home")
@@ -267,7 +290,7 @@ def home(tmp_path_factory):
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     """Have this process, and those it starts, keep what they keep in that home."""
     patch.setenv("XDG_CACHE_HOME", str(home))
-    patch.setattr("study.claims.probes._folder", lambda: home / "zero-study" / "trials")
+    patch.setattr("study.ledger.probes._folder", lambda: home / "zero-study" / "trials")
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ from transformers.models.bert import modeling_bert  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
 import study.train
-import study.watching.callback
+import study.watcher.callback
 from study.bench import as_printed
 from study.machine import launcher
 from study.machine.operators import OPERATORS, compiled, why_not

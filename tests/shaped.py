@@ -13,13 +13,13 @@ import zlib
 from pathlib import Path
 
 from study.machine.gpus import peak_flops
+from study.predictor.architecture import flops_per_row, named, parameters
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.shapes import SHAPES, VOCABULARY
-from study.theory.architecture import flops_per_row, named, parameters
 
 BYTES = {"fp32": 4, "bf16": 4, "bf16_cast": 2}
 DTYPE = {4: "float32", 2: "bfloat16"}

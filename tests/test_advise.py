@@ -6,18 +6,18 @@ import pytest
 
 from study.errors import Stop
 from study.machine.gpus import GPUS
+from study.predictor import papers
+from study.predictor.advice.advise import BUCKET_ELEMENTS, BUCKETS, MISS, Advice, Row, advise, best_of, step_of
+from study.predictor.advice.answer import assumptions, in_words, remedies_in_words, seconds
+from study.predictor.advice.purchase import fewest, remedies
+from study.predictor.advice.question import Given, Question, bytes_of, counts_of
+from study.predictor.architecture import describe, parameters
+from study.predictor.estimate import Estimate, estimate
+from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
+from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.setup import Setup
+from study.predictor.timing.steptime import Machine, step_time
 from study.spec import arms
-from study.theory import papers
-from study.theory.advise import BUCKET_ELEMENTS, BUCKETS, MISS, Advice, Row, advise, best_of, step_of
-from study.theory.answer import assumptions, in_words, remedies_in_words, seconds
-from study.theory.architecture import describe, parameters
-from study.theory.estimate import Estimate, estimate
-from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.theory.purchase import fewest, remedies
-from study.theory.question import Given, Question, bytes_of, counts_of
-from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.setup import Setup, arm_named
-from study.theory.steptime import Machine, step_time
 
 GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
 BERT = Question(describe("bert-base"), 2, "L4", "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -187,7 +187,7 @@ def test_hosts_share_the_update():
     seconds_of = {}
     for size in (2, 1):
         question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
-        seconds_of[size] = step_of(question, arm_named("zero2_cpu"), 1).parts["update on host"]
+        seconds_of[size] = step_of(question, arms.load_arm("zero2_cpu"), 1).parts["update on host"]
     assert seconds_of[2] == pytest.approx(parameters(BERT.model) / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
     assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
 

@@ -6,11 +6,11 @@ import xml.etree.ElementTree
 import pytest
 from shaped import finished, put
 
-from study.outside import side_by_side
+from study.io.numbers import nats
+from study.predictor.outside import side_by_side
 from study.records import runs as records
 from study.report import answers, style
 from study.spec.arms import ROOT
-from study.text.numbers import nats
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
 

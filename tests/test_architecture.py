@@ -12,14 +12,14 @@ from transformers.activations import NewGELUActivation
 
 from study.errors import Stop
 from study.measure.memory import MemoryWatch
+from study.predictor import architecture
+from study.predictor.estimate import moments
+from study.predictor.memory.activations import activations, profile
+from study.predictor.memory.engine import Engine
+from study.predictor.setup import Setup
+from study.predictor.wanted import Wanted, asked_for, count_of
 from study.spec.settings import Settings, resolve
 from study.spec.shapes import SHAPES
-from study.theory import architecture
-from study.theory.activations import activations, profile
-from study.theory.engine import Engine
-from study.theory.estimate import moments
-from study.theory.setup import Setup
-from study.theory.wanted import Wanted, asked_for, count_of
 from study.training import models, tasks
 
 VOCABULARY = 2048

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
 from test_parity import flags_for
 
-from study.claims import audit, evidence, record_checks
-from study.claims.evidence import Evidence
 from study.errors import Stop
+from study.ledger import audit, evidence, record_checks
+from study.ledger.evidence import Evidence
 
 RATES = ("time__tokens_per_s", "time__samples_per_s")
 PER_STEP = ("observed__rows_per_step", "observed__tokens_per_step")

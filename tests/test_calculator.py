@@ -9,15 +9,15 @@ import pytest
 from browser import needs_browser, opened_browser
 
 from study.cli import main
+from study.io.numbers import size
 from study.machine.gpus import GPUS
+from study.predictor.architecture import Architecture
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
+from study.predictor.timing.steptime import Machine, step_time
 from study.report import calculator
 from study.report.calculator import ARMS
 from study.report.templating import TEMPLATES
-from study.text.numbers import size
-from study.theory.architecture import Architecture
-from study.theory.estimate import estimate
-from study.theory.setup import Setup
-from study.theory.steptime import Machine, step_time
 
 pytestmark = needs_browser
 QUESTIONS, SEED = 1000, 18

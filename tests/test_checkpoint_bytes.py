@@ -2,9 +2,9 @@
 
 import pytest
 
-from study.theory.architecture import named
-from study.theory.checkpoints import checkpoint_bytes
-from study.theory.setup import Setup
+from study.predictor.architecture import named
+from study.predictor.memory.checkpoints import checkpoint_bytes
+from study.predictor.setup import Setup
 
 MILLION = 1_000_000
 CASES = [  # arm, ranks, precision, bytes a parameter of all files, and of the rank that writes most

@@ -6,10 +6,10 @@ import pytest
 import shaped
 from shaped import changed, failed, finished, put, script
 
-from study.claims import evidence, pairing
-from study.claims.evidence import Evidence, choose
-from study.claims.record_checks import counted, equal, measured_trend, observed, order, ran, ratio, same_loss
 from study.errors import Stop
+from study.ledger import evidence, pairing
+from study.ledger.evidence import Evidence, choose
+from study.ledger.record_checks import counted, equal, measured_trend, observed, order, ran, ratio, same_loss
 from study.records import metrics
 from study.records.schema import Record
 

@@ -22,11 +22,11 @@ from shaped import changed, finished, put
 from study.cli import commands, experiments, predictions
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
+from study.io import tables
 from study.machine.doctor import Finding
 from study.records import store
 from study.spec import arms
 from study.spec.arms import NAMES
-from study.text import tables
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -122,7 +122,7 @@ def test_a_config_written_by_hand_is_advised(name, monkeypatch, tmp_path, capsys
 
 def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, capsys):
     """The model cannot be built without it. An answer in the cache is of the code that it came from."""
-    monkeypatch.setattr("study.theory.transformer.Settings.cache_dir", tmp_path / "cache")
+    monkeypatch.setattr("study.predictor.tracing.transformer.Settings.cache_dir", tmp_path / "cache")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(tmp_path / "modules")
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
@@ -404,7 +404,7 @@ def test_study_alone_explains_itself_and_is_fast():
     for name in COMMANDS:
         assert re.search(rf"^  {name} +\w", help_text, re.MULTILINE), name
     assert len(re.findall(r"^  study \w", help_text, re.MULTILINE)) == 3, "examples"
-    heavy = ("tyro", "numpy", "pandas", "torch", "study.claims")
+    heavy = ("tyro", "numpy", "pandas", "torch", "study.ledger")
     assert not [name for name in heavy if f"'{name}" in modules], "a command's module is imported when it is called"
 
 

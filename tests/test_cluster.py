@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from study.errors import Stop
-from study.machine import cluster
-from study.machine.cluster import UNLIMITED, Cluster, Host
+from study.extras.cluster import cluster, over_hosts
+from study.extras.cluster.cluster import UNLIMITED, Cluster, Host
 from study.measure import network, readback
 from study.records import store
 from study.records.schema import Network
 from study.spec import arms
 from study.spec.settings import Settings
-from study.sweeps import launches, over_hosts, protocol, sweep
+from study.sweeps import launches, protocol
 from study.sweeps.protocol import Cell
 
 REFUSED = cluster.refusal()
@@ -133,14 +133,16 @@ def test_a_command_that_cannot_be_done_ends_with_exit_code_2(tmp_path):
 def test_each_host_gets_its_number_its_share_of_the_ranks_and_the_others_addresses(arm):
     folder = Path("/run")
     words = launches.command(Cell("p", "p", "tiny", arm, 4, {"hosts": 2, "bandwidth_mbit": 50}), folder, None)
-    assert words[1:4] == ["-m", "study.sweeps.over_hosts", "4"]
+    assert words[1:4] == ["-m", "study.extras.cluster.over_hosts", "4"]
     of_hosts = [over_hosts.host_words(TWO, host, int(words[3]), words[4:]) for host in HOSTS]
     for number, of_host in enumerate(of_hosts):
         entered, launch = of_host[: of_host.index("--") + 1], " ".join(of_host[of_host.index("--") + 2 :])
         assert entered == ["nsenter", "--target", str(HOSTS[number].pid), "--net", "--"]
         options = f"--hosts 10.77.0.1,10.77.0.2 --machine-rank {number} --processes 2"
         script = f"{arms.all_paths()[arm]} {protocol.SCRIPTS['train']}"
-        assert launch == f"-m study.machine.multinode {options} {script} --run-dir /run --hosts 2 --bandwidth-mbit 50"
+        assert (
+            launch == f"-m study.extras.hosts.multinode {options} {script} --run-dir /run --hosts 2 --bandwidth-mbit 50"
+        )
 
 
 def test_bandwidth_and_hosts_make_another_cell():
@@ -169,8 +171,8 @@ def test_once_a_host_has_failed_the_others_are_ended(monkeypatch):
 
 def test_a_cell_that_cannot_be_spread_is_unavailable():
     cell = Cell("p", "p", "tiny", "ddp", 3, {"hosts": 2})
-    assert sweep.why_not(cell, gpus=0).what == "3 ranks cannot be spread evenly over 2 hosts"
-    assert "there are GPUs" in sweep.why_not(cell, gpus=8).what
+    assert over_hosts.refusal(cell, gpus=0).what == "3 ranks cannot be spread evenly over 2 hosts"
+    assert "there are GPUs" in over_hosts.refusal(cell, gpus=8).what
 
 
 def test_another_network_than_was_asked_for_is_a_mismatch():

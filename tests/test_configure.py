@@ -11,12 +11,12 @@ import test_save
 from conftest import DECODERS_ALONE
 
 from study.errors import Stop
+from study.predictor.advice.advise import BUCKETS, Advice, advise, best_of_arm
+from study.predictor.advice.answer import use
+from study.predictor.advice.configure import config, write
+from study.predictor.advice.question import Question
+from study.predictor.architecture import describe, named
 from study.spec import arms
-from study.theory.advise import BUCKETS, Advice, advise, best_of_arm
-from study.theory.answer import use
-from study.theory.architecture import describe, named
-from study.theory.configure import config, write
-from study.theory.question import Question
 
 QUESTION = Question(describe("bert-tiny"), 2, "L4", "pcie4", 64e9, 128, 16, "bf16_cast", False, disk_bytes_per_s=3e9)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import study.diagnosis
-from study.claims import files
+import study.watcher
 from study.cli import diagnosis as command
 from study.cli.diagnosis import REPRODUCTIONS
-from study.diagnosis.findings import CHECKS, diagnose, looked_at
+from study.ledger import files
 from study.records import store
 from study.records.schema import Record
+from study.watcher.findings import CHECKS, diagnose, looked_at
 
 RUNS = Path(__file__).resolve().parents[1] / "reports/cpu-2core/runs"
 # Real and virtual runs of this study, each without the finding that is planted into it.
@@ -153,7 +153,7 @@ def test_a_planted_mistake_is_named(name, changes, says, evidence):
 
 
 def test_each_finding_is_planted_and_what_shows_it_exists():
-    sources = [ast.parse(path.read_text()) for path in Path(study.diagnosis.__file__).parent.glob("*.py")]
+    sources = [ast.parse(path.read_text()) for path in Path(study.watcher.__file__).parent.glob("*.py")]
     calls = [node for source in sources for node in ast.walk(source) if isinstance(node, ast.Call)]
     findings = [call.args for call in calls if getattr(call.func, "id", None) == "Finding"]
     named = {arguments[2].value for arguments in findings if len(arguments) == 3}

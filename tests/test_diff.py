@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from study.cli.differences import diff
-from study.diagnosis import sources
-from study.diagnosis.contradictions import contradictions
-from study.diagnosis.differences import compare, same
 from study.errors import Stop
+from study.watcher import sources
+from study.watcher.contradictions import contradictions
+from study.watcher.differences import compare, same
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = ROOT / "accelerate_configs"

@@ -5,16 +5,17 @@ import torch
 from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 from test_virtual import assert_equal
 
-from study.claims import audit
+from study.bench.prediction import predicted, setup_of
 from study.errors import Stop
+from study.ledger import audit
 from study.models.step import FOLLOWING, IGNORED
+from study.predictor import nodes
+from study.predictor.architecture import describe, named
+from study.predictor.estimate import estimate
+from study.predictor.memory import sequence, tensor
+from study.predictor.setup import Setup
 from study.records import runs
-from study.records.prediction import predicted, setup_of
 from study.records.schema import Record
-from study.theory import nodes, sequence, tensor
-from study.theory.architecture import describe, named
-from study.theory.estimate import estimate
-from study.theory.setup import Setup
 from study.training.data import part_of_rows
 
 STEPS = 12

@@ -16,10 +16,10 @@ from conftest import ROOT
 from test_operators import leave_compiled
 
 from study.errors import Stop
+from study.io.numbers import size
 from study.machine import disk, doctor, gpus, operators, software
 from study.machine.operators import OPERATORS
 from study.spec import arms
-from study.text.numbers import size
 
 SPEED_BYTES = 4 * disk.REQUEST_BYTES
 BIN = Path(sys.executable).parent  # where ninja is, whether or not the environment is active

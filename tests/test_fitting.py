@@ -2,9 +2,9 @@
 
 import pytest
 
+from study.predictor.room import HOST_PROCESS_BYTES
 from study.report.topics import fitting
 from study.sweeps import protocol
-from study.theory.room import HOST_PROCESS_BYTES
 
 T4_BYTES, HOST_BYTES = 15360 * 2**20, int(12.7 * 2**30)
 

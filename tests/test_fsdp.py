@@ -10,12 +10,12 @@ from families import config_of
 from study.bench import fsdp_tracker
 from study.errors import Stop
 from study.models import config as configs
+from study.predictor.architecture import decoder, parameters
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
+from study.predictor.tracing import transformer
+from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import Settings
-from study.theory import transformer
-from study.theory.architecture import decoder, parameters
-from study.theory.estimate import estimate
-from study.theory.setup import Setup
-from study.theory.transformer import Transformer
 
 SEQUENCE = 32
 FOLLOWED = [

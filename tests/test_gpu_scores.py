@@ -5,7 +5,7 @@ from shaped import finished, put, run
 
 from study.bench import gpu_scores
 from study.bench.scoreboard import main
-from study.theory.memory_kinds import outside_bytes
+from study.predictor.memory.memory_kinds import outside_bytes
 
 ON_GPU = {"gpu": True, "model": "gpt2", "ranks": 1, "arm": "single"}
 

@@ -8,7 +8,7 @@ import pytest
 from study.errors import Stop
 from study.machine import gpus
 from study.machine.gpus import GPUS
-from study.theory import papers
+from study.predictor import papers
 
 
 def test_a_gpu_is_what_its_name_says():

@@ -13,10 +13,10 @@ import pytest
 from conftest import ranks_of
 
 from study.cli import diagnosis as command
-from study.diagnosis.hangs import hangs, state
 from study.errors import Stop
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
+from study.records.hangs import hangs, state
 from study.training.launch import ranks_that_died
 
 # PyTorch is imported once; the ranks are forked.
@@ -214,7 +214,7 @@ HEARTBEATS = """
 import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from study.diagnosis.hangs import hangs
+from study.records.hangs import hangs
 from study.measure.collectives import ASK, Heartbeat, print_stacks_when_asked
 from study.records import collectives
 

@@ -8,8 +8,8 @@ import pytest
 
 from study.cli import machine
 from study.errors import Stop
-from study.machine import hosts
-from study.machine.hosts import Host
+from study.extras.hosts import hosts
+from study.extras.hosts.hosts import Host
 
 SEEN = {
     "software": dict.fromkeys(hosts.COMPARED, "1.0"),

@@ -11,7 +11,10 @@ from conftest import ROOT
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 WITHOUT_TORCH = ("spec", "machine", "theory", "records", "sweeps", "claims", "report", "cli", "text", "outside")
-NEEDS_TORCH = ("study.claims.probe_worker", "study.theory.tracing")  # a process of its own; imported when it is needed
+NEEDS_TORCH = (
+    "study.ledger.probe_worker",
+    "study.predictor.tracing.tracing",
+)  # a process of its own; imported when it is needed
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:

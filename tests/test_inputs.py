@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from study.errors import Stop
-from study.inputs import files, texts
-from study.inputs.names import LONGEST_NAME_BYTES, safe_name
+from study.io import files
+from study.io import parsing as texts
+from study.io.names import LONGEST_NAME_BYTES, safe_name
 
 UNSAFE = ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "\u202ea", None, 5, ["a"], b"a"]
 UNSAFE += ["n" * (LONGEST_NAME_BYTES + 1)]

@@ -13,14 +13,14 @@ import pytest
 from conftest import ROOT
 from shaped import changed, finished, put
 
-from study.claims import evidence, files, ledger, model, theory_checks
-from study.claims import verdict as findings
-from study.claims.arguments import is_number
-from study.claims.ledger import Verdict
-from study.claims.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
-from study.claims.words import lines
 from study.cli import results
 from study.errors import Stop
+from study.ledger import evidence, files, ledger, model, theory_checks
+from study.ledger import verdict as findings
+from study.ledger.arguments import is_number
+from study.ledger.ledger import Verdict
+from study.ledger.verdict import CONSISTENT, CONTRADICTS, VERDICTS, Finding
+from study.ledger.words import lines
 from study.records.runs import Runs, load
 
 HEAD = 'document = "000"\ntitle = "A title"\nfixed = 2026-11-20\nread = "in full"\n'

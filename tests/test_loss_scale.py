@@ -6,10 +6,10 @@ import pytest
 from conftest import TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.machine.gpus import matrix_peak, peak_flops
-from study.theory.activations import activations
-from study.theory.architecture import named
-from study.theory.papers import OF_PRECISION
-from study.theory.setup import Setup
+from study.predictor.architecture import named
+from study.predictor.memory.activations import activations
+from study.predictor.papers import OF_PRECISION
+from study.predictor.setup import Setup
 
 SHORT = ("--steps", "24", "--sequence", "32", "--micro-batch", "4", "--no-instruments")
 

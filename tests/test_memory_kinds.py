@@ -5,15 +5,22 @@ import dataclasses
 import pytest
 from families import config_of
 
+from study.predictor.architecture import decoder, trained
+from study.predictor.estimate import estimate, profile
+from study.predictor.memory.allocator import MIB, Allocator
+from study.predictor.memory.memory_kinds import (
+    MemoryKinds,
+    _Replay,
+    in_words,
+    memory_kinds,
+    outside_bytes,
+    reserved_bytes,
+)
+from study.predictor.setup import Setup
+from study.predictor.tracing import transformer
+from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import Settings
 from study.spec.shapes import config_of as config_of_shape
-from study.theory import transformer
-from study.theory.allocator import MIB, Allocator
-from study.theory.architecture import decoder, trained
-from study.theory.estimate import estimate, profile
-from study.theory.memory_kinds import MemoryKinds, _Replay, in_words, memory_kinds, outside_bytes, reserved_bytes
-from study.theory.setup import Setup
-from study.theory.transformer import Transformer
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from conftest import ROOT
 
 from study.cli import commands
 from study.errors import Stop
-from study.machine import multinode
-from study.machine.multinode import Place
+from study.extras.hosts import multinode
+from study.extras.hosts.multinode import Place
 from study.records import store
 from study.spec.arms import all_paths
 from study.training import ending, machines
@@ -212,7 +212,15 @@ def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_
     ]
     children = []
     for rank, host in enumerate(("first", "second")):
-        words = [sys.executable, "-m", "study.machine.multinode", "--hosts", "127.0.0.1,127.0.0.2", "--processes", "1"]
+        words = [
+            sys.executable,
+            "-m",
+            "study.extras.hosts.multinode",
+            "--hosts",
+            "127.0.0.1,127.0.0.2",
+            "--processes",
+            "1",
+        ]
         words += ["--machine-rank", str(rank), "--port", str(29700 + os.getpid() % 200)]
         words += [str(all_paths()["ddp"]), "study/train.py", "--run-dir", str(tmp_path / host / "run"), *flags]
         words += ["--data", str(tmp_path / "gone")] if rank else []
@@ -251,7 +259,7 @@ def run_on_a_machine(folder: Path, script: str, **env: str) -> list:
     env = os.environ | env | {"TOLD": str(folder / "told"), "PATH": f"{programs}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=env, check=True, capture_output=True, text=True)
     lines = (folder / "told").read_text().splitlines()
-    assert all(line.startswith("-m study.machine.multinode ") for line in lines)
+    assert all(line.startswith("-m study.extras.hosts.multinode ") for line in lines)
     return [multinode.arguments(line.split()[2:]) for line in lines]
 
 

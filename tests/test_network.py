@@ -7,14 +7,14 @@ import pytest
 import shaped
 from shaped import changed, finished, put
 
-from study.claims import audit
-from study.claims.evidence import Evidence, choose
+from study.bench.prediction import predicted
+from study.ledger import audit
+from study.ledger.evidence import Evidence, choose
+from study.predictor import links
 from study.records import runs
 from study.records.metrics import gloo_wire_bytes
-from study.records.prediction import predicted
 from study.records.schema import Collective
 from study.report.topics import network
-from study.theory import links
 
 FREE_S, OVERHEAD = 0.2, 1.06  # of the made-up runs
 

@@ -7,14 +7,15 @@ import pytest
 from conftest import ROOT
 from shaped import finished, put, runs
 
+from study.bench.prediction import setup_of
 from study.machine.operators import NOT_ON_CPU
+from study.predictor import nodes
+from study.predictor.architecture import describe, parameters
+from study.predictor.setup import Setup
 from study.records import metrics
-from study.records.prediction import setup_of
 from study.records.schema import Collective, Record
 from study.report.topics import traffic
-from study.theory import nodes
-from study.theory.architecture import describe, parameters
-from study.theory.setup import Setup
+from study.spec import node_traffic
 
 EVERYONE, PAIR, ACROSS = (0, 1, 2, 3), (0, 1), (0, 2)
 
@@ -49,9 +50,9 @@ def test_bytes_by_group_are_of_a_part_of_the_ranks_and_the_rest_of_all():
 )
 def test_what_a_node_sends_by_hand(kind, ranks, where, sent):
     groups = {kind: {ranks: 100}}
-    assert nodes.by_node(groups, 2)[where] == {kind: 100}
-    assert nodes.sent_by_a_node(groups, 2) == sent
-    assert nodes.sent_by_a_node(groups, 4) == 0, "all of them in one node"
+    assert node_traffic.by_node(groups, 2)[where] == {kind: 100}
+    assert node_traffic.sent_by_a_node(groups, 2) == sent
+    assert node_traffic.sent_by_a_node(groups, 4) == 0, "all of them in one node"
 
 
 def test_gloo_writes_as_much_as_each_group_has_ranks():
@@ -65,7 +66,7 @@ SIZE = 4 * parameters(MODEL)
 
 def between(arm: str, ranks: int = 16, node_ranks: int = 8, **changes) -> dict[str, float]:
     setup = replace(Setup.of_arm(MODEL, arm, ranks=ranks), **changes)
-    split = nodes.by_node(nodes.predicted(setup), node_ranks)
+    split = node_traffic.by_node(nodes.predicted(setup), node_ranks)
     return {kind: size / SIZE for kind, size in split["between"].items()}
 
 
@@ -94,7 +95,9 @@ def test_zeropp_sends_a_quarter_of_stage_3():
     sent = {}
     for setup in (textbook, zeropp):
         moved = nodes.predicted(setup, 8)
-        sent[setup] = {kind: nodes.sent_by_a_node({kind: groups}, 8) * 2 / SIZE for kind, groups in moved.items()}
+        sent[setup] = {
+            kind: node_traffic.sent_by_a_node({kind: groups}, 8) * 2 / SIZE for kind, groups in moved.items()
+        }
     assert sent[textbook] == pytest.approx({"all_gather": 2, "reduce_scatter": 1}, rel=0.02)
     quantized = sent[zeropp]
     assert quantized["all_gather"] == pytest.approx(0.5, rel=0.02)
@@ -136,20 +139,22 @@ def test_on_four_ranks_the_losses_of_60_steps_equal_ddps(arm):
         assert ours.observed.second_partition_ranks == 2
         half = ours.observed.parameters / 2
         assert ours.observed.second_partition_parameters == pytest.approx(half, rel=0.001)
-    assert nodes.by_node(groups_of(ours), 2) != nodes.by_node(groups_of(ddp), 2)
+    assert node_traffic.by_node(groups_of(ours), 2) != node_traffic.by_node(groups_of(ddp), 2)
     assert ours.observed.weights_checksum == ddp.observed.weights_checksum
     assert len(ours.loss.train) == 60
     assert ours.loss.train == pytest.approx(ddp.loss.train, abs=1e-5)
 
 
-def groups_of(record: Record) -> nodes.Groups:
+def groups_of(record: Record) -> node_traffic.Groups:
     return {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
 
 
 @pytest.mark.parametrize("arm", DIVIDED)
 def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
     record = kept("parity", arm)
-    counted, expected = (nodes.by_node(groups, 2) for groups in (groups_of(record), nodes.predicted(setup_of(record))))
+    counted, expected = (
+        node_traffic.by_node(groups, 2) for groups in (groups_of(record), nodes.predicted(setup_of(record)))
+    )
     for where in ("inside", "between"):
         assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
     wires = zip(record.traffic.kernel_bytes_written, record.traffic.gloo_wire_bytes, strict=True)

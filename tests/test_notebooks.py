@@ -95,7 +95,7 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
     assert not [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    ours = {"study.report.topics", "study.report.notebook", "study.bench", "study.claims.ledger", "study.machine.gpus"}
+    ours = {"study.report.topics", "study.report.notebook", "study.bench", "study.ledger.ledger", "study.machine.gpus"}
     assert modules <= ours | {"importlib", "importlib.util", "os", "pathlib", "sys"}
 
 
@@ -166,7 +166,7 @@ def test_a_parameter_that_is_misspelt_names_the_possible_values(baseline, tasks,
 def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(book, tmp_path, monkeypatch):
     kept = [{"claim": "S1", "document": "000"}, {"claim": "S2", "document": "001"}]
     (tmp_path / "verdicts.json").write_text(json.dumps(kept))
-    monkeypatch.setattr("study.claims.ledger.judge_all", lambda claims, runs: [])
+    monkeypatch.setattr("study.ledger.ledger.judge_all", lambda claims, runs: [])
     reading = book(finished("one"), data=str(tmp_path))
     assert reading.verdicts() == kept
     assert reading.verdicts("001") == kept[1:]

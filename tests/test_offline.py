@@ -23,10 +23,10 @@ import pytest
 from test_operators import compiler
 
 from study.errors import Stop
+from study.extras.offline import parcel
+from study.extras.offline import run as offline
+from study.extras.offline.run import PROFILES
 from study.machine import operators
-from study.offline import parcel
-from study.offline import run as offline
-from study.offline.run import PROFILES
 from study.records import runs
 from study.sweeps import protocol, sweep
 
@@ -236,7 +236,7 @@ def test_nothing_but_pythons_own_library_is_needed_to_install():
     code = (
         f"import runpy, sys; sys.path.insert(0, {str(offline.ROOT)!r})\n"
         "sys.argv[1:] = ['run', 'smoke', '--reports', 'r', '--pack', '/none']\n"
-        "runpy.run_module('study.offline', run_name='__main__')"
+        "runpy.run_module('study.extras.offline', run_name='__main__')"
     )
     child = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert child.stderr.startswith("/none is not a complete pack. What to do: "), child.stderr
@@ -583,7 +583,7 @@ def test_all_of_it_without_a_gpu(tmp_path, work, monkeypatch):
 
     Nothing is compiled: the operators are copies, of which `single` loads none, and the compiler fails at once.
     """
-    from study.offline import pack as packing
+    from study.extras.offline import pack as packing
 
     packing.pack(packing.Pack(out=tmp_path / "pack", python=HERE, machine=platform.machine()))
     shutil.copytree(operators.folder("."), tmp_path / "extensions")

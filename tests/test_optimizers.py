@@ -7,24 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 
+from study.bench.prediction import predicted
 from study.cli import commands
 from study.errors import Stop
 from study.measure import readback, roles
 from study.models.adapters import Adapted, freeze
 from study.models.build import build
 from study.models.config import load
+from study.predictor import papers
+from study.predictor.architecture import describe
+from study.predictor.estimate import estimate
+from study.predictor.memory import moments
+from study.predictor.memory.moments import Piece, held_bytes
+from study.predictor.setup import Setup
 from study.records import runs
-from study.records.prediction import predicted
 from study.records.schema import Observed, Record
 from study.report.topics import states
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
 from study.spec.settings import Settings
-from study.theory import moments, papers
-from study.theory.architecture import describe
-from study.theory.estimate import estimate
-from study.theory.moments import Piece, held_bytes
-from study.theory.setup import Setup
 from study.training import optimizers
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")

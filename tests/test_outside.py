@@ -11,12 +11,12 @@ import pytest
 
 from study.cli.outside import outside
 from study.errors import Stop
-from study.outside import compare, models, rows, setups, sources, summary, words, written
-from study.outside.compare import Compared, Quantity, compared, key_of
-from study.outside.rows import Row
-from study.outside.setups import NoSetup, training_of
-from study.theory.architecture import parameters
-from study.theory.estimate import estimate
+from study.predictor.architecture import parameters
+from study.predictor.estimate import estimate
+from study.predictor.outside import compare, models, rows, setups, sources, summary, words, written
+from study.predictor.outside.compare import Compared, Quantity, compared, key_of
+from study.predictor.outside.rows import Row
+from study.predictor.outside.setups import NoSetup, training_of
 
 GPT = {
     "source": "a lab",

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from study.errors import Stop
-from study.offline import pack
-from study.offline.pack import HAVE, MIB, Pack, applies, check_size, pinned, platforms
+from study.extras.offline import pack
+from study.extras.offline.pack import HAVE, MIB, Pack, applies, check_size, pinned, platforms
 
 # What an index holds, and what each needs in turn.
 INDEX = {

@@ -14,18 +14,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from shaped import failed, finished
 
-from study.claims import files as claims
-from study.diagnosis import sources as configs
 from study.errors import Stop
-from study.inputs import texts
-from study.offline import parcel
-from study.outside import rows, sources
+from study.extras.offline import parcel
+from study.extras.slurm import slurm
+from study.io import parsing as texts
+from study.ledger import files as claims
+from study.predictor.advice import question
+from study.predictor.outside import rows, sources
 from study.records import collectives, seal, store
 from study.records.privacy import without_paths
 from study.spec import arms
 from study.spec.settings import Settings, build
-from study.sweeps import protocol, slurm
-from study.theory import question
+from study.sweeps import protocol
+from study.watcher import sources as configs
 
 # A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
 FEW = 12

@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from study.claims import citations
-from study.claims.arguments import calls_of
-from study.claims.citations import cited, searched
-from study.claims.memory_checks import fits
-from study.claims.step_checks import bound
-from study.claims.theory_checks import KINDS, arithmetic, quotient, stated, trend
 from study.errors import Stop
+from study.ledger import citations
+from study.ledger.arguments import calls_of
+from study.ledger.citations import cited, searched
+from study.ledger.memory_checks import fits
+from study.ledger.step_checks import bound
+from study.ledger.theory_checks import KINDS, arithmetic, quotient, stated, trend
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
 INFINITY = {"sequence": 1024, "bytes_per_s": 70e9, "peak_flops_per_s": 70e12, "moved": "weights_gradients"}

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from study.claims import files, ledger, probes
-from study.claims.evidence import Evidence
-from study.claims.probes import Answer
 from study.errors import Stop
+from study.ledger import files, ledger, probes
+from study.ledger.evidence import Evidence
+from study.ledger.probes import Answer
 
 ZERO2 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 ON_DISK = {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/fast"}

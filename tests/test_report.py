@@ -21,10 +21,10 @@ import pytest
 from conftest import at_home
 from shaped import finished, put
 
-from study.claims import files
 from study.cli import main
-from study.diagnosis import findings
 from study.errors import Stop
+from study.io.numbers import short, size
+from study.ledger import files
 from study.records import store
 from study.records.privacy import without_paths
 from study.report import claim_pages, run_pages
@@ -32,7 +32,7 @@ from study.report import readme as digest
 from study.report import site as report
 from study.report.notebook import as_html
 from study.report.templating import prose
-from study.text.numbers import short, size
+from study.watcher import findings
 
 BROKEN = {
     "broken-schema": "schema 99",

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from study.claims.files import FOLDER
-from study.claims.probes import REPRODUCTIONS
+from study.ledger.files import FOLDER
+from study.ledger.probes import REPRODUCTIONS
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
 QUICK = ("zero2_estimator_and_its_page",)  # no process group, nothing compiled

@@ -5,17 +5,17 @@ import shlex
 import pytest
 from shaped import failed, finished, put
 
-from study.cli import queue
+from study.extras.slurm import jobs, queue, slurm
+from study.extras.slurm.slurm import Cluster
 from study.machine import software
 from study.records import checkpoints, metrics
 from study.records.runs import load
 from study.records.schema import Record
 from study.report.topics import checkpoints as kept
 from study.report.topics import resuming
-from study.sweeps import jobs, launches, slurm, sweep
+from study.sweeps import launches, sweep
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
-from study.sweeps.slurm import Cluster
 
 RESUME = {"run_id": "killed", "step": 6, "reached": 8, "arm": "zero2", "ranks": 2, "route": "load_state"}
 SAVED = {

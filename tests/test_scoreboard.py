@@ -4,13 +4,13 @@ import pytest
 from conftest import ROOT, TRAINED
 from shaped import changed, finished, put
 
+from study.bench.prediction import architecture, predicted
 from study.bench.scoreboard import score, scored
+from study.predictor.architecture import describe, parameters
 from study.records import runs
-from study.records.prediction import architecture, predicted
 from study.records.runs import Run
 from study.records.schema import Record
 from study.report.topics import memory
-from study.theory.architecture import describe, parameters
 
 RUNS = ROOT / "reports" / "cpu-2core" / "runs"
 

@@ -7,9 +7,9 @@ from shaped import failed, finished, put
 from test_cli import in_this_process
 
 from study.cli import side_by_side
+from study.io.numbers import nats
 from study.records import runs as records
 from study.spec.arms import NAMES, ROOT
-from study.text.numbers import nats
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 

@@ -14,13 +14,13 @@ import slurm_cluster
 from conftest import ROOT
 from shaped import record as shaped
 
-from study.cli import queue
 from study.errors import Stop
-from study.machine import hosts
+from study.extras.hosts import hosts
+from study.extras.slurm import jobs, queue, slurm
+from study.extras.slurm.slurm import Cluster, Job
 from study.records import store
-from study.sweeps import jobs, protocol, slurm, sweep
+from study.sweeps import protocol, sweep
 from study.sweeps.launches import Turn
-from study.sweeps.slurm import Cluster, Job
 
 MINI = """about = "one cell on two nodes"
 document = "none"
@@ -129,7 +129,7 @@ def test_nodes_with_another_python_do_not_get_this_ones_operators(tmp_path, monk
     )
     lines = slurm.script(turn, tmp_path / "run", other, 60).splitlines()
     assert lines.index("unset TORCH_EXTENSIONS_DIR") < lines.index("module load study")
-    assert any("apptainer exec x python3 -m study.machine.multinode" in line for line in lines)
+    assert any("apptainer exec x python3 -m study.extras.hosts.multinode" in line for line in lines)
     assert "TORCH_EXTENSIONS_DIR" not in slurm.script(turn, tmp_path / "run", CLUSTER, 60)
 
 

@@ -6,23 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from study.bench.kernels import config
 from study.cli.steps import explained, lanes, timeline
 from study.errors import Stop
 from study.machine.gpus import GPUS
-from study.outside import fit, interval, rows, sources
-from study.outside.trainings import timed
+from study.predictor.architecture import describe, parameters
+from study.predictor.estimate import estimate, operations
+from study.predictor.outside import fit, interval, rows, sources
+from study.predictor.outside.trainings import timed
+from study.predictor.setup import Setup
+from study.predictor.timing import pace, work
+from study.predictor.timing.kernels import config
+from study.predictor.timing.pace import Links, collective_s, filled
+from study.predictor.timing.replay import Task, busy_s, length_s, replay
+from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.timing.work import Product, Work, blocks
+from study.predictor.tracing.transformer import Transformer
+from study.predictor.wanted import Wanted
 from study.spec.shapes import SHAPES
-from study.theory import pace, work
-from study.theory.architecture import describe, parameters
-from study.theory.estimate import estimate, operations
-from study.theory.pace import Links, collective_s, filled
-from study.theory.replay import Task, busy_s, length_s, replay
-from study.theory.setup import Setup
-from study.theory.steptime import Machine, step_time
-from study.theory.transformer import Transformer
-from study.theory.wanted import Wanted
-from study.theory.work import Product, Work, blocks
 
 A100 = Machine(gpu="A100-80GB")
 MEDIUM = describe("gpt2-medium")
@@ -77,7 +77,7 @@ def test_overlap_has_bounds(arm):
 
 def test_further_passes_take_as_long_as_one_in_the_middle(monkeypatch):
     shorter = step_time(setup(accumulation=6), A100)
-    monkeypatch.setattr("study.theory.steptime.MOST_PASSES", 6)
+    monkeypatch.setattr("study.predictor.timing.steptime.MOST_PASSES", 6)
     whole = step_time(setup(accumulation=6), A100)
     assert len(whole.timeline) > len(shorter.timeline)
     assert shorter.seconds == pytest.approx(whole.seconds, rel=1e-6)

@@ -10,7 +10,7 @@ from study.spec.arms import PACKAGE
 
 # --- paths ---------------------------------------------------------------------------------------------------------
 
-# A name becomes a path by `study.inputs.files.below`, `read_below` or `write_below`. The other places are these, by
+# A name becomes a path by `study.io.files.below`, `read_below` or `write_below`. The other places are these, by
 # what the name is.
 OTHERWISE = {
     "what the user typed, or set in the environment": """
@@ -171,7 +171,7 @@ def allowed(listed: dict[str, str]) -> set[str]:
 
 def test_a_name_becomes_a_path_in_one_place():
     made = {f"{name}: {expression}" for name, tree in modules().items() for expression in made_paths(tree)}
-    remedy = "make it with study.inputs.files.below, or say in OTHERWISE why the name cannot be a stranger's"
+    remedy = "make it with study.io.files.below, or say in OTHERWISE why the name cannot be a stranger's"
     assert not made - allowed(OTHERWISE), remedy
     assert not allowed(OTHERWISE) - made, "these are gone: take them out of the list"
 
@@ -272,12 +272,12 @@ def test_nothing_unpickles_or_runs_a_text():
 
 # --- texts of others -----------------------------------------------------------------------------------------------
 
-# What is parsed with limits by `study.inputs.texts`, and not elsewhere. The rest is written by this program.
+# What is parsed with limits by `study.io.parsing`, and not elsewhere. The rest is written by this program.
 PARSERS = {("tomllib", "loads"), ("tomllib", "load"), ("yaml", "safe_load"), ("json", "load"), ("json", "loads")}
 OWN_TEXTS = {
     "bench/bench": "its own results, of a moment ago",
     "bench/kernels": "kernels.json, which comes with the package",
-    "claims/probe_worker": "trials that were checked by study.claims.probes, and the arms of this project",
+    "claims/probe_worker": "trials that were checked by study.ledger.probes, and the arms of this project",
     "claims/probes": "what its own process printed",
     "machine/cache": "an answer, whose size and checksum are checked: a look at a model has more values than a config",
     "machine/cluster": "the state of a cluster that it has brought up, in the user's own cache",

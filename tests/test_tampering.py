@@ -15,9 +15,9 @@ import shaped
 from conftest import ROOT
 from shaped import changed, finished, put
 
-from study.claims import evidence
 from study.cli import keep
 from study.errors import Stop
+from study.ledger import evidence
 from study.records import seal, store
 
 ARMS, SEEDS, TARGET = ("ddp", "zero2", "zero3"), (0, 1, 2), "zero2-1"

@@ -6,14 +6,14 @@ import pytest
 from conftest import DECODERS_ALONE
 
 from study.errors import Stop
+from study.predictor import papers
+from study.predictor.architecture import Architecture, describe, generic, parameters
+from study.predictor.estimate import Estimate, estimate
+from study.predictor.memory.deepspeed_memory import gathered, last_fetches
+from study.predictor.memory.engine import Engine, first_part, padded
+from study.predictor.setup import Setup
 from study.spec import arms
 from study.spec.shapes import SHAPES
-from study.theory import papers
-from study.theory.architecture import Architecture, describe, generic, parameters
-from study.theory.deepspeed_memory import gathered, last_fetches
-from study.theory.engine import Engine, first_part, padded
-from study.theory.estimate import Estimate, estimate
-from study.theory.setup import Setup
 
 FOR_BERT = [name for name in arms.NAMES if name not in DECODERS_ALONE]
 RANKS = (1, 4, 16, 64, 256, 1024)

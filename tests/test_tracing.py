@@ -18,14 +18,15 @@ from study.measure.memory import MemoryWatch
 from study.models import config as configs
 from study.models.build import build
 from study.models.step import inputs, logits_and_losses
+from study.predictor import architecture
+from study.predictor.architecture import decoder, describe, named, parameters
+from study.predictor.estimate import estimate, moments, operations, profile
+from study.predictor.memory.engine import Engine
+from study.predictor.setup import Setup
+from study.predictor.tracing import tracing, transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.predictor.wanted import Wanted, asked_for
 from study.spec.settings import Settings
-from study.theory import architecture, tracing, transformer
-from study.theory.architecture import decoder, describe, named, parameters
-from study.theory.engine import Engine
-from study.theory.estimate import estimate, moments, operations, profile
-from study.theory.setup import Setup
-from study.theory.transformer import CUDA_DIFFERENCES, Pass, Transformer
-from study.theory.wanted import Wanted, asked_for
 
 SEQUENCE = 40
 
@@ -323,9 +324,9 @@ def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
 
 CODE = """
 import sys
-from study.theory.architecture import named
-from study.theory.estimate import estimate
-from study.theory.setup import Setup
+from study.predictor.architecture import named
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
 peak = estimate(Setup.of_arm(named(sys.argv[1]), "zero3", ranks=8, sequence=32)).peak_bytes
 print("torch" in sys.modules, peak)
 """

@@ -3,12 +3,13 @@
 import pytest
 from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_running
 
+from study.bench.prediction import predicted, setup_of
 from study.measure import readback
-from study.records.prediction import predicted, setup_of
+from study.predictor import nodes
 from study.records.schema import Observed, Record
+from study.spec import node_traffic
 from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Settings
-from study.theory import nodes
 
 CPU_ADAM = "DeepSpeedCPUAdam"
 
@@ -142,10 +143,10 @@ def test_between_groups_a_part_of_the_gradients_is_reduced_and_nothing_else(trai
     record = Record.model_validate(trained("hsdp", *TRAINED).record)
     counted = {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
     expected = nodes.predicted(setup_of(record))
-    assert nodes.by_node(counted, 2) == nodes.by_node(expected, 2)
+    assert node_traffic.by_node(counted, 2) == node_traffic.by_node(expected, 2)
     size = 4 * record.observed.parameters
-    assert nodes.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
-    assert nodes.sent_by_a_node(counted, 2) == pytest.approx(size, rel=0.01)
+    assert node_traffic.by_node(counted, 2)["between"] == {"all_reduce": pytest.approx(size / 2, rel=0.01)}
+    assert node_traffic.sent_by_a_node(counted, 2) == pytest.approx(size, rel=0.01)
     assert predicted(record).peak_bytes == pytest.approx(
         record.memory.components.per_rank[0].tracked_peak_bytes, rel=0.03
     )

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from study.claims import files, ledger, model
-from study.claims.arguments import as_list, is_number
-from study.claims.evidence import Evidence, choose, gather
-from study.claims.model import Case, Check, Reference
-from study.claims.record_checks import ANSWERS, REFUSED
-from study.claims.two_sides import TRAINING
-from study.claims.verdict import FAILS, HOLDS, Finding
+from study.ledger import files, ledger, model
+from study.ledger.arguments import as_list, is_number
+from study.ledger.evidence import Evidence, choose, gather
+from study.ledger.model import Case, Check, Reference
+from study.ledger.record_checks import ANSWERS, REFUSED
+from study.ledger.two_sides import TRAINING
+from study.ledger.verdict import FAILS, HOLDS, Finding
 from study.records import metrics
 from study.records.runs import Run, load
 

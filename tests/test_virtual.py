@@ -7,12 +7,12 @@ import psutil
 import pytest
 from conftest import DECODERS_ALONE, TRAINED, launch, ranks_of, traceback_of_ours
 
+from study.bench.prediction import predicted
 from study.errors import Stop
-from study.records.prediction import predicted
+from study.predictor import room
 from study.records.schema import Record
 from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Settings, resolve
-from study.theory import room
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHARED_ARMS = [name for name in NAMES if name not in ("single", *DECODERS_ALONE)]

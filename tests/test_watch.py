@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import study
 from study import WatchCallback, watch
-from study.claims import evidence
-from study.diagnosis.findings import diagnose
+from study.bench.prediction import predicted
 from study.errors import Stop
+from study.ledger import evidence
 from study.records import runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
-from study.records.prediction import predicted
-from study.watching.promises import promised
+from study.watcher.findings import diagnose
+from study.watcher.promises import promised
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
@@ -129,7 +129,7 @@ def test_a_second_run_takes_another_folder(tmp_path):
 
 
 def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("study.watching.looks.ComponentLook.step_ended", lambda look: 1 / 0)
+    monkeypatch.setattr("study.watcher.looks.ComponentLook.step_ended", lambda look: 1 / 0)
     assert train(tmp_path / "mine") == train(None)
     record = store.load(tmp_path / "mine")
     assert "ZeroDivisionError" in record.observed.instruments_failed

@@ -8,14 +8,14 @@ from shaped import record as shaped
 from test_sweep import MINI, Listener, mini, statuses
 
 from study.errors import Stop
+from study.io import numbers
 from study.machine import doctor, software
+from study.predictor import room
+from study.predictor.room import HOST_PROCESS_BYTES
 from study.records import store
 from study.spec.arms import all_paths, read
 from study.sweeps import launches, protocol, sweep
 from study.sweeps.sweep import BEFORE_THE_RECORD_S, GROWTH, Turn, expected_s
-from study.text import numbers
-from study.theory import room
-from study.theory.room import HOST_PROCESS_BYTES
 
 
 def cells(tmp_path, text: str = MINI) -> list:

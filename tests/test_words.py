@@ -5,12 +5,12 @@ import re
 import pytest
 from conftest import ROOT
 
-from study.claims import catalogue, files, ledger, model, words
-from study.claims import verdict as v
-from study.claims.arguments import argument_model
-from study.claims.ledger import Verdict
-from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
 from study.cli import results
+from study.ledger import catalogue, files, ledger, model, words
+from study.ledger import verdict as v
+from study.ledger.arguments import argument_model
+from study.ledger.ledger import Verdict
+from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Claim
 from study.records.runs import Runs
 from study.report.topics import claims
 

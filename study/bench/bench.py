@@ -24,13 +24,13 @@ import numpy as np
 import pandas as pd
 
 from study.errors import Stop, exit_on_stop
+from study.io.tables import say, show
 from study.machine import gpus
 from study.records import store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
 from study.spec.options import parsed
 from study.spec.settings import Settings, check, options
-from study.text.tables import say, show
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20

@@ -4,16 +4,16 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from study.bench.prediction import setup_of
 from study.errors import Stop
+from study.io.numbers import size
 from study.machine.gpus import gpu_named
-from study.outside import words, written
-from study.outside.compare import Quantity
-from study.outside.summary import Errors
-from study.records.prediction import setup_of
+from study.predictor.memory.memory_kinds import memory_kinds
+from study.predictor.outside import words, written
+from study.predictor.outside.compare import Quantity
+from study.predictor.outside.summary import Errors
+from study.predictor.timing.steptime import Machine, step_time
 from study.records.runs import Run
-from study.text.numbers import size
-from study.theory.memory_kinds import memory_kinds
-from study.theory.steptime import Machine, step_time
 
 MEMORY = {
     "allocated": "peak_allocated_bytes",

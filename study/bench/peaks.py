@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from study.errors import Stop, exit_on_stop
+from study.io.tables import say
 from study.machine import disk
 from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.records.store import now_utc
 from study.spec.options import parsed
-from study.text.tables import say
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 WARM_UP = 3

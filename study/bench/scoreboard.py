@@ -14,13 +14,13 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from study.bench import fsdp_tracker, gpu_scores
+from study.bench.prediction import architecture, predicted
 from study.errors import Stop
+from study.io.tables import say, show
+from study.predictor.architecture import FAMILIES, tensors
 from study.records import runs
-from study.records.prediction import architecture, predicted
 from study.records.runs import Run, Runs
 from study.spec.shapes import SHAPES, shape_of
-from study.text.tables import say, show
-from study.theory.architecture import FAMILIES, tensors
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
 # "ours" looks at the model; "formulas" is the second way, for the families that have them.

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
+from study.io.tables import say
 from study.machine.software import version
 from study.spec.arms import PACKAGE
 from study.spec.validation import nearest
-from study.text.tables import say
 
 # By name: the function to call, or the module to run as a program, and the line of help.
 COMMANDS = {
@@ -27,7 +27,10 @@ COMMANDS = {
     "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
     "virtual": ("study.cli.predictions:virtual", "measure memory and traffic of one rank of N, run alone"),
     "sweep": ("study.cli.experiments:sweep", "run an experiment (a protocol); run it again to continue"),
-    "cluster": ("study.cli.cluster:cluster", "emulate a small cluster on this machine, with limited bandwidth"),
+    "cluster": (
+        "study.extras.cluster.command:cluster",
+        "emulate a small cluster on this machine, with limited bandwidth",
+    ),
     "runs": ("study.cli.experiments:runs", "list the runs below a folder"),
     "compare": ("study.cli.experiments:compare", "compare time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.experiments:explain", "why two runs differ in memory"),
@@ -40,8 +43,8 @@ COMMANDS = {
     "bench": ("study.bench.bench", "compare our trainer's speed with a bare loop and the Hugging Face Trainer"),
     "peaks": ("study.bench.peaks", "measure what this machine reaches: matrix products, copies, disk"),
     "scoreboard": ("study.bench.scoreboard:main", "who predicts memory best, against measured peaks"),
-    "pack": ("study.offline.pack", "collect what a GPU machine without a network lacks"),
-    "offline": ("study.offline.run", "run on such a machine, and bring the results back"),
+    "pack": ("study.extras.offline.pack", "collect what a GPU machine without a network lacks"),
+    "offline": ("study.extras.offline.run", "run on such a machine, and bring the results back"),
 }
 EXAMPLES = """\
   study advise --model gpt2-xl --gpus 8 --gpu H100

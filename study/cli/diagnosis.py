@@ -6,14 +6,14 @@ from pathlib import Path
 
 import tyro
 
-from study.diagnosis import findings, hangs
 from study.errors import Stop
-from study.inputs.files import below
-from study.records import collectives, store
+from study.io.files import below
+from study.io.tables import say
+from study.records import collectives, hangs, store
 from study.records.schema import Record
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.text.tables import say
+from study.watcher import findings
 
 WIDTH = 100
 REPRODUCTIONS = PACKAGE / "reproductions"

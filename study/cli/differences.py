@@ -5,12 +5,12 @@ from pathlib import Path
 import tyro
 
 from study.cli.diagnosis import wrapped
-from study.diagnosis import differences, sources
-from study.diagnosis.contradictions import contradictions
-from study.diagnosis.differences import Comparison, Difference, is_secret, printable, shown
-from study.diagnosis.sources import Source
+from study.io.tables import say
 from study.spec.options import AsJson
-from study.text.tables import say
+from study.watcher import differences, sources
+from study.watcher.contradictions import contradictions
+from study.watcher.differences import Comparison, Difference, is_secret, printable, shown
+from study.watcher.sources import Source
 
 MOST = 24  # names that a line lists
 

@@ -11,23 +11,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
+import psutil
 import tyro
 
-from study.cli import queue
 from study.cli.progress import Progress
 from study.errors import Stop
-from study.machine import cluster as emulated
+from study.extras.cluster import cluster as emulated
+from study.extras.cluster import over_hosts
+from study.extras.slurm import jobs, queue, slurm
+from study.io.numbers import size
+from study.io.tables import say, show
 from study.machine.gpus import num_gpus
+from study.predictor import room
+from study.spec import arms
 from study.spec.arms import ROOT
 from study.spec.options import AsJson
-from study.sweeps import jobs, over_hosts, protocol, slurm
+from study.sweeps import protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
-from study.text.numbers import size
-from study.text.tables import say, show
 
 NO_ANSWER = {"failed", "timeout"}  # out of memory is an answer: it shows how much is too much
 UNFINISHED = {"left", "interrupted"}  # the same command continues with these
+
+
+def no_host_memory(cell: Cell, gpus: int) -> Stop | None:
+    """Return why the host cannot hold what a cell offloads from its GPUs, or None if it can."""
+    if not gpus:
+        return None
+    arm = arms.read(arms.all_paths()[cell.arm])
+    model, virtual, precision = (cell.value(name) for name in ("model", "virtual_ranks", "precision"))
+    host_bytes = psutil.virtual_memory().total
+    return room.host_is_too_small(str(model), arm, precision, cell.ranks or 1, virtual, host_bytes)
+
+
+EXTENSIONS = sweeping.Extensions((over_hosts.refusal, no_host_memory), over_hosts.bring_up)
 
 
 def sweep(
@@ -101,6 +118,7 @@ def sweep(
     if dry_run:
         return _show_plan(cells)
     here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
+    here = functools.partial(here, extensions=EXTENSIONS)
     with over_hosts.left_as_it_was() if cluster else contextlib.nullcontext():
         _run(here, Progress(len(turns)), turns, runs, "stopped; run the same command again to continue")
 
@@ -137,7 +155,7 @@ def _show_plan(cells: list[Cell]) -> None:
     axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop, virtual = sweeping.why_not(cell, gpus), cell.value("virtual_ranks")
+        stop, virtual = sweeping.why_not(cell, gpus, EXTENSIONS), cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
         rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})

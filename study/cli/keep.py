@@ -4,13 +4,13 @@ from pathlib import Path
 
 import tyro
 
-from study.claims import files, probes
 from study.errors import Stop
+from study.io.tables import say
+from study.ledger import files, probes
 from study.records import seal, store
 from study.records.privacy import without_paths
 from study.records.runs import run_folders
 from study.records.schema import Record
-from study.text.tables import say
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:

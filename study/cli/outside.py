@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
-from study.outside import rows, side_by_side, sources, summary, words, written
-from study.outside.compare import Compared, compared
+from study.io.numbers import size
+from study.io.tables import say, show
+from study.predictor.outside import rows, side_by_side, sources, summary, words, written
+from study.predictor.outside.compare import Compared, compared
 from study.spec.options import AsJson
-from study.text.numbers import size
-from study.text.tables import say, show
 
 
 def outside(

@@ -13,12 +13,28 @@ import tyro
 
 from study.cli import steps
 from study.errors import Stop
+from study.io.numbers import short, size
+from study.io.tables import say, show
 from study.machine import hub
 from study.machine.gpus import GPUS, gpu_named, num_gpus
-from study.outside.written import accuracy
+from study.predictor import room
+from study.predictor.advice import advise as advising
+from study.predictor.advice import answer, configure
+from study.predictor.advice.purchase import fewest, remedies
+from study.predictor.advice.question import Given, Question, bytes_of, counts_of, node_size
+from study.predictor.architecture import Architecture
+from study.predictor.estimate import Estimate
+from study.predictor.estimate import estimate as predict
+from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds
+from study.predictor.outside.written import accuracy
+from study.predictor.papers import recipe_of, states_bytes
+from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Setup, trainers_name
+from study.predictor.timing import steptime
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Transformer
+from study.predictor.wanted import Wanted, asked_for, count_of
 from study.records import store
 from study.records.schema import Record
-from study.spec import optimizers
+from study.spec import arms, optimizers
 from study.spec.arms import ROOT
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson
@@ -26,20 +42,6 @@ from study.spec.settings import Settings, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
-from study.text.numbers import short, size
-from study.text.tables import say, show
-from study.theory import advise as advising
-from study.theory import answer, configure, room, steptime
-from study.theory.architecture import Architecture
-from study.theory.estimate import Estimate
-from study.theory.estimate import estimate as predict
-from study.theory.memory_kinds import MemoryKinds, in_words, memory_kinds
-from study.theory.papers import recipe_of, states_bytes
-from study.theory.purchase import fewest, remedies
-from study.theory.question import Given, Question, bytes_of, counts_of, node_size
-from study.theory.setup import Frozen, Fsdp, Loss, Optimizer, Setup, arm_named, trainers_name
-from study.theory.transformer import CUDA_DIFFERENCES, Transformer
-from study.theory.wanted import Wanted, asked_for, count_of
 
 WIDTH = 100
 Model = Annotated[Wanted, tyro.conf.arg(name="")]
@@ -109,7 +111,7 @@ def estimate(
         explain: With --gpu: list every constant behind the predicted time, with its source.
         as_json: Print the prediction as JSON.
     """
-    chosen = arm_named(arm)
+    chosen = arms.load_arm(arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(optimizer), precision)):
         raise stop
     if explain and gpu is None:
@@ -191,7 +193,7 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
         arm: Name of an arm; `study arms` lists them.
         ranks: Number of ranks that the job would have.
     """
-    chosen, gpu = arm_named(arm), num_gpus() > 0
+    chosen, gpu = arms.load_arm(arm), num_gpus() > 0
     if settings.model and settings.model not in SHAPES and not is_local(settings.model):
         hub.config(settings.model)  # ends here if there is none; the launch would print a traceback too
     if ranks < 2:
@@ -201,6 +203,7 @@ def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str =
         settings = replace(settings, steps=2, warmup_steps=1)
     check(settings)
     optimizers.check(settings, chosen)
+    arms.check_virtual(chosen, settings.init)
     room.check(resolve(settings, gpu), chosen, gpu)
     changed = {name: value for name, value in vars(settings).items() if value != getattr(Settings, name)}
     with tempfile.TemporaryDirectory() as folder:

@@ -8,9 +8,9 @@ from typing import Self
 from rich.live import Live
 from rich.text import Text
 
+from study.io.tables import console
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome
-from study.text.tables import console
 
 
 class Screen:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import tyro
 
-from study.claims import catalogue, evidence, files, ledger, words
-from study.claims.ledger import Verdict
-from study.claims.model import BASES, OWN, SORTS, Claim
-from study.claims.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
 from study.errors import Stop
+from study.io.tables import say, show
+from study.ledger import catalogue, evidence, files, ledger, words
+from study.ledger.ledger import Verdict
+from study.ledger.model import BASES, OWN, SORTS, Claim
+from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
 from study.spec.validation import nearest
-from study.text.tables import say, show
 
 SIGNS = {"equal": "", "at_least": "≥ ", "at_most": "≤ ", "above": "> ", "below": "< ", "up_to": "up to "}
 APART = """\

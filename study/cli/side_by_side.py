@@ -2,15 +2,15 @@
 
 import textwrap
 
-from study.claims import words
+from study.io.numbers import nats, size
+from study.io.tables import say, show
+from study.ledger import words
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import grouping
 from study.report.style import conditions, ordered
 from study.report.topics import traffic
 from study.spec.arms import NAMES
-from study.text.numbers import nats, size
-from study.text.tables import say, show
 
 NO_LESS = 1.005  # a larger ratio of the most to the least counts as a difference
 

@@ -6,18 +6,19 @@ from typing import Annotated, Literal
 import tyro
 
 from study.errors import Stop
+from study.io.numbers import short
+from study.io.tables import say, show
 from study.machine.gpus import GPUS, gpu_named
+from study.predictor.advice.question import link_named, node_size
+from study.predictor.architecture import Architecture
+from study.predictor.setup import Setup
+from study.predictor.timing import pace
+from study.predictor.timing.replay import Span
+from study.predictor.timing.steptime import MOST_PASSES, Machine, StepTime, step_time
+from study.predictor.tracing.transformer import Transformer
+from study.predictor.wanted import Wanted, asked_for
+from study.spec import arms
 from study.spec.options import AsJson
-from study.text.numbers import short
-from study.text.tables import say, show
-from study.theory import pace
-from study.theory.architecture import Architecture
-from study.theory.question import link_named, node_size
-from study.theory.replay import Span
-from study.theory.setup import Setup, arm_named
-from study.theory.steptime import MOST_PASSES, Machine, StepTime, step_time
-from study.theory.transformer import Transformer
-from study.theory.wanted import Wanted, asked_for
 
 LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
@@ -63,7 +64,7 @@ def timeline(
     if svg is not None and svg.suffix != ".svg":
         raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
     model = asked_for(wanted, sequence or 1)
-    if gpus != 1 and arm_named(arm).distributed_type == "NO":
+    if gpus != 1 and arms.load_arm(arm).distributed_type == "NO":
         raise Stop(f"{arm} trains on one GPU (got {gpus})", "give --gpus 1, or another --arm")
     if gpus < 1:
         raise Stop(f"--gpus must be at least 1 (got {gpus})", "give 1 or more")

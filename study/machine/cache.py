@@ -23,7 +23,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 
 CHECKSUMS = "checksums.json"  # in each entry: size, modification time and SHA-256 of each file
 MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB

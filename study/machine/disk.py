@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from study.errors import Stop
+from study.io.numbers import size
 from study.machine.linux import start_ticks, text
-from study.text.numbers import size
 
 PREFIX, MARKER = "zero-study-swap-", "zero-study-swap.json"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
+from study.io.numbers import size
 from study.machine import disk, operators, software
 from study.machine.gpus import HIDES_ALL, gpus_here
 from study.machine.linux import usable_cores
 from study.machine.operators import GET_COMPILER, GET_CUDA, GET_NINJA, OPERATORS, compiler, nvcc
 from study.spec.arms import ROOT, Arm
-from study.text.numbers import size
 
 SHARED_BYTES = 2 * 66 * 2**20  # what DeepSpeed 0.19 takes for two ranks without a GPU (csrc/cpu/comm/shm.cpp)
 GET_SHARED = "start the container with --shm-size=1g; outside a container: mount -o remount,size=1g /dev/shm, as root"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 from study.spec.validation import nearest
 
 MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB

@@ -11,7 +11,8 @@ import huggingface_hub.constants
 from huggingface_hub.errors import HFValidationError
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
 from study.spec.validation import nearest
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
+from study.io.tables import say
 from study.machine import compiling, disk
 from study.machine.gpus import num_gpus
 from study.spec.arms import PACKAGE, Arm, all_paths, read
-from study.text.tables import say
 
 GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"

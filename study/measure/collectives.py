@@ -24,7 +24,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from study.inputs import files
+from study.io import files
 from study.records.collectives import FILE, Collective, RankLog
 
 ASK = signal.SIGUSR2  # tells a rank to write where it is

@@ -16,8 +16,8 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from study.errors import Stop
-from study.inputs import files
-from study.inputs.files import below
+from study.io import files
+from study.io.files import below
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 from study.spec import validation

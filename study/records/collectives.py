@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from study.errors import Stop
-from study.inputs import files
+from study.io import files
 from study.spec import validation
 
 FILE = "collectives-rank{rank}.json"

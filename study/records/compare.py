@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from study.io.numbers import short
 from study.records import stats
 from study.records.groups import by
 from study.records.metrics import value
 from study.records.runs import Run, Runs
-from study.text.numbers import short
 
 NOTE = "from, to: 95 % interval over runs; vs A: s/step over that in A, a ratio between environments, not within a run"
 

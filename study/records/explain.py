@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from study.errors import Stop
+from study.io.numbers import count, size
 from study.records.schema import RankMemory, Record
-from study.text.numbers import count, size
 
 KINDS = {
     "model states": ("weights", "master", "gradients", "moments"),

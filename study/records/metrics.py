@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from study.errors import Stop
 from study.records.schema import Collective, Record
+from study.spec import node_traffic
 from study.spec.validation import nearest
-from study.theory import nodes
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
@@ -197,7 +197,7 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
             return entry.calls
         size = entry.bytes
         if node_ranks:
-            split = nodes.by_node({kind: entry.by_ranks(record.observed.ranks)}, node_ranks)
+            split = node_traffic.by_node({kind: entry.by_ranks(record.observed.ranks)}, node_ranks)
             size = split["between"].get(kind, 0)
         return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from study.errors import Stop
-from study.inputs.names import safe_name
+from study.io.names import safe_name
 from study.spec.settings import Settings
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 from study.records import store
 from study.records.schema import Record
 

@@ -22,7 +22,8 @@ from typing import IO
 from pydantic import ValidationError
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 from study.records.schema import Cell, Error, Record
 from study.spec import validation
 

@@ -5,10 +5,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from study.io.numbers import count, size
 from study.records.groups import by
 from study.report import style
 from study.report.style import CARD, FAINT, INK, colour
-from study.text.numbers import count, size
 
 STATES = ("weights", "gradients", "optimizer")
 OTHER = "buckets, activations, other"

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from matplotlib.figure import Figure
 
-from study.outside import side_by_side
+from study.bench.prediction import predicted
+from study.io.numbers import count, nats, size
+from study.io.words import joined
+from study.predictor.outside import side_by_side
 from study.records.groups import by, groups
-from study.records.prediction import predicted
 from study.records.runs import Run, Runs
 from study.report import answer_figures, grouping, headline, readme
 from study.report.topics import losses, memory, traffic
-from study.text.numbers import count, nats, size
-from study.text.words import joined
 
 PROTOCOL, RANKS = "at_scale", 8
 MEASURED, VIRTUAL, PREDICTED, PUBLISHED = "measured", "measured on virtual ranks", "predicted", "published by others"

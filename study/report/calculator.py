@@ -8,21 +8,23 @@ together over a thousand random questions.
 from dataclasses import asdict
 from pathlib import Path
 
+from study.io.numbers import size
 from study.machine.gpus import GPUS
-from study.outside.written import accuracy
+from study.predictor import papers
+from study.predictor.advice.advise import MISS
+from study.predictor.architecture import FAMILIES, Architecture, describe
+from study.predictor.estimate import estimate
+from study.predictor.memory.engine import Engine
+from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
+from study.predictor.outside.written import accuracy
+from study.predictor.room import HOST_PROCESS_BYTES
+from study.predictor.setup import Setup
+from study.predictor.timing import pace, schedule, work
 from study.report import charts, style
 from study.report.templating import write_page
 from study.report.topics import memory
+from study.spec import arms
 from study.spec.shapes import SHAPES, VOCABULARY
-from study.text.numbers import size
-from study.theory import pace, papers, schedule, work
-from study.theory.advise import MISS
-from study.theory.architecture import FAMILIES, Architecture, describe
-from study.theory.engine import Engine
-from study.theory.estimate import estimate
-from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.theory.room import HOST_PROCESS_BYTES
-from study.theory.setup import Setup, arm_named
 
 SCRIPTS = tuple(f"calculator{part}.js" for part in ("-model", "-memory", "-fsdp", "-time", ""))
 # Common current decoders. They are computed as `study estimate --params --ffn` does; tracing a model from its config is
@@ -108,7 +110,7 @@ def models() -> dict[str, dict]:
 
 
 def _arm(name: str) -> dict:
-    arm = arm_named(name)
+    arm = arms.load_arm(name)
     about = {"alone": arm.distributed_type == "NO", "colour": style.colour(name)}
     setup = Setup.of_arm(describe("gpt2"), name, ranks=2)
     engine = Engine(setup)

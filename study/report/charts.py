@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from study.io.numbers import short, size
 from study.report import style
-from study.text.numbers import short, size
 
 WIDTH, HEIGHT = 560, 254
 LEFT, RIGHT, TOP, BOTTOM = 62, 546, 38, 212  # the frame in which values are drawn

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from study.claims import words
-from study.claims.citations import sources
-from study.claims.ledger import Verdict, otherwise
-from study.claims.model import BASES, MEASURED, VIRTUAL, Check, Claim
-from study.claims.verdict import VERDICTS
-from study.inputs.files import below
+from study.io.files import below
+from study.io.numbers import short
+from study.ledger import words
+from study.ledger.citations import sources
+from study.ledger.ledger import Verdict, otherwise
+from study.ledger.model import BASES, MEASURED, VIRTUAL, Check, Claim
+from study.ledger.verdict import VERDICTS
 from study.records.privacy import without_paths
 from study.records.runs import Run
 from study.report.templating import write_page
 from study.spec.arms import PACKAGE
-from study.text.numbers import short
 
 DOCUMENTS = Path(__file__).with_name("documents.toml")
 NOTHING = "nothing yet"  # what a claim rests on that was not tested

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from study.claims.verdict import REFUTED
+from study.io.numbers import nats, size
+from study.ledger.verdict import REFUTED
 from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style
 from study.report.topics import losses, memory, traffic
-from study.text.numbers import nats, size
 
 BASELINE = "ddp"
 AT_SCALE = {"model": "llama3-8b", "ranks": 8, "virtual": True, "precision": "bf16_cast", "checkpointing": True}

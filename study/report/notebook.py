@@ -15,16 +15,16 @@ from typing import get_args, get_type_hints
 import pandas as pd
 from IPython.display import Markdown, display
 
-from study.claims import evidence
 from study.errors import Stop
-from study.inputs.files import below
+from study.io.files import below
+from study.io.numbers import quantity, short
+from study.ledger import evidence
 from study.records import runs as records
 from study.report import grouping
 from study.report.style import conditions, svg
 from study.report.topics import claims, losses
 from study.spec.arms import all_paths
 from study.spec.settings import Settings
-from study.text.numbers import quantity, short
 
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 NAME = "study_name"  # in the metadata of an output: its file in the data folder, without the suffix

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.claims import ledger
-from study.claims.verdict import VERDICTS
-from study.claims.words import WHAT_A_BASIS_IS
 from study.errors import Stop
+from study.ledger import ledger
+from study.ledger.verdict import VERDICTS
+from study.ledger.words import WHAT_A_BASIS_IS
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from study.claims.ledger import Verdict
-from study.diagnosis import findings
-from study.diagnosis.facts import Facts
+from study.bench.prediction import predicted
 from study.errors import Stop
-from study.inputs import files
-from study.inputs.files import below
-from study.inputs.names import safe_name
+from study.io import files
+from study.io.files import below
+from study.io.names import safe_name
+from study.io.numbers import count, short, size
+from study.ledger.ledger import Verdict
+from study.predictor.architecture import FAMILIES
 from study.records import store
-from study.records.prediction import predicted
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
@@ -23,8 +23,8 @@ from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import every_run, memory
 from study.spec.shapes import SHAPES, shape_of
-from study.text.numbers import count, short, size
-from study.theory.architecture import FAMILIES
+from study.watcher import findings
+from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site

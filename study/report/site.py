@@ -22,11 +22,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
-from study.claims import ledger, words
-from study.claims.ledger import Verdict
-from study.claims.verdict import VERDICTS
 from study.errors import Stop
-from study.inputs.files import below
+from study.io.files import below
+from study.io.tables import say
+from study.ledger import ledger, words
+from study.ledger.ledger import Verdict
+from study.ledger.verdict import VERDICTS
 from study.machine import output
 from study.records import runs as records
 from study.records import store
@@ -46,7 +47,6 @@ from study.report.answers import Answer
 from study.report.templating import TEMPLATES, write_page
 from study.report.topics import claims
 from study.spec.arms import ROOT
-from study.text.tables import say
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
 NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", "resume", *REPLICATIONS, "machines", "predictions")

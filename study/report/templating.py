@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jinja2
 
-from study.text.numbers import short, size
+from study.io.numbers import short, size
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

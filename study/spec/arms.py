@@ -3,6 +3,7 @@
 The trainer compares what a file promises with what the prepared objects really are.
 """
 
+import functools
 import hashlib
 import json
 import reprlib
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Stop
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 from study.spec.shapes import is_local
+from study.spec.validation import nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
@@ -285,3 +288,20 @@ def digest(name: str) -> str:
     content += [arm.replicas, arm.shards] if arm.replicas > 1 else []
     content += [arm.sequence_ranks] if arm.sequence_ranks > 1 else []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def load_arm(name: str) -> Arm:
+    """Read the arm of this name in `accelerate_configs/`."""
+    if name not in all_paths():
+        raise Stop(f"{name!r} is not an arm", nearest(name, all_paths()))
+    return read(all_paths()[name])
+
+
+def check_virtual(arm: Arm, init: str | None) -> None:
+    """Refuse virtual ranks of an arm without a group, and of an arm that writes tensors without values to a disk."""
+    if arm.distributed_type == "NO":
+        what = f"virtual ranks need an arm for several ranks, and {arm.name} is for one"
+        raise Stop(what, "give another arm, such as ddp")
+    if init == "none" and arm.uses_nvme:
+        raise Stop("tensors without values cannot be written to disk", "give an arm without NVMe, such as zero3_cpu")

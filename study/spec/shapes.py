@@ -6,7 +6,8 @@ come from the models' own config files.
 
 from pathlib import Path
 
-from study.inputs import files, texts
+from study.io import files
+from study.io import parsing as texts
 
 VOCABULARY = 2048
 MAX_CONFIG_BYTES = 8 * 2**20  # of a config.json: one with 20,000 labels has 1 MB

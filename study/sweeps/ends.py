@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from study.diagnosis.hangs import hangs
 from study.errors import Stop
 from study.machine.kernel_log import KernelLog
 from study.machine.linux import MORE_MEMORY, is_stopped, oom_kills
 from study.records import collectives, store
+from study.records.hangs import hangs
 from study.records.schema import Record
 
 if TYPE_CHECKING:

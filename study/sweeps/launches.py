@@ -60,7 +60,7 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | Non
     """The command that launches a cell."""
     config = arms.all_paths()[cell.arm]
     if hosts := cell.value("hosts"):
-        words = [sys.executable, "-m", "study.sweeps.over_hosts", str(cell.ranks or hosts), str(config)]
+        words = [sys.executable, "-m", "study.extras.cluster.over_hosts", str(cell.ranks or hosts), str(config)]
     else:
         words = arms.launcher(config) + (["--num_processes", str(cell.ranks)] if cell.ranks else [])
     return words + flags(cell, folder, nvme_dir, resumed)

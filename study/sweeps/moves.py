@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
-from study.inputs.files import below
+from study.io.files import below
 from study.records.schema import Record
 from study.spec import arms
 from study.sweeps import ends, launches

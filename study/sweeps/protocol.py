@@ -23,8 +23,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, create_model
 
 from study.errors import Stop
-from study.inputs import files, texts
-from study.inputs.files import below
+from study.io import files
+from study.io import parsing as texts
+from study.io.files import below
 from study.spec import arms
 from study.spec.settings import Repair, Settings, build
 from study.spec.shapes import SHAPES

@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
-from study.inputs.files import below
-from study.machine import cluster, doctor, software
+from study.io.files import below
+from study.io.numbers import size
+from study.machine import doctor, software
 from study.machine.gpus import num_gpus
 from study.records import checkpoints, schema, store
 from study.records.schema import Record
@@ -31,8 +32,6 @@ from study.spec.validation import nearest
 from study.sweeps import ends, launches, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
-from study.text.numbers import size
-from study.theory import room
 
 FILTERS = ("arm", "ranks", "part", "scale", "script", "repair", *protocol.SETTINGS)
 SETTLED = ("done", "oom")  # a second try would end in the same way
@@ -75,12 +74,28 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
     return cells
 
 
-def why_not(cell: Cell, gpus: int) -> Stop | None:
-    """Why this machine cannot run a cell. None if nothing is known against it."""
+@dataclass(frozen=True)
+class Extensions:
+    """What a caller adds to a sweep: more reasons not to run a cell, and what to do before its launch."""
+
+    refusals: tuple[Callable[[Cell, int], Stop | None], ...] = ()  # of a cell and the number of GPUs
+    before_launch: Callable[[Cell], None] | None = None
+
+
+NO_EXTENSIONS = Extensions()
+
+
+def why_not(cell: Cell, gpus: int, extensions: Extensions = NO_EXTENSIONS) -> Stop | None:
+    """Return why this machine cannot run a cell, or None if nothing is known against it."""
+    return refusal_of_core(cell, gpus) or next(filter(None, (why(cell, gpus) for why in extensions.refusals)), None)
+
+
+def refusal_of_core(cell: Cell, gpus: int) -> Stop | None:
+    """Return why a cell cannot run here, by its scale, its ranks, its arm and its optimizer."""
     arm, ranks = arms.read(arms.all_paths()[cell.arm]), cell.ranks or 1
     host_bytes, needed_bytes = psutil.virtual_memory().total, ranks * RANK_HOST_BYTES
-    if hosts := cell.value("hosts"):
-        return _why_no_hosts(hosts, cell.ranks or hosts, gpus)
+    if cell.value("hosts"):
+        return None  # the emulated cluster says what it lacks
     if gpus and ranks > gpus:
         return Stop(f"{ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
@@ -89,24 +104,17 @@ def why_not(cell: Cell, gpus: int) -> Stop | None:
         what = f"{ranks} ranks need at least {size(needed_bytes)} of host memory, and there are {size(host_bytes)}"
         return Stop(what, "give fewer ranks", "unavailable")
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
-    if (stop := doctor.why_not(arm, gpus) or refused) or not gpus:
-        return stop
-    model, virtual, precision = (cell.value(name) for name in ("model", "virtual_ranks", "precision"))
-    return room.host_is_too_small(str(model), arm, precision, ranks, virtual, host_bytes)
-
-
-def _why_no_hosts(hosts: int, ranks: int, gpus: int) -> Stop | None:
-    """Why this machine cannot emulate a cell's cluster."""
-    if gpus:
-        what = "an emulated cluster runs ranks without a GPU, and there are GPUs"
-        return Stop(what, "hide them with CUDA_VISIBLE_DEVICES=''", "unavailable")
-    if ranks % hosts:
-        return Stop(f"{ranks} ranks cannot be spread evenly over {hosts} hosts", "change either", "unavailable")
-    return cluster.refusal()
+    return doctor.why_not(arm, gpus) or refused
 
 
 def sweep(
-    turns: list[Turn], runs: Path, timeout_s: float, nvme_dir: Path | None, progress, minutes: float | None = None
+    turns: list[Turn],
+    runs: Path,
+    timeout_s: float,
+    nvme_dir: Path | None,
+    progress,
+    minutes: float | None = None,
+    extensions: Extensions = NO_EXTENSIONS,
 ) -> list[Outcome]:
     """Run the turns that are not done, one after the other. `progress` is called at each start, step and end.
 
@@ -119,13 +127,13 @@ def sweep(
         record, left, started = None, None, False
         try:
             record = done_before(runs, turn)
-            if record is None and (stop := why_not(turn.cell, gpus)):
+            if record is None and (stop := why_not(turn.cell, gpus, extensions)):
                 record = not_run(turn, runs, stop)
             elif record is None and not (left := too_short(over - time.monotonic(), turn.cell, runs)):
                 started = True
                 progress.start(turn)
-                if hosts := turn.cell.value("hosts"):
-                    cluster.up(hosts, turn.cell.value("bandwidth_mbit") or cluster.UNLIMITED)
+                if extensions.before_launch:
+                    extensions.before_launch(turn.cell)
                 before = to_resume(runs, turn)
                 if before is not None:
                     progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")

@@ -20,7 +20,7 @@ from accelerate.utils import broadcast_object_list
 from torch.distributed.checkpoint.api import CheckpointException
 
 from study.errors import Stop
-from study.inputs import files
+from study.io import files
 from study.measure import readback
 from study.measure.hardware import CUDA
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, written_bytes

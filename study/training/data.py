@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import pad
 
 from study.errors import Stop
-from study.inputs.files import below
+from study.io.files import below
 from study.machine import cache, hub
 from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings

@@ -27,7 +27,6 @@ from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Settings, as_dict, check, check_steps, resolve
-from study.theory import room
 from study.training import (
     checkpoints,
     ending,
@@ -79,7 +78,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
         check(settings)
         combinations.check(settings, arm)
         if settings.virtual_ranks:
-            room.check(settings, arm, CUDA)
+            arms.check_virtual(arm, settings.init)
         limits.set_threads(settings.threads, settings.hosts)
         disk = setup.claim_disk(settings, arm, launch, folder)
         in_step = run_to_the_end(train, settings, arm, folder, disk, heartbeat)

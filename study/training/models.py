@@ -8,7 +8,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from study.errors import Stop
-from study.inputs.files import below
+from study.io.files import below
 from study.machine import cache, hub
 from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs

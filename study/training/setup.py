@@ -19,7 +19,7 @@ from accelerate.utils import (
 )
 
 from study.errors import Stop
-from study.inputs.files import below
+from study.io.files import below
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA

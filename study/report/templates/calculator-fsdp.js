@@ -1,4 +1,4 @@
-// What a rank holds under FSDP2 as Accelerate prepares it: study/theory/fsdp_memory.py.
+// What a rank holds under FSDP2 as Accelerate prepares it: study/predictor/memory/fsdp_memory.py.
 "use strict";
 
 const [ROOT, EMBEDDINGS, TAIL] = ["root", "embeddings", "tail"];

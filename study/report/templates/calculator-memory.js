@@ -1,5 +1,5 @@
 // What a rank holds at each moment of a step under DeepSpeed, DDP or alone, and the peak over all moments:
-// study/theory/engine.py, fetches.py, deepspeed_memory.py and estimate.py, on a GPU. They name the DeepSpeed files.
+// study/predictor/memory/engine.py, fetches.py, deepspeed_memory.py and estimate.py, on a GPU. They name the DeepSpeed files.
 "use strict";
 
 const NORM_BYTES = 8;

@@ -1,4 +1,4 @@
-// A model's tensors, and what the activations of a microbatch take: study/theory/architecture.py and activations.py, on
+// A model's tensors, and what the activations of a microbatch take: study/predictor/architecture.py and activations.py, on
 // a GPU. Names of a model's dimensions are those of Python, so that the data that Python writes fit. A test holds all
 // of this to Python.
 "use strict";
@@ -119,7 +119,7 @@ function decoder(numbers) {
 
 // --- a setup ----------------------------------------------------------------------------------------------------------
 
-// What depends on the precision and the arm alone: study/theory/setup.py.
+// What depends on the precision and the arm alone: study/predictor/setup.py.
 function setupOf(model, arm, { ranks, precision, microBatch, accumulation, sequence, checkpointing }) {
   const half = precision === "bf16_cast" || precision === "bf16_pure";
   const gathersInHalf = arm.fsdp && AUTOCAST.includes(precision);

@@ -1,4 +1,4 @@
-// Seconds of a step: the kernels of each block at the pace of a GPU, replayed on streams. study/theory/work.py, pace.py,
+// Seconds of a step: the kernels of each block at the pace of a GPU, replayed on streams. study/predictor/timing/work.py, pace.py,
 // schedule.py and steptime.py; their constants, with their origins, come with the data.
 "use strict";
 

@@ -8,7 +8,7 @@ const SIZES = ["layers", "hidden", "heads", "kv_heads", "inner", "vocabulary"];
 const MOST_ROWS = 4096; // that are tried
 const MOST_SCALE = 2.5; // times a GPU's memory: longer bars are cut
 
-// Text of bytes, with three significant digits: study/text/numbers.py.
+// Text of bytes, with three significant digits: study/io/numbers.py.
 function sizeWords(bytes) {
   for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
     if (Math.abs(bytes) >= 0.9995 * factor) return `${Number((bytes / factor).toPrecision(3))} ${unit}`;

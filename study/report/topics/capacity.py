@@ -5,14 +5,14 @@ import contextlib
 from matplotlib.figure import Figure
 
 from study.errors import Stop
+from study.io.words import joined
+from study.predictor.architecture import named, parameters
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import SETTINGS
 from study.report.style import CARD, INK, colour, conditions, ordered
 from study.spec.shapes import shape_of
-from study.text.words import joined
-from study.theory.architecture import named, parameters
 
 
 def table(runs: Runs) -> list[dict]:

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 
 from study.errors import Stop
+from study.predictor.architecture import named
+from study.predictor.memory.checkpoints import checkpoint_bytes
+from study.predictor.setup import Setup
 from study.records.groups import by
 from study.records.runs import Run, Runs
 from study.records.schema import RankMemory
 from study.report import style
 from study.report.style import FAINT, INK, colour
 from study.spec.arms import all_paths
-from study.theory.architecture import named
-from study.theory.checkpoints import checkpoint_bytes
-from study.theory.setup import Setup
 
 PROTOCOL = "resume"
 

@@ -5,18 +5,18 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
-from study.claims import ledger
-from study.claims.files import read_all
-from study.claims.ledger import Verdict, bases, counted
-from study.claims.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
-from study.claims.verdict import SUPPORTED, VERDICTS
-from study.claims.words import plainly
+from study.io.words import joined
+from study.ledger import ledger
+from study.ledger.files import read_all
+from study.ledger.ledger import Verdict, bases, counted
+from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
+from study.ledger.verdict import SUPPORTED, VERDICTS
+from study.ledger.words import plainly
 from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
 from study.report.style import FAINT, INK
-from study.text.words import joined
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}

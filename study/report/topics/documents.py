@@ -1,14 +1,14 @@
 """Tables that documents print, and beside them what was measured and predicted here."""
 
+from study.predictor.architecture import named, parameters
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
 from study.records import stats
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import published, seconds
 from study.report.grouping import split_by_ranks
 from study.report.topics import memory
-from study.theory.architecture import named, parameters
-from study.theory.estimate import estimate
-from study.theory.setup import Setup
 
 
 def memory_000(runs: Runs) -> list[dict]:

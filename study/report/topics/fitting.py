@@ -2,16 +2,16 @@
 
 import psutil
 
+from study.io.numbers import size
 from study.machine.gpus import gpus_here
+from study.predictor.architecture import named
+from study.predictor.estimate import Estimate, estimate
+from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
+from study.predictor.room import HOST_PROCESS_BYTES, PROCESS_BYTES
+from study.predictor.setup import Setup
 from study.spec.shapes import shape_of
 from study.sweeps import protocol
 from study.sweeps.protocol import Cell
-from study.text.numbers import size
-from study.theory.architecture import named
-from study.theory.estimate import Estimate, estimate
-from study.theory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
-from study.theory.room import HOST_PROCESS_BYTES, PROCESS_BYTES
-from study.theory.setup import Setup
 
 SEQUENCE = 128  # tokens, as in document 002, if a cell does not say
 

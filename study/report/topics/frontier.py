@@ -2,12 +2,12 @@
 
 from matplotlib.figure import Figure
 
+from study.io.numbers import size
 from study.records.groups import groups, lines
 from study.records.runs import Runs
 from study.report import seconds, style
 from study.report.grouping import columns, largest_groups, split_by_ranks
 from study.report.style import FAINT, OPEN, conditions
-from study.text.numbers import size
 
 
 def table(runs: Runs) -> list[dict]:

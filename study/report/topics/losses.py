@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from study.io.numbers import nats
 from study.records import stats
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
@@ -15,7 +16,6 @@ from study.report import style
 from study.report.grouping import columns
 from study.report.style import EXACT, colour, conditions, marker
 from study.spec import arms
-from study.text.numbers import nats
 
 DASH = 4  # points: lines that coincide alternate as dashes of this length
 NEAR = 0.02  # share of the drawn range: lines that differ by less coincide

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
+from study.bench.prediction import predicted
+from study.io.numbers import size
+from study.io.words import joined
+from study.predictor import papers
 from study.records import stats
 from study.records.groups import by, groups, lines
-from study.records.prediction import predicted
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import stacked, style
 from study.report.grouping import SETTINGS, columns, largest_groups, split_by_ranks
 from study.report.style import conditions
 from study.spec import arms
-from study.text.numbers import size
-from study.text.words import joined
-from study.theory import papers
 
 PARTS = {
     "weights": ("weights",),

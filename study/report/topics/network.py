@@ -10,14 +10,15 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from study.bench.prediction import setup_of
+from study.predictor import links, nodes
+from study.predictor.links import SlowLink
 from study.records import stats
 from study.records.groups import by, groups
-from study.records.prediction import setup_of
 from study.records.runs import Run, Runs
 from study.report import seconds, style
 from study.report.style import INK, OPEN, colour, ordered
-from study.theory import links, nodes
-from study.theory.links import SlowLink
+from study.spec import node_traffic
 
 FITTED_ON = {"hosts": 2, "passes": 1, "Mbit/s": 200.0}
 AXES = ("hosts", "bandwidth_mbit", "accumulation")
@@ -80,7 +81,10 @@ def _link_bytes(run: Run) -> dict[str, float] | None:
     moved = setup and nodes.predicted(setup, node_ranks)
     if not moved or "reduce" in moved:
         return None
-    sent = {kind: nodes.sent_by_a_node({kind: groups}, node_ranks, nodes.GLOO) for kind, groups in moved.items()}
+    sent = {
+        kind: node_traffic.sent_by_a_node({kind: groups}, node_ranks, node_traffic.GLOO)
+        for kind, groups in moved.items()
+    }
     reduced = sum(size for kind, size in sent.items() if kind in REDUCED)
     return {"reduced": reduced, "gathered": sum(sent.values()) - reduced}
 

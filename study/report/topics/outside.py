@@ -5,12 +5,12 @@ from textwrap import shorten
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from study.outside import rows as published_rows
-from study.outside import sources as known_sources
-from study.outside import summary, words, written
+from study.bench.prediction import predicted
+from study.predictor.outside import rows as published_rows
+from study.predictor.outside import sources as known_sources
+from study.predictor.outside import summary, words, written
 from study.records import stats
 from study.records.groups import by
-from study.records.prediction import predicted
 from study.records.runs import Runs
 from study.report import style
 from study.report.style import CARD, FAINT, INK, SHADE

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from study.bench.prediction import predicted
+from study.io.numbers import size
 from study.records.groups import by, groups
-from study.records.prediction import predicted
 from study.records.runs import Runs
 from study.report import stacked, style
 from study.report.grouping import SETTINGS, columns
 from study.report.style import FAINT, OPEN, colour
-from study.text.numbers import size
 
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from study.records.prediction import predicted
+from study.bench.prediction import predicted
+from study.predictor import papers
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
-from study.theory import papers
 
 PROTOCOL = "optimizers"
 COMPONENTS = ("weights", "gradients", "master", "moments", "staging")

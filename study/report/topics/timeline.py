@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from study.io.numbers import size
+from study.predictor.architecture import named
+from study.predictor.setup import Setup
+from study.predictor.timing.replay import Span, as_rows
+from study.predictor.timing.steptime import Machine, step_time
 from study.records.groups import by
 from study.report import style
 from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, WINE
-from study.text.numbers import size
-from study.theory.architecture import named
-from study.theory.replay import Span, as_rows
-from study.theory.setup import Setup
-from study.theory.steptime import Machine, step_time
 
 DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 

@@ -2,14 +2,15 @@
 
 from matplotlib.figure import Figure
 
+from study.bench.prediction import setup_of
+from study.io.words import joined
+from study.predictor import nodes, papers
 from study.records.groups import by, groups, lines
-from study.records.prediction import setup_of
 from study.records.runs import Run, Runs
 from study.report import published, stacked, style
 from study.report.grouping import ORDER, columns
 from study.report.style import ordered
-from study.text.words import joined
-from study.theory import nodes, papers
+from study.spec import node_traffic
 
 
 def table(runs: Runs) -> list[dict]:
@@ -63,8 +64,8 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     moved = {kind: count.by_ranks(run.ranks) for kind, count in run.record.traffic.per_rank[0].items()}
-    split, setup = nodes.by_node(moved, node_ranks), setup_of(run.record)
-    theory = setup and nodes.by_node(nodes.predicted(setup), node_ranks)["between"]
+    split, setup = node_traffic.by_node(moved, node_ranks), setup_of(run.record)
+    theory = setup and node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"]
     wire, kernel = run.record.traffic.gloo_wire_bytes[0], run.record.traffic.kernel_bytes_written[0]
     held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
@@ -73,7 +74,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
         "inside MB": sum(split["inside"].values()) / 1e6,
         "between MB": sum(split["between"].values()) / 1e6,
         "predicted between MB": theory and sum(theory.values()) / 1e6,
-        "a node sends MB": nodes.sent_by_a_node(moved, node_ranks) / 1e6,
+        "a node sends MB": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
         "weights at peak MB": held.get("weights", 0) / 1e6 if held else None,
         "peak MB": run.peak_bytes and run.peak_bytes / 1e6,

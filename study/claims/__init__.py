@@ -1,1 +1,0 @@
-"""Published claims, the checks that judge them, and the ledger of verdicts."""

@@ -1,0 +1,1 @@
+"""Several machines: compare them, and launch on them."""

@@ -1,0 +1,1 @@
+"""GPU machines without a network."""

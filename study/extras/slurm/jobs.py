@@ -1,0 +1,254 @@
+"""Runs a sweep on Slurm, each cell as a job. Cells that are done or queued are not submitted again.
+
+Each run folder has the batch script `job.sh`, and `job.json` with the job's id. Slurm lists the path of a job's script.
+So a job is recognised even if its sweep died before it wrote the id.
+"""
+
+import contextlib
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.errors import Stop
+from study.extras.slurm import slurm
+from study.extras.slurm.slurm import Cluster, Job
+from study.io.files import below
+from study.records import store
+from study.records.schema import Record
+from study.sweeps import ends
+from study.sweeps.launches import Turn
+from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, search, to_resume
+
+SCRIPT, STATE = "job.sh", "job.json"
+POLL_S = 10.0
+LATE_S = 30  # a network file system may show a node's record so much later
+# By a job's state: the status, the reason and the remedy for a run whose trainer could not record them.
+ENDS = {
+    "TIMEOUT": ("timeout", "Slurm ended it at its time limit", "give more time in the cluster file"),
+    "DEADLINE": ("timeout", "Slurm ended it at its deadline", "give more time in the cluster file"),
+    "OUT_OF_MEMORY": (
+        "host_oom",
+        "Slurm ended it because it used more host memory than it had asked for",
+        "ask for more, such as lines = ['#SBATCH --mem=0'], or give a smaller model",
+    ),
+    "NODE_FAIL": ("failed", "one of its nodes failed", "start the sweep again"),
+    "BOOT_FAIL": ("failed", "one of its nodes did not start", "start the sweep again"),
+    "CANCELLED": ("interrupted", "its job was cancelled", "start the sweep again"),
+    "PREEMPTED": ("interrupted", "its job was preempted by another one", "start the sweep again"),
+    slurm.FORGOTTEN: (
+        "failed",
+        "Slurm does not know its job any more",
+        "see its output.txt, and start the sweep again",
+    ),
+    "REVOKED": ("interrupted", "its job was revoked", "start the sweep again"),
+}
+
+
+@dataclass
+class Submission:
+    """A submitted turn: its run folder and its job."""
+
+    turn: Turn
+    folder: Path
+    job: Job | None = None  # by Slurm's last answer
+    over_since: float | None = None
+
+    @property
+    def script(self) -> str:
+        return str((self.folder / SCRIPT).resolve())
+
+    def read_id(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return json.loads((self.folder / STATE).read_text())["job"]
+        return None
+
+    def write(self, number: int, collected: bool = False) -> None:
+        store.replace(self.folder / STATE, json.dumps({"job": number, "collected": collected}) + "\n")
+
+    @property
+    def is_collected(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / STATE).read_text()).get("collected", False)
+        return False
+
+
+def sweep(
+    turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None, progress
+) -> list[Outcome]:
+    """Submit the turns that are not done, and wait for all of them. `progress` is called at each change."""
+    outcomes = []
+
+    def run(wanted: list[Turn]) -> None:
+        queue = Queue(wanted, runs, cluster, timeout_s, nvme_dir)
+        while not queue.is_empty:
+            for turn, outcome in queue.advance(progress):
+                outcomes.append(outcome)
+                progress.end(turn, outcome)
+            if not queue.is_empty:
+                progress.show(queue.waiting, len(queue.to_submit))
+                time.sleep(POLL_S)
+
+    def run_and_wait(turn: Turn) -> str:
+        run([turn])
+        return outcomes[-1].status
+
+    with held(runs):
+        run([turn for turn in turns if not turn.cell.rungs])
+        for turn in turns:
+            if turn.cell.rungs:
+                progress.say(search(turn.cell, lambda cell, repeat=turn.repeat: run_and_wait(Turn(cell, repeat))))
+    return outcomes
+
+
+class Queue:
+    """The turns that are not over yet: those to submit, and those that Slurm has."""
+
+    def __init__(self, turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None):
+        self.runs, self.cluster, self.timeout_s, self.nvme_dir = runs, cluster, timeout_s, nvme_dir
+        self.waiting: list[Submission] = []
+        self.to_submit: list[Turn] = []
+        self.over: list[tuple[Turn, Outcome]] = []  # turns that were over at the start
+        self.is_answered = True
+        in_slurm = slurm.queue()
+        for turn in turns:
+            if record := done_before(runs, turn, cluster.software_is_ours):
+                self.over.append((turn, _outcome(record)))
+            elif submission := adopted(runs, turn, in_slurm):
+                self.waiting.append(submission)
+            elif stop := why_not(turn, cluster):
+                self.over.append((turn, _outcome(not_run(turn, runs, stop))))
+            else:
+                self.to_submit.append(turn)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.waiting or self.to_submit or self.over)
+
+    def advance(self, progress) -> list[tuple[Turn, Outcome]]:
+        """List Slurm's jobs, collect those that are over, and submit as many as max_jobs allows."""
+        over, self.over = self.over, []
+        try:
+            in_slurm = slurm.queue()
+        except Stop as stop:
+            if self.is_answered:  # its controller may be restarting
+                progress.say(f"{stop.what}; asking again every {POLL_S:.0f} s")
+            self.is_answered = False
+            return over
+        self.is_answered = True
+        for submission in list(self.waiting):
+            update(submission, in_slurm)
+            if outcome := collected(submission):
+                self.waiting.remove(submission)
+                over.append((submission.turn, outcome))
+        while self.to_submit and len(self.waiting) < self.cluster.max_jobs:
+            try:
+                self.waiting.append(self.submit(self.to_submit[0]))
+            except Stop as stop:
+                if not self.waiting:
+                    raise
+                progress.say(f"{stop.what}; trying again when a job has ended")  # there may be a limit for each user
+                self.cluster = self.cluster.model_copy(update={"max_jobs": len(self.waiting)})
+                break
+            self.to_submit.pop(0)
+        return over
+
+    def submit(self, turn: Turn) -> Submission:
+        folder = below(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
+        submission = Submission(turn, folder)
+        before = to_resume(self.runs, turn)
+        text = slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir, before)
+        folder.mkdir()
+        (folder / SCRIPT).write_text(text)
+        try:
+            number = slurm.submit(Path(submission.script))
+        except Stop:
+            shutil.rmtree(folder)  # there was no run
+            raise
+        submission.write(number)
+        submission.job = Job(number, "PENDING")
+        return submission
+
+
+def why_not(turn: Turn, cluster: Cluster) -> Stop | None:
+    try:
+        slurm.layout(turn.cell, cluster)
+    except Stop as stop:
+        return stop
+    return None
+
+
+def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | None:
+    """The job that an earlier sweep submitted for this turn and did not collect. None if there is none."""
+    for folder in reversed(attempts(runs, turn).values()):
+        submission = Submission(turn, folder)
+        if not (folder / SCRIPT).exists() or submission.is_collected:
+            continue
+        number = submission.read_id()
+        if number is None and submission.script in in_slurm:  # the sweep died between submitting and writing
+            number = in_slurm[submission.script].id
+            submission.write(number)
+        if number is not None:
+            submission.job = Job(number, "PENDING")
+            return submission
+    return None
+
+
+def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
+    """Update a submission's job from Slurm's answer."""
+    known = in_slurm.get(submission.script)
+    if known is None or known.is_over:
+        number = submission.job.id
+        known = slurm.ended(number) or known or Job(number, slurm.FORGOTTEN)
+    submission.job = known
+
+
+def collected(submission: Submission) -> Outcome | None:
+    """The outcome of a job that is over, with its record completed. None if it is not over."""
+    if not submission.job.is_over:
+        return None
+    submission.over_since = submission.over_since or time.monotonic()
+    record, folder = ends.read(submission.folder), submission.folder
+    unclear = submission.job.state in ("COMPLETED", "FAILED") and (record is None or record.status == "running")
+    if unclear and time.monotonic() < submission.over_since + LATE_S:
+        return None
+    (folder / "output.txt").touch()
+    stop = why(submission.job, record)
+    record = ends.outcome(submission.turn, folder, submission.job.exit_code, stop, ends.Kills())
+    submission.write(submission.job.id, collected=True)
+    return _outcome(record)
+
+
+def why(job: Job, record: Record | None) -> Stop | None:
+    """Why a job ended, if Slurm knows more than the record."""
+    if job.state not in ENDS or (record and record.status == "failed" and job.state != "OUT_OF_MEMORY"):
+        return None
+    status, what, remedy = ENDS[job.state]
+    return Stop(f"{what} (job {job.id})", remedy, status)
+
+
+def cancel(turns: list[Turn], runs: Path, progress) -> list[Outcome]:
+    """Cancel the jobs of these turns, and collect their outcomes."""
+    turns = [Turn(cell, turn.repeat) for turn in turns for cell in turn.cell.every_rung()]
+    with held(runs):
+        in_slurm = slurm.queue()
+        waiting = [submission for turn in turns if (submission := adopted(runs, turn, in_slurm))]
+        slurm.cancel([submission.job.id for submission in waiting])
+        outcomes = []
+        while waiting:
+            in_slurm = slurm.queue()
+            for submission in list(waiting):
+                update(submission, in_slurm)
+                if outcome := collected(submission):
+                    waiting.remove(submission)
+                    outcomes.append(outcome)
+                    progress.end(submission.turn, outcome)
+            if waiting:
+                time.sleep(1)
+    return outcomes
+
+
+def _outcome(record: Record) -> Outcome:
+    error = record.error
+    return Outcome(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)

@@ -1,1 +1,0 @@
-"""Names, files and texts that may come from a stranger, with their limits. Uses the standard library only."""

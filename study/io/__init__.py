@@ -1,0 +1,1 @@
+"""Reading and writing: files from strangers, numbers and tables for people."""

@@ -1,0 +1,1 @@
+"""The ledger: published claims, the checks that judge them, and their verdicts."""

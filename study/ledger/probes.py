@@ -1,0 +1,298 @@
+"""Claims about the libraries are tried with the libraries. `probe_worker` tries configurations in its own process.
+
+The key of a kept answer is the trial, the code that tries it and the versions of the libraries. If the trial itself
+fails (a time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the
+pinned versions, in one file for each machine.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import BaseModel, TypeAdapter
+
+from study.errors import Stop
+from study.ledger import probe_worker
+from study.ledger.model import TRIED, Check, Claim, Kind
+from study.ledger.verdict import NOT_TESTED, Finding
+from study.machine import cache, software
+from study.records.privacy import without_paths
+from study.spec import arms
+from study.spec.settings import Settings
+from study.spec.validation import nearest
+
+REPRODUCTIONS = arms.PACKAGE / "reproductions"
+REPORTS = arms.ROOT / "reports"
+KEPT = "trials.json"  # beside the records of a machine
+WORKER_VERSION = 1  # raise it when `probe_worker` changes how it tries something
+WORKER = [sys.executable, "-m", "study.ledger.probe_worker"]
+LIMIT_S = 300
+AT_A_TIME = 2  # processes, of at most 1.5 GB each; each rendezvous uses a free port
+TIMED = ("cpu_adam_speed",)  # scripts that measure time: they run alone
+NEEDED = ("deepspeed", "accelerate", "torch")
+# The modules that claims may ask about, with their classes and functions. Nothing else is imported.
+MODULES = (
+    *("accelerate", "accelerate.utils", "torch.distributed.fsdp", "torch.nn.utils", "transformers"),
+    *("deepspeed.autotuning.constants", "deepspeed.runtime.constants"),
+    *("deepspeed.runtime.zero.config", "deepspeed.runtime.zero.offload_config"),
+)
+CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # other classes read files that their arguments name
+
+
+class Answer(BaseModel):
+    """What a trial found, as a value and in words. The file of a machine also has its key, trial and versions."""
+
+    key: str = ""
+    trial: dict = {}
+    versions: dict[str, str] = {}
+    found: object
+    told: str
+
+
+# --- what claims name ----------------------------------------------------------------------------------------------
+
+
+def _asks(function: Callable) -> Callable:
+    """A check that takes the arguments of a trial and finds what the trial finds."""
+
+    @functools.wraps(function)
+    def check(**arguments) -> Finding:
+        trial = trial_of(function, arguments)
+        if stop := refusal(trial):
+            raise stop
+        if missing := not_installed():
+            words = f"{', '.join(missing)} is not installed here"
+            return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
+        versions = tuple(f"{name} {_versions()[name]}" for name in ("deepspeed", "accelerate", "transformers"))
+        answer = answers([trial])[0]
+        if isinstance(answer, str):
+            words = f"the trial itself failed: {answer}"
+            return Finding(None, words, evidence=versions, missing="a trial that runs to its end")
+        script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == "reproduction" else ""
+        return Finding(answer.found, f"{script}{answer.told}", evidence=versions)
+
+    return check
+
+
+def trial_of(function: Callable, arguments: dict) -> dict:
+    """The trial with all defaults of the function, so that equal trials have equal keys."""
+    return {"what": function.__name__} | (function.__kwdefaults__ or {}) | arguments
+
+
+@_asks
+def reproduction(*, name: str) -> Finding:
+    """What a script of `study/reproductions/` finds."""
+
+
+CONFIGURATIONS = {name: _asks(function) for name, function in probe_worker.TRIALS.items()}
+KINDS = {"tried": Kind(TRIED, CONFIGURATIONS | {"reproduction": reproduction}, "what")}
+
+
+def refusal(trial: dict) -> Stop | None:
+    """Why a trial is not run. Anybody may write a claims file, so it cannot run other scripts, import other modules,
+    read the files that it names, or show private values of the libraries."""
+    name, base, path = trial.get("name"), trial.get("base", "plain"), trial.get("of")
+    if trial["what"] == "reproduction" and name not in scripts():
+        return Stop(f"there is no reproduction {name}", nearest(name, scripts()))
+    if base not in (bases := ("plain", *arms.all_paths())):
+        return Stop(f"there is no arm {base}", nearest(base, bases))
+    if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
+        return Stop(
+            f"{path:.200} is in none of the modules that claims may ask about", f"choose from {', '.join(MODULES)}"
+        )
+    if trial["what"] == "constructed" and path not in CONSTRUCTED:
+        return Stop(f"{path:.200} may not be constructed", f"choose from {', '.join(CONSTRUCTED)}")
+    words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
+    if private := next((word for word in words if word.startswith("_")), None):
+        return Stop(f"{private:.80} is private to a library", "name a public attribute")
+    if file := _file_named(trial.get("change")):
+        return Stop(f"{file:.80} names a file", "give the content of the file as deepspeed_config")
+    return None
+
+
+def _file_named(change) -> str | None:
+    """A key of the changes to a config that names a file; None if there is no such key."""
+    if not isinstance(change, dict):
+        return None
+    named = (key for key, value in change.items() if key.endswith(("file", "path")) and "nvme" not in key)
+    return next(named, None) or next(filter(None, map(_file_named, change.values())), None)
+
+
+def scripts() -> dict[str, Path]:
+    """The reproductions by name."""
+    return {path.stem: path for path in sorted(REPRODUCTIONS.glob("*.py"))}
+
+
+@functools.cache
+def not_installed() -> tuple[str, ...]:
+    return tuple(name for name in NEEDED if importlib.util.find_spec(name) is None)
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def prepare(claims: Iterable[Claim]) -> None:
+    """Run all trials of these claims that have no answer yet; the configurations share one process."""
+    if not not_installed():
+        answers(_trials_of_all(claims))
+
+
+def trials_of(check: Check) -> list[dict]:
+    return [trial_of(case.function.__wrapped__, arguments) for case in check.cases for arguments in case.calls]
+
+
+def _trials_of_all(claims: Iterable[Claim]) -> list[dict]:
+    checks = [check for claim in claims for check in (claim, *claim.also) if check.basis == TRIED]
+    return [trial for check in checks for trial in trials_of(check) if not refusal(trial)]
+
+
+def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
+    """Write this machine's answers to the trials of these claims beside its records. Returns how many there are."""
+    new = {}
+    for trial in _trials_of_all(claims):
+        with contextlib.suppress(ValueError, TypeError):  # there is no answer in the cache
+            answer = without_paths(cache.answer(_folder(), key(trial)))
+            new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
+    entries = sorted(
+        (_kept_in(reports / KEPT) | new).values(), key=lambda answer: json.dumps(answer.trial, sort_keys=True)
+    )
+    if new:
+        (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in entries], indent=1) + "\n")
+        _kept_in.cache_clear()
+    return len(new)
+
+
+def answers(trials: list[dict]) -> list[Answer | str]:
+    """The answer to each trial, kept or new. If the trial itself failed: why."""
+    keys = [key(trial) for trial in trials]
+    known = {name: answer for name in keys if (answer := _kept(name)) is not None}
+    missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
+    reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == "reproduction"}
+    configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
+    if len(missing) > 1:
+        sys.stderr.write(
+            f"trying {len(configurations)} configurations and {len(reproductions)} scripts; answers are kept\n"
+        )
+    known |= _new(configurations, reproductions) if missing else {}
+    return [known[name] for name in keys]
+
+
+def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
+    """New answers by key. Configurations share a process, beside the scripts; scripts that measure time run alone."""
+    together = {name: script for name, script in reproductions.items() if script not in TIMED}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            tried = pool.submit(_try_and_keep, configurations)
+            known = dict(zip(together, pool.map(_run_and_keep, together, together.values()), strict=True))
+            known |= tried.result()
+        except BaseException:  # Ctrl-C: trials that have not begun do not begin
+            pool.shutdown(cancel_futures=True)
+            raise
+    return known | {name: _run_and_keep(name, script) for name, script in reproductions.items() if script in TIMED}
+
+
+def _run_and_keep(name: str, script: str) -> Answer | str:
+    sys.stderr.write(f"  {script}\n")
+    return _keep(name, _run(script))
+
+
+def key(trial: dict) -> str:
+    """A digest of a trial, the code that tries it, and the versions of the libraries."""
+    is_script = trial["what"] == "reproduction"
+    code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
+    arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
+    whole = [trial, code, arm, _versions()]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _code_of(text: str) -> str:
+    """The code of a script without comments and docstring, which change nothing."""
+    tree = ast.parse(text)
+    if ast.get_docstring(tree) is not None:
+        tree.body = tree.body[1:]
+    return ast.unparse(tree)
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Versions of the libraries without the name of the build: trials only use their Python code."""
+    versions = software.versions().items()
+    return {name: version.split("+")[0] for name, version in versions if version and name != "python"}
+
+
+def _folder() -> Path:
+    return Settings.cache_dir.expanduser() / "trials"
+
+
+def _kept(name: str) -> Answer | None:
+    with contextlib.suppress(ValueError):  # a file without an answer is ignored
+        return Answer.model_validate(cache.answer(_folder(), name))
+    for path in sorted(REPORTS.glob(f"*/{KEPT}")):
+        if answer := _kept_in(path).get(name):
+            words = f"{answer.told} (tried on {path.parent.name}, with these versions)"
+            return Answer(found=answer.found, told=words)
+    return None
+
+
+@functools.cache
+def _kept_in(path: Path) -> dict[str, Answer]:
+    """The answers in the file of a machine, by key."""
+    with contextlib.suppress(OSError, ValueError):
+        return {answer.key: answer for answer in TypeAdapter(list[Answer]).validate_json(path.read_bytes())}
+    return {}
+
+
+def _keep(name: str, answer: Answer | str) -> Answer | str:
+    if isinstance(answer, Answer):
+        cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
+    return answer
+
+
+def _try(trials: list[dict]) -> list[Answer | str]:
+    """The answers to configurations, tried in one process."""
+    printed, reason = _process(WORKER, json.dumps(trials), arms.ROOT)
+    if printed is None:
+        return [reason] * len(trials)
+    return [entry["error"] if "error" in entry else Answer(**entry) for entry in json.loads(printed)]
+
+
+def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
+    answers = _try(list(trials.values())) if trials else []
+    return {name: _keep(name, answer) for name, answer in zip(trials, answers, strict=True)}
+
+
+def _run(name: str) -> Answer | str:
+    """The answer of a reproduction, run in its own process and folder: the last line that is JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
+    for line in reversed((printed or "").splitlines()):
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            if isinstance(values, dict) and "found" in values:
+                value = values.pop("found")
+                details = ", ".join(f"{name} {detail}" for name, detail in values.items())
+                return Answer(found=value, told=f"found {value} ({details})" if details else f"found {value}")
+    return reason or "it printed no answer"
+
+
+def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, str]:
+    """What a process printed; or None, and why. The process can import this study in any folder."""
+    path = os.pathsep.join([str(arms.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": path}, "timeout": LIMIT_S}
+        ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False, **how)
+    except subprocess.TimeoutExpired:
+        return None, f"it took longer than {LIMIT_S} s"
+    if ended.returncode != 0:
+        return None, (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+    return ended.stdout, ""

@@ -1,1 +1,0 @@
-"""Running the study on a GPU machine that has no network, a few minutes at a time."""

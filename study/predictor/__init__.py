@@ -1,0 +1,1 @@
+"""The predictor: memory, traffic and time of a training that is not run."""

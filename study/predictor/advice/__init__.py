@@ -1,0 +1,1 @@
+"""Which arm to use on which GPUs, and the config for it."""

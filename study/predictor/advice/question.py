@@ -1,0 +1,162 @@
+"""The question that an advice answers: what to train, and on which machine. Everything not given has a default."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from study.errors import Stop
+from study.machine.gpus import GPUS, Gpu, gpu_named
+from study.predictor import papers
+from study.predictor.architecture import Architecture
+from study.predictor.setup import Frozen, Optimizer
+from study.predictor.tracing.transformer import Transformer
+from study.spec.validation import nearest
+
+# All of these are assumed, and an advice says so.
+SEQUENCE, BATCH = (
+    2048,
+    128,
+)  # tokens of a row, if the model reads as many; rows of a step, rounded up to a multiple of the GPUs
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
+LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # the memory of most nodes is at least twice that of their GPUs
+NODE_GPUS = 8
+MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a user says besides the model and the GPUs. None: the default, or all possibilities are tried."""
+
+    sequence: int | None = None
+    batch: int | None = None
+    link: str | None = None
+    host_memory_bytes: float | None = None
+    gpus_per_node: int | None = None
+    precision: str | None = None
+    checkpointing: bool | None = None
+    disk_bytes_per_s: float | None = None
+    frozen: Frozen = "bf16"
+    optimizer: Optimizer = "fused"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to train, and on which machine. `batch` is the rows of an optimizer step, over all GPUs."""
+
+    model: Architecture | Transformer
+    gpus: int
+    gpu: str
+    link: str | None  # the slowest link between GPUs, a name in papers.LINKS; None for a single GPU
+    host_memory_bytes: float  # of a node
+    sequence: int
+    batch: int
+    precision: str | None = None  # None: the usual one of each arm
+    checkpointing: bool | None = None  # None: both are tried
+    disk_bytes_per_s: float | None = None  # of a node; None: nothing is offloaded to disk
+    gpus_per_node: int = NODE_GPUS
+    frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
+    optimizer: Optimizer = "fused"
+    defaults: tuple[str, ...] = ()  # the fields that the user left out
+
+    @property
+    def local(self) -> int:
+        return min(self.gpus, self.gpus_per_node)
+
+    @property
+    def has_bf16(self) -> bool:
+        return GPUS[self.gpu].has_bf16
+
+    @classmethod
+    def of(cls, model: Architecture | Transformer, gpus: int, gpu: str, given: Given) -> "Question":
+        """The question, with a default for everything that is not given."""
+        name = gpu_named(gpu)
+        kind = GPUS[name]
+        per_node = node_size(gpus, name, given.gpus_per_node)
+        local = min(gpus, per_node)
+        host = max(LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
+        return cls(
+            model=model,
+            gpus=gpus,
+            gpu=name,
+            link=None if gpus == 1 else link_named(given.link, kind, several_nodes=gpus > local),
+            host_memory_bytes=given.host_memory_bytes or host,
+            sequence=min(SEQUENCE, model.positions or SEQUENCE) if given.sequence is None else given.sequence,
+            batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
+            precision=given.precision,
+            checkpointing=given.checkpointing,
+            disk_bytes_per_s=given.disk_bytes_per_s,
+            gpus_per_node=per_node,
+            frozen=given.frozen,
+            optimizer=given.optimizer,
+            defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
+        )
+
+
+def node_size(gpus: int, gpu: str, given: int | None) -> int:
+    """GPUs in a node. By default the largest number that such machines have and that divides `gpus`."""
+    if given is None:
+        return next(n for n in range(GPUS[gpu].per_node, 0, -1) if gpus % n == 0)
+    if given < 1:
+        raise Stop(f"gpus_per_node must be a whole number, at least 1 (got {given})", "give 1 or more")
+    if gpus % min(gpus, given):
+        raise Stop(f"{gpus} GPUs do not fill nodes of {given}", "give a multiple of that")
+    return given
+
+
+def link_named(text: str | None, gpu: Gpu, several_nodes: bool) -> str:
+    """The name in LINKS that a user means. `nvlink`, `pcie` and `infiniband` mean the links of this GPU."""
+    if text is None:
+        return gpu.network if several_nodes else gpu.peer_link
+    lower = text.lower().replace("_", "-").replace(" ", "-")
+    kinds = {
+        "nvlink": gpu.peer_link if gpu.peer_link.startswith("nv") else "nvlink3",
+        "pcie": gpu.host_link if gpu.host_link.startswith("pcie") else "pcie5",
+        **dict.fromkeys(("ib", "infiniband"), gpu.network if gpu.network.startswith("ib") else "ib-hdr"),
+        **dict.fromkeys(("eth", "ethernet"), "eth-25"),
+    }
+    name = kinds.get(lower, lower)
+    if name not in papers.LINKS:
+        raise Stop(f"{text!r} is not a known link between GPUs", nearest(lower, [*papers.LINKS, *kinds], most=3))
+    return name
+
+
+def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
+    """Bytes from a text such as "1TB", "1T" or "80 GiB", or bytes a second from "6GB/s"."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGT])(i?)B?(/s)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if not match or float(match[1]) == 0 or bool(match[4]) != (unit == "B/s"):
+        what, examples = ("size", "512GB, 1TB or 80GiB") if unit == "B" else ("speed", "6GB/s or 500MB/s")
+        raise Stop(f"{flag} {text!r:.80} is not a {what}", f"give a number above 0 with its unit, such as {examples}")
+    return float(match[1]) * (1024 if match[3] else 1000) ** (1 + "KMGT".index(match[2].upper()))
+
+
+def counts_of(text: str) -> tuple[int, ...]:
+    """How many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
+    match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high <= 2**16:
+        raise Stop(f"--gpus {text!r:.80} is not a number of GPUs", "give a number from 1 to 65536, or two, as in 1..64")
+    return tuple(sorted({low, high, *(2**n for n in range(17) if low <= 2**n <= high)}))
+
+
+def check(question: Question) -> None:
+    """Refuse an impossible question."""
+    known = {"GPU": (question.gpu, GPUS)}
+    if question.precision is not None:
+        known["precision"] = (question.precision, PRECISIONS)
+    if question.gpus > 1 or question.link is not None:
+        known["link between GPUs"] = (question.link, papers.LINKS)
+    for what, (name, names) in known.items():
+        if name not in names:
+            missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
+            raise Stop(missing, nearest(name or "", names, most=3))
+    if question.batch > MOST_ROWS:
+        raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
+    for name in ("gpus", "batch", "sequence"):
+        if (value := getattr(question, name)) < 1:
+            raise Stop(f"{name} must be a whole number, at least 1 (got {value})", "give 1 or more")
+    if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
+        raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
+    node_size(question.gpus, question.gpu, question.gpus_per_node)
+    if question.batch % question.gpus:
+        what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
+        raise Stop(what, f"give a multiple of {question.gpus}")

@@ -1,0 +1,318 @@
+"""What a rank will hold, move and compute in a step, predicted from a model's dimensions and the arm's config."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from study.predictor import papers
+from study.predictor.architecture import Architecture, flops_per_row, parameters
+from study.predictor.memory import activations, deepspeed_memory, fsdp_memory, muon, sequence, tensor
+from study.predictor.memory.deepspeed_memory import NORM_BYTES
+from study.predictor.memory.engine import (
+    Engine,
+    all_elements,
+    first_part,
+    owned_whole,
+    padded,
+    second_copy,
+    stays_gathered,
+)
+from study.predictor.memory.fsdp_memory import Sharding
+from study.predictor.memory.moments import held_bytes
+from study.predictor.memory.profile import Held, Profile
+from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import Transformer
+
+SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
+SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
+SWAP_BUFFERS = 4  # offload_config.py, buffer_count: master, two moments and the gradient
+OPTIMIZER_ROLES = ("master", "moments", "swap", "host_gradients", "host_staging")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory by component, traffic and operations of the first rank in one optimizer step. Sizes are in bytes."""
+
+    parameters: int
+    at_peak: dict[str, int]
+    after_step: dict[str, int]
+    peak_bytes: int
+    peak_when: str
+    host_bytes: int  # on a GPU: what is offloaded
+    nvme_bytes: dict[str, int]
+    traffic: dict[str, int]
+    published_traffic_bytes: float
+    flops_per_rank_and_step: int
+
+
+@functools.cache
+def estimate(setup: Setup) -> Estimate:
+    """The prediction for a setup. It is cached, so callers must not change it.
+
+    On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
+    offloaded states are in `host_bytes`.
+    """
+    if setup.fsdp:
+        return _sharded(setup)
+    model, engine = setup.model, Engine(setup)
+    states = {"constants": constants(model)} | standing(engine)
+    away = list(OPTIMIZER_ROLES) if engine.offloads else []
+    if engine.weights_home != "none":
+        away.append("weights")
+    host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
+    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
+
+    peak_when, at_peak = _peak(states, moments(engine, profile(setup)))
+    count = parameters(model)
+    return Estimate(
+        parameters=count,
+        at_peak=at_peak,
+        after_step=_summed(states, _after_step(engine)),
+        peak_bytes=sum(at_peak.values()),
+        peak_when=peak_when,
+        host_bytes=host_bytes and host_bytes + pinned_padding(engine),
+        nvme_bytes=disk_bytes(engine),
+        traffic=dict(Counter(traffic(engine)) + Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))),
+        published_traffic_bytes=papers.published_traffic_bytes(count, engine.stage, setup.ranks, engine.weight_bytes),
+        flops_per_rank_and_step=operations(setup),
+    )
+
+
+def _sharded(setup: Setup) -> Estimate:
+    """The prediction under FSDP."""
+    sharding, count = Sharding(setup), parameters(setup.model)
+    states = {"constants": constants(setup.model)} | fsdp_memory.standing(sharding)
+    on_host = setup.fsdp_offload and setup.on_gpu
+    host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES)) if on_host else 0
+    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
+    times = list(fsdp_memory.moments(sharding, profile(setup)))
+    if on_host:  # the update is the host's
+        times = [(when, now) for when, now in times if when != "update"]
+    peak_when, at_peak = _peak(states, times)
+    stage = 3 if sharding.releases else 2
+    return Estimate(
+        parameters=count,
+        at_peak=at_peak,
+        after_step=_summed(states, fsdp_memory.after_step(sharding)),
+        peak_bytes=sum(at_peak.values()),
+        peak_when=peak_when,
+        host_bytes=host_bytes and host_bytes + fsdp_memory.gradients(sharding),
+        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), 0),
+        traffic=fsdp_memory.traffic(sharding),
+        published_traffic_bytes=papers.published_traffic_bytes(count, stage, setup.ranks, setup.weight_bytes),
+        flops_per_rank_and_step=operations(setup),
+    )
+
+
+def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:
+    """The moment with the most bytes: when it is, and what is held then."""
+    when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
+    return when, _summed(states, now)
+
+
+def profile(setup: Setup) -> Profile:
+    """The activations of a microbatch: traced if the model is a transformers config, else by formulas."""
+    if setup.tensor_ranks > 1:
+        return tensor.profile_of_a_rank(profile(one_of_a_layer(setup)), setup.tensor_ranks)
+    if isinstance(setup.model, Transformer):
+        seen = setup.model.profile(setup.way, setup.micro_batch)
+        most = seen.most
+        return replace(seen, most=Held(most.kept + _cached_bytes(setup), most.in_use)) if setup.keeps_cache else seen
+    return activations.profile(setup)
+
+
+def one_of_a_layer(setup: Setup) -> Setup:
+    """The setup of a model that computes what one rank computes of divided layers."""
+    return replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
+
+
+def _cached_bytes(setup: Setup) -> int:
+    """Bytes of GPT-BigCode's cache of keys and values. These are parts of tensors, which stay whole."""
+    widths = (tensor.shape[0] for tensor in setup.model.tensors if tensor.name.endswith("c_attn.weight"))
+    return setup.tokens * setup.product_bytes * sum(widths)
+
+
+def inputs_bytes(setup: Setup) -> int:
+    """Bytes of a microbatch's inputs: token ids, masks, images, sound."""
+    if isinstance(setup.model, Transformer):
+        return setup.model.inputs_bytes(setup.way, setup.micro_batch)
+    return setup.tokens * 8 * (2 if setup.model.family == "bert" else 1)  # BERT has an attention mask
+
+
+def operations(setup: Setup) -> int:
+    """Operations of a rank's matrix products in a step, including those that checkpointing repeats.
+
+    Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
+    heads in attention, and some of the tokens everywhere else.
+    """
+    if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
+        whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
+        return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
+    if isinstance(setup.model, Transformer):
+        return setup.model.flops(setup.way, setup.micro_batch) * setup.accumulation
+    once = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
+    return once * 4 // 3 if setup.checkpointing else once  # another forward pass (ZeRO paper, 3.2)
+
+
+def _summed(states: dict, now: dict) -> dict[str, int]:
+    """The sum of both, by the component names of records, without empty components."""
+    sizes = Counter()
+    for role, size in [*states.items(), *now.items()]:
+        sizes[role.removeprefix("host_")] += int(size)
+    return {role: size for role, size in sizes.items() if size}
+
+
+def standing(engine: Engine) -> dict[str, int]:
+    """What stays during the whole step. With `host_`: what an offloading engine keeps with the optimizer states."""
+    w, b, part, trained = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
+    frozen = engine.frozen_part * engine.frozen_bytes
+    if engine.stage == 0:
+        return {
+            "weights": trained * w + frozen,
+            "master": b * trained * engine.master,
+            "moments": _moments_bytes(engine),
+        }
+    # DeepSpeed keeps a master copy even of fp32 weights: 4 / N bytes a parameter that the papers do not count. With
+    # bf16_master_weights_and_grads it keeps a copy in bf16.
+    states = {"master": b * part, "moments": _moments_bytes(engine), "staging": muon.buffers_bytes(engine)}
+    if engine.stage < 3:
+        states["weights"] = padded(trained, engine.ranks) * w + frozen
+        if engine.offloads:
+            largest = max(tensor.elements for tensor in engine.tensors)
+            states |= {
+                "host_staging": (part + largest) * w,  # updated weights on their way up; a gradient on its way down
+                "staging": largest * w,
+                "host_gradients": b * part,
+            }
+            if engine.accumulation > 1:  # whole tensors, collected on the host (async_accumulate_grad_in_cpu_via_gpu)
+                states["host_gradients"] += owned_whole(engine) * w
+        return states
+    states |= {
+        "weights": part * w + frozen,
+        "gradients": part * w,
+        "buckets": engine.bucket_elements * w,
+    }
+    if engine.offloads:
+        states["host_gradients"] = states.pop("gradients")
+    if engine.optimizer_home == "cpu":
+        states["host_gradients"] += b * part
+    if engine.optimizer_home == "nvme" and 4 * part >= SWAPPED_FROM_BYTES:
+        buffer = ceil(4 * min(part, SUB_GROUP_ELEMENTS) / 1024) * 1024
+        states |= {"master": 0, "moments": 0, "swap": SWAP_BUFFERS * buffer}
+    return states
+
+
+def _moments_bytes(engine: Engine) -> int:
+    if engine.optimizer == "muon" and engine.stage:
+        return muon.moments_bytes(engine)
+    return held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
+
+
+def constants(model: Architecture | Transformer) -> int:
+    """Bytes of a model's buffers that are not parameters."""
+    if isinstance(model, Transformer):
+        return model.look.buffers_bytes
+    if model.family == "bert":
+        return 2 * 8 * model.positions  # position and token type ids
+    return 4 * model.layers * model.positions * model.rotary if model.family == "gptj" else 0
+
+
+def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
+    """The moments of a step's last backward pass and of its update, each with what is held besides the states."""
+    yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
+    yield from (("update", now) for now in _update(engine))
+
+
+def _update(engine: Engine) -> Iterator[dict]:
+    w, b, part = engine.weight_bytes, engine.state_bytes, engine.part
+    copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
+    if engine.stage == 0:
+        # With a master copy there are also the gradients in fp32.
+        yield {"gradients": engine.elements * (w + 4 * engine.master), "temporaries": engine.made_bytes}
+    elif engine.offloads:
+        return  # norms are taken during the backward pass, and the update uses the standing buffers
+    elif engine.stage == 3:
+        yield {"activations": muon.made_bytes(engine)}  # records count what is made outside autograd as activations
+        stay = _after_step(engine) | second_copy(engine, all_elements(engine))
+        yield stay | {"temporaries": NORM_BYTES * max(ceil(t.elements / engine.ranks) for t in engine.tensors)}
+        group = min(part, SUB_GROUP_ELEMENTS)  # gradients are flattened, then copied to fp32, one group at a time
+        yield stay | {"temporaries": group * (w + copied)}  # _prepare_fp32_grad_for_sub_group
+        created_bytes = engine.made_bytes * group // part
+        yield stay | {"temporaries": b * group + created_bytes}  # _release_sub_group frees them
+    else:
+        owned = first_part(engine)
+        whole = owned_whole(engine) * w
+        # Outside autograd, records count temporaries as activations.
+        yield {"gradients": whole, "activations": NORM_BYTES * max(owned.values())}
+        flat = part * w if len(owned) > 1 else 0
+        yield {"gradients": whole, "activations": flat + copied * part}
+        yield {"activations": b * part + engine.made_bytes}  # the whole gradients are freed by now
+
+
+def _after_step(engine: Engine) -> dict[str, int]:
+    if engine.stage == 3:
+        return {"gathered_weights": stays_gathered(engine)}
+    if engine.stage == 0 and engine.ranks > 1:
+        return {"gradients": engine.elements * engine.weight_bytes}
+    return {}
+
+
+def pinned_padding(engine: Engine) -> int:
+    """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured yet.
+
+    PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer versions
+    have an option). Stage 3 has all weights in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
+    """
+    w, part = engine.weight_bytes, engine.part
+    if engine.stage < 3:  # master, gradients, updated weights, a gradient on its way
+        return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in engine.tensors) * w]))
+    pieces, copied = [part * w], 0
+    if engine.weights_home != "none":
+        pieces.append(part * w)
+    if engine.optimizer_home == "cpu":
+        whole, rest = divmod(part, SUB_GROUP_ELEMENTS)
+        pieces += [4 * SUB_GROUP_ELEMENTS] * whole + [4 * rest]
+    if engine.pins_parts:
+        parts = [ceil(tensor.elements / engine.ranks) * w for tensor in engine.tensors]
+        copied = sum(part + _rounding(part) for part in parts)
+    return copied + sum(map(_rounding, pieces))
+
+
+def _rounding(size: int) -> int:
+    return (1 << (size - 1).bit_length()) - size if size else 0
+
+
+def disk_bytes(engine: Engine) -> dict[str, int]:
+    """Bytes held on disk, and read and written in a step: master and two moments. The gradients stay in memory."""
+    part = 4 * engine.part
+    held = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
+    return dict.fromkeys(("held", "read_per_step", "written_per_step"), held)
+
+
+def traffic(engine: Engine) -> dict[str, int]:
+    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
+    if engine.ranks == 1 and engine.stage == 0:
+        return {}
+    w, passes = engine.weight_bytes, engine.accumulation
+    if engine.stage == 0:
+        return {"all_reduce": engine.elements * w}
+    if engine.stage < 3:
+        kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
+        reduced = {kind: engine.elements * w * (passes if engine.stage == 2 else 1)}
+        if engine.divides_layers and engine.ranks == 1:  # it sums its gradients over itself alone
+            return reduced
+        return reduced | {"all_gather": padded(engine.elements, engine.ranks) * w}
+    whole = engine.part * engine.ranks
+    # Muon takes whole gradients: stage 3 does not scatter them.
+    reduced = {"all_reduce" if engine.optimizer == "muon" else "reduce_scatter": whole * w * passes}
+    if engine.quantizes_gradients and engine.ranks > 1:
+        reduced = {"all_to_all": whole * passes // 2}
+    if engine.ranks == 1:
+        return reduced
+    stay = sum(ceil(t.elements / engine.ranks) * engine.ranks for t in engine.persistent)
+    again = deepspeed_memory.refetched(engine)
+    whole += engine.frozen_part * engine.ranks
+    gathered = ((whole - stay + again) * passes + stay) * engine.gathered_bytes
+    return reduced | {"all_gather": gathered + muon.gathered_elements(engine) * w}

@@ -1,0 +1,173 @@
+"""What a rank holds at each moment of the last backward pass of a step, as DeepSpeed 0.19.8 and DDP do it.
+
+The pass is followed tensor by tensor, last first. Each moment is a dict from component to bytes; the components are
+those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+
+from study.predictor.memory import moments, muon
+from study.predictor.memory.engine import (
+    Engine,
+    all_elements,
+    first_part,
+    owned_whole,
+    owners,
+    second_copy,
+    stays_gathered,
+)
+from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
+
+END = Gradient(None, Held(0, 0), Held(0, 0))  # after the last gradient of a pass
+NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
+
+
+def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
+    """The moments of the last backward pass of a step."""
+    kept, in_use = profile.most
+    yield {"activations": kept, "temporaries": in_use} | _at_start(engine)
+    yield from {0: _keep, 1: _bucket, 2: _bucket, 3: _scatter}[engine.stage](engine, profile)
+
+
+def _at_start(engine: Engine) -> dict:
+    """What the engine holds when the backward pass begins."""
+    gradients, accumulates = engine.elements * engine.weight_bytes, engine.accumulation > 1
+    if engine.stage == 3:
+        second = second_copy(engine, engine.fetches.released_at_turn)
+        return second | {"gathered_weights": gathered(engine)}
+    if engine.stage == 0 and engine.ranks > 1:
+        # DDP's buckets, in which the gradients are; those of earlier microbatches are not in them yet.
+        return {"gradients": gradients * (2 if accumulates else 1)}
+    if engine.stage < 2 and accumulates:
+        return {"gradients": gradients}  # this is not the first microbatch of its step
+    if engine.stage == 2 and accumulates and not engine.offloads:
+        return {"gradients": owned_whole(engine) * engine.weight_bytes}
+    return {}
+
+
+def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
+    """Without DeepSpeed: gradients pile up, or are in DDP's buckets from the start."""
+    w = engine.weight_bytes
+    ready, in_buckets = 0, _at_start(engine).get("gradients", 0) // w
+    for tensor, (kept, in_use), _ in profile.gradients:
+        if in_buckets:
+            ready = in_buckets = max(engine.elements, in_buckets - tensor.elements)
+        else:
+            ready += tensor.elements
+        new = tensor.elements * w if in_buckets else 0
+        yield {"activations": kept, "gradients": ready * w, "temporaries": in_use + new}
+
+
+def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
+    """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
+    w, limit = engine.weight_bytes, engine.bucket_elements
+    owned, of_ranks = first_part(engine), owners(engine)
+    owned_bytes = owned_whole(engine) * w
+    accumulated = _at_start(engine).get("gradients", 0)
+    waiting = accumulated if engine.stage == 1 else 0  # stage 1 collects whole gradients until the last microbatch
+    held, large, bucket, filled = accumulated - waiting, 0, [], 0
+    buckets = (2 if engine.overlap else 1) * limit * w
+
+    def moment(activations: Held, extra: float) -> dict:
+        now = {"buckets": buckets, "gradients": max(0, waiting) + held + large * w}
+        if tensor is None:  # autograd is done, and records count what is allocated then as activations
+            return now | {"activations": activations.total + extra}
+        return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
+
+    if engine.optimizer == "muon" and not engine.offloads:  # at the end of the pass the buckets are still there
+        multiplied = [moments.multiplied_bytes(each, engine.on_gpu) for each in muon.owned_matrices(engine)]
+        yield {"buckets": buckets, "gradients": engine.part * w, "activations": max(multiplied, default=0)}
+    for tensor, most, complete in [*profile.gradients, END]:
+        elements = tensor.elements if tensor else 0
+        if tensor and bucket:  # the buckets are made with the first gradient
+            yield moment(most, elements * w)
+        if bucket and (tensor is None or filled + elements > limit):
+            flattened = filled if len(set().union(*(of_ranks[each.name] for each in bucket))) > 1 else 0
+            yield moment(complete, (flattened + elements) * w)
+            owns_some = any(each.name in owned for each in bucket)
+            if owns_some and engine.offloads:
+                yield moment(complete, elements * w + NORM_BYTES * max(owned.get(each.name, 0) for each in bucket))
+            elif owns_some and held < owned_bytes + (accumulated if engine.stage == 2 else 0):
+                held += owned_bytes
+                yield moment(complete, elements * w)
+            if engine.stage == 2 or owns_some:
+                large = 0
+            bucket, filled = [], 0
+        if tensor is None:
+            break
+        yield moment(complete, elements * w)
+        waiting -= elements * w if waiting else 0
+        bucket, filled = [*bucket, tensor], filled + elements
+        large += elements if elements > limit else 0
+
+
+def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
+    """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
+    w, limit = engine.weight_bytes, engine.bucket_elements
+    alive = gathered(engine)
+    stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
+    bucket, filled, large, released = [], 0, 0, engine.fetches.released_at_turn
+    all_stay = engine.fetches.at_turn == all_elements(engine) and refetched(engine) == 0
+    for last, flat in last_fetches(engine):
+        states = {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
+        yield states | second_copy(engine, released)
+
+    def moment(activations: Held, extra: int) -> dict:
+        states = {"activations": activations.kept, "gathered_weights": alive, "gradients": large * w}
+        return states | {"temporaries": activations.in_use + extra} | second_copy(engine, released)
+
+    for tensor, most, complete in [*profile.gradients, END]:
+        elements = tensor.elements if tensor else 0
+        if bucket and (tensor is None or filled + elements > limit):
+            in_place = len(bucket) == 1 and bucket[0].elements % engine.ranks == 0
+            norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in bucket) * engine.offloads
+            if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
+                norm = max(norm, 4 * ceil(filled / engine.ranks))
+            yield moment(complete, filled * (not in_place) * w + norm + elements * w)
+            bucket, filled, large = [], 0, 0
+        if tensor is None:
+            break
+        if tensor.name not in stay and not all_stay and engine.gathers:
+            alive, released = engine.fetches.backward[tensor.name] * w, engine.fetches.released[tensor.name]
+        yield moment(most, elements * w)
+        bucket, filled = [*bucket, tensor], filled + elements
+        large += elements if elements > limit else 0
+        # The backward hook of the embeddings comes after the last reduce.
+        if tensor.name not in stay and all_stay and tensor.block != "embeddings":
+            alive, released = max(alive - elements * w, stay_bytes), released + elements
+
+
+# --- stage 3's gathered weights ------------------------------------------------------------------------------------
+
+
+def gathered(engine: Engine) -> int:
+    """Bytes of whole weights at the end of a forward pass, including those on their way."""
+    return engine.fetches.at_turn * engine.weight_bytes if engine.gathers else 0
+
+
+def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
+    """The last all-gathers of a forward pass: for each, its last tensor and its number of elements.
+
+    The flat buffer stays beside the weights made from it until the last of them is used (AllGatherCoalescedHandle).
+    The first module is fetched when it is needed. From then on, each fetch ahead takes at least as much as the prefetch
+    bucket holds (fetch_sub_module). A single tensor is gathered in place.
+    """
+    if not engine.gathers:
+        return []
+    queue = [tensor for tensor in engine.all_tensors if tensor.elements > engine.persistent_elements]
+    module = queue[0].name.rpartition(".")[0] if queue else ""
+    queue = [tensor for tensor in queue if tensor.name.rpartition(".")[0] != module]
+    batches = []
+    while queue and engine.prefetch_elements:
+        batch = []
+        while queue and sum(tensor.elements for tensor in batch) < engine.prefetch_elements:
+            batch.append(queue.pop(0))
+        batches.append(batch)
+    return [(batch[-1], sum(tensor.elements for tensor in batch)) for batch in batches[-2:] if len(batch) > 1]
+
+
+def refetched(engine: Engine) -> int:
+    """Elements that the backward pass gathers again because the forward pass has released them."""
+    always = sum(tensor.elements for tensor in engine.persistent)
+    return engine.fetches.fetched - (all_elements(engine) - always) if engine.gathers else 0

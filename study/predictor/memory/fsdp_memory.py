@@ -1,0 +1,281 @@
+"""What a rank holds at each moment of a step under PyTorch's FSDP.
+
+The code follows FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). The weights of a unit are gathered and
+reduced together. By default each layer is a unit, and the rest is the root, which stays whole from its forward pass to
+the end of its backward pass. FSDP1 gathers into the weights directly and holds as many bytes: the weights of two units
+instead of a buffer and the weights made from it. Each pass reduces its gradients.
+
+Accelerate 1.15 (`utils/fsdp_utils.py`, fsdp2_prepare_model) makes more units. It reduces gradients only in the last
+pass of a step; until then they are kept whole (`no_sync`).
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from math import ceil
+
+from study.predictor.architecture import tensors
+from study.predictor.memory import moments as moment_bytes
+from study.predictor.memory.fetches import reads_out_by_embeddings
+from study.predictor.memory.moments import Piece
+from study.predictor.memory.profile import Held, Profile, Tensor
+from study.predictor.setup import Setup
+
+ROOT, EMBEDDINGS, TAIL = "root", "embeddings", "tail"
+# Accelerate's own units besides the layers, by the names that transformers gives to their tensors.
+TOKENS = re.compile(r"(word_embeddings|wte|embed_in|embed_tokens|tok_embeddings|shared|patch_embeddings\.projection)\.")
+READS_OUT = re.compile(r"^(lm_head|embed_out|proj_out)\.")
+FINAL_NORM = re.compile(r"^(?!encoder|decoder)\w+\.(ln_f|final_layer_norm|norm|layernorm|final_norm)\.")
+
+
+class Sharding:
+    """The units of a model and how their weights are kept. Sizes are in bytes.
+
+    `units` are in the order of the forward pass, the root first. Those in `stay` are whole from the forward pass on.
+    Those in `late` are reduced at the end, because their inputs need no gradient.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        tied = self.by_accelerate and reads_out_by_embeddings(setup.model)
+        units: dict[str, list[Tensor]] = {ROOT: []}
+        if self.by_accelerate:
+            units[TAIL if tied else EMBEDDINGS] = []
+        for tensor in tensors(setup.model):
+            units.setdefault(self._unit(tensor, tied), []).append(tensor)
+        self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
+        self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
+        self.late = {ROOT, TAIL if tied else EMBEDDINGS} & self.units.keys()
+
+    def _unit(self, tensor: Tensor, tied: bool) -> str:
+        if tensor.block.startswith("layer"):
+            return tensor.block
+        if self.by_accelerate and (READS_OUT.search(tensor.name) or FINAL_NORM.search(tensor.name)):
+            return TAIL
+        if self.by_accelerate and TOKENS.search(tensor.name):
+            return TAIL if tied else EMBEDDINGS
+        return ROOT
+
+    @functools.cached_property
+    def unit_of(self) -> dict[str, str]:
+        """The unit of each tensor, by name."""
+        return {tensor.name: unit for unit, held in self.units.items() for tensor in held}
+
+    @property
+    def by_accelerate(self) -> bool:
+        return self.setup.fsdp_by == "accelerate"
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that share weights. With HYBRID_SHARD there are several such groups."""
+        return self.setup.sharing_ranks
+
+    @property
+    def releases(self) -> bool:
+        """Whether a layer's weights are released after the forward pass."""
+        return self.setup.fsdp == "full_shard"
+
+    @property
+    def keeps_whole_gradients(self) -> bool:
+        """Whether a pass begins with the whole gradients of the passes before it."""
+        return self.by_accelerate and self.setup.accumulation > 1
+
+    def rows(self, tensor: Tensor) -> int:
+        """Elements of a rank's part. FSDP2 divides by rows and pads the last ones; FSDP1 divides anywhere."""
+        if not self.by_accelerate:
+            return ceil(tensor.elements / self.ranks)
+        return ceil(tensor.shape[0] / self.ranks) * tensor.elements // tensor.shape[0]
+
+    def padded(self, tensor: Tensor) -> int:
+        return self.rows(tensor) * self.ranks if self.by_accelerate else tensor.elements
+
+    def whole(self, unit: str) -> int:
+        """Bytes of a unit's gathered weights."""
+        return self._whole[unit]
+
+    @functools.cached_property
+    def _whole(self) -> dict[str, int]:
+        sizes = {unit: sum(map(self.padded, held)) for unit, held in self.units.items()}
+        return {unit: size * self.setup.weight_bytes for unit, size in sizes.items()}
+
+    def buffer(self, unit: str) -> int:
+        """Bytes of the buffer that a unit is gathered into, before its tensors are copied out of it."""
+        return self.whole(unit) if self.ranks > 1 else 0
+
+    def gradient(self, unit: str) -> int:
+        """Bytes of a unit's whole gradient; the buffer from which it is reduced has as many."""
+        return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
+
+    def last_gradient(self, unit: str) -> int:
+        """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
+        trained = [tensor for tensor in self.units[unit] if tensor.trains]
+        return trained[-1].elements * self.setup.weight_bytes if trained and self.by_accelerate else 0
+
+    def part(self, trains: bool | None = None) -> int:
+        """Elements that a rank keeps: its part of each tensor, rounded up."""
+        chosen = [t for unit in self.units.values() for t in unit if trains is None or t.trains == trains]
+        return sum(map(self.rows, chosen))
+
+    def gradient_part(self, unit: str) -> int:
+        """Bytes of the part of a unit's gradient that a rank keeps."""
+        return sum(self.rows(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.stored_bytes
+
+
+def standing(sharding: Sharding) -> dict[str, int]:
+    """What stays during the whole step."""
+    setup, trains = sharding.setup, sharding.part(trains=True)
+    master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
+    return {
+        "weights": trains * setup.stored_bytes + sharding.part(trains=False) * setup.frozen_bytes,
+        "master": master,
+        "moments": moment_bytes.held_bytes(setup.optimizer, pieces(sharding), setup.state_bytes),
+    }
+
+
+def pieces(sharding: Sharding) -> list[Piece]:
+    """The tensors as the optimizer has them: a rank's rows of each."""
+    trained = [tensor for unit in sharding.units.values() for tensor in unit if tensor.trains]
+    if not sharding.by_accelerate:
+        return [moment_bytes.piece(tensor, (sharding.rows(tensor),)) for tensor in trained]
+    rows = ((tensor, ceil(tensor.shape[0] / sharding.ranks)) for tensor in trained)
+    return [moment_bytes.piece(tensor, (count, *tensor.shape[1:])) for tensor, count in rows]
+
+
+def gradients(sharding: Sharding) -> int:
+    """Bytes of the parts of the gradients, as the optimizer takes them."""
+    return sharding.part(trains=True) * sharding.setup.stored_bytes
+
+
+def after_step(sharding: Sharding) -> dict[str, int]:
+    """What stays besides the states: FSDP1 keeps the gradients until the next forward pass begins."""
+    return {} if sharding.by_accelerate else {"gradients": gradients(sharding)}
+
+
+def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
+    """The moments of a step's last pass and of its update, each with what is held besides the states."""
+    yield from (("backward", now) for now in _forward(sharding, profile))
+    yield from (("backward", now) for now in _backward(sharding, profile))
+    yield "update", _update(sharding)
+
+
+def _update(sharding: Sharding) -> dict[str, int]:
+    setup, trains = sharding.setup, sharding.part(trains=True)
+    made = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
+    master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
+    return {"gradients": gradients(sharding), "temporaries": made + master}
+
+
+def _earlier(sharding: Sharding) -> int:
+    """Bytes of the gradients of earlier passes of the step."""
+    if sharding.keeps_whole_gradients:
+        return sum(map(sharding.gradient, sharding.units))
+    return gradients(sharding) if sharding.setup.accumulation > 1 else 0
+
+
+def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
+    """The gathered weights are the root's, those not released, and those of a unit with the buffer it was copied from.
+
+    That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after that.
+    """
+    whole, states = sharding.whole(ROOT), {"gradients": _earlier(sharding)}
+    before, units = ROOT, [unit for unit in sharding.units if unit != ROOT]
+    for unit in units:
+        at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
+        kept = (min if unit in sharding.late else max)(at_use, default=0)
+        gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
+        running = whole + sharding.buffer(unit) + sharding.whole(unit)
+        yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
+        whole, before = whole + (sharding.whole(unit) if unit in sharding.stay else 0), unit
+    last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
+    yield states | {"activations": last, "gathered_weights": whole + sharding.buffer(before)}
+    kept, in_use = profile.most
+    yield states | {"activations": kept, "temporaries": in_use, "gathered_weights": whole}
+
+
+class Backward:
+    """The state of a backward pass: the units that are whole, and the bytes of gradients."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding, self.alive = sharding, set(sharding.stay)
+        whole = sharding.keeps_whole_gradients
+        self.gradients = {unit: sharding.gradient(unit) if whole else 0 for unit in sharding.units}
+        self.parts = 0 if whole else _earlier(sharding)
+        self.reducing = 0  # the unit reduced last; it stays until the next unit's gradients are complete
+
+    def moment(self, held: Held, extra: int, ahead: int) -> dict:
+        sharding = self.sharding
+        weights = sum(map(sharding.whole, self.alive)) + ahead
+        on_device = self.parts if not (sharding.setup.fsdp_offload and sharding.setup.on_gpu) else 0
+        states = {"activations": held.kept, "gathered_weights": weights, "buckets": self.reducing}
+        return states | {"gradients": on_device + sum(self.gradients.values()), "temporaries": held.in_use + extra}
+
+    def ahead(self, unit: str) -> int:
+        """Bytes of the unit before this one, which is gathered while this one's backward pass runs."""
+        order = [each for each in self.sharding.units if each != ROOT]
+        before = order[order.index(unit) - 1] if unit not in self.sharding.late and order.index(unit) else None
+        return self.sharding.buffer(before) if before and before not in self.sharding.stay else 0
+
+    def reduced(self, unit: str, held: Held, ahead: int) -> Iterator[dict]:
+        """The moments when a unit is done: its gradients move into a buffer, from which they are reduced."""
+        sharding = self.sharding
+        self.alive.discard(unit)
+        self.reducing = 0
+        yield self.moment(held, sharding.gradient(unit), ahead)
+        self.reducing, self.gradients[unit] = sharding.gradient(unit), 0
+        yield self.moment(held, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
+        accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
+        self.parts += 0 if accumulates else sharding.gradient_part(unit)
+
+
+def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
+    """Follow the gradients. A unit's gradients are reduced when the last of them is complete; late units at the end.
+
+    The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
+    """
+    state, unit, held = Backward(sharding), ROOT, profile.most
+    for gradient in [*profile.gradients, None]:
+        next_unit = sharding.unit_of[gradient.tensor.name] if gradient else None
+        if unit not in sharding.late and next_unit != unit:
+            yield from state.reduced(unit, held, state.ahead(unit))
+            unit = ROOT
+        if gradient is None:
+            break
+        begins = gradient is profile.gradients[0]  # until then the loss holds the most, and nothing is gathered yet
+        most = gradient.most
+        if (
+            begins and next_unit not in state.alive
+        ):  # a frozen head: its part of the loss is freed before the layer's begins
+            held = most = gradient.complete
+        if next_unit not in state.alive:
+            state.alive.add(next_unit)
+            if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
+                yield state.moment(held, 0, sharding.buffer(next_unit))
+        unit, size = next_unit, gradient.tensor.elements * sharding.setup.weight_bytes
+        ahead = state.ahead(unit)
+        yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
+        if not sharding.keeps_whole_gradients:
+            state.gradients[unit] += size
+        held = gradient.complete
+        yield state.moment(held, size if sharding.keeps_whole_gradients else 0, ahead)
+    if not sharding.by_accelerate:
+        state.alive.clear()
+    for late in [ROOT, *(sharding.late - {ROOT})]:
+        yield from state.reduced(late, held, 0)
+
+
+def _arriving(sharding: Sharding, unit: str) -> int:
+    """Bytes of a unit's part as the collective delivers it, and as it is kept if that is another type."""
+    part, setup = sharding.gradient_part(unit), sharding.setup
+    arrived = part * setup.weight_bytes // setup.stored_bytes
+    return arrived + (part if setup.weight_bytes != setup.stored_bytes else 0)
+
+
+def traffic(sharding: Sharding) -> dict[str, int]:
+    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
+    if sharding.setup.ranks == 1:
+        return {}
+    passes = sharding.setup.accumulation
+    gathered = sum(sharding.whole(unit) * (1 if unit in sharding.stay else 2) for unit in sharding.units)
+    reduced = sum(map(sharding.gradient, sharding.units)) * (1 if sharding.by_accelerate else passes)
+    between = {"all_reduce": reduced // sharding.ranks} if sharding.setup.ranks > sharding.ranks else {}
+    return between | {"reduce_scatter": reduced, "all_gather": gathered * passes}

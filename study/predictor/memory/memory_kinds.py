@@ -1,0 +1,202 @@
+"""The three numbers that people read as a GPU's memory: allocated, reserved, and what the driver shows.
+
+Allocated memory is that of the tensors (`estimate`). Reserved memory is what PyTorch's caching allocator holds for it:
+three steps are replayed on it, with the tensors of a pass from the trace of the model. Each thing that the engine holds
+besides (buckets, gathered weights) is one block during a pass, so reserved memory is less certain than allocated. The
+driver shows reserved memory and what is outside PyTorch.
+"""
+
+import functools
+from dataclasses import dataclass
+from math import ceil
+
+from study.io.numbers import size
+from study.machine.gpus import GPUS, Gpu
+from study.predictor import estimate as estimates
+from study.predictor.estimate import estimate
+from study.predictor.memory import moments
+from study.predictor.memory.allocator import Allocator, Block, rounded, segment_bytes
+from study.predictor.memory.engine import Engine
+from study.predictor.memory.fsdp_memory import Sharding
+from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import Transformer
+
+# A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
+# 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
+CONTEXT_BYTES = 0.4e9
+# NCCL's buffers, measured by a user on A100 with NVLink (NVIDIA/nccl#964): a group of two, and a larger one.
+NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
+# An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
+# On an A100 that is 7.3 % of 85.9 GB. The smallest share known to be enough is 6.5 %: Llama-3-8B was trained with
+# 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
+OUTSIDE_AT_MOST_BYTES, FRAGMENTATION = 2e9, 0.05
+STEPS = 3  # from the second on, the optimizer's states lie between activations; the third rarely changes anything
+
+
+@dataclass(frozen=True)
+class MemoryKinds:
+    """Bytes of a GPU at the peak. None if the tensors of a pass are unknown, because the model was not traced."""
+
+    allocated: int
+    reserved: int | None
+    driver: int | None
+
+
+def outside_bytes(ranks: int) -> float:
+    """Bytes that a process takes of a GPU outside PyTorch's allocator."""
+    return CONTEXT_BYTES + (0 if ranks == 1 else NCCL_BYTES["two" if ranks == 2 else "more"])
+
+
+def reserve_bytes(gpu: Gpu) -> float:
+    """Bytes of a GPU that an advice keeps free, because allocated bytes do not include them."""
+    return OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * gpu.memory_bytes
+
+
+def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
+    """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
+    allocated, outside = estimate(setup).peak_bytes, int(outside_bytes(setup.ranks))
+    capacity = GPUS[gpu].memory_bytes - outside if gpu else None
+    reserved = reserved_bytes(setup, capacity)
+    return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
+
+
+def in_words(kinds: MemoryKinds) -> str:
+    """The three numbers in a sentence."""
+    tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
+    if kinds.reserved is None:
+        return f"{tensors}; reserved and what nvidia-smi shows are only known for models with a config."
+    if kinds.reserved < kinds.allocated:
+        return f"{tensors}, more than the {size(kinds.reserved)} that a process can have of this GPU: it does not fit."
+    reserved = f"reserved {size(kinds.reserved)} (what its allocator holds: replayed)"
+    return f"{tensors}; {reserved}; nvidia-smi shows {size(kinds.driver)} (with the CUDA context and NCCL)."
+
+
+@functools.cache
+def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | None:
+    """The most that the caching allocator holds in the first steps. None for a model that was not traced.
+
+    The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes. Reserved
+    memory is never less than those.
+    """
+    if not isinstance(setup.model, Transformer) or not setup.on_gpu:
+        return None
+    streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
+    replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams))
+    try:
+        replay.run()
+    except MemoryError:  # it does not fit, or only with the tensors in another order: the GPU is full
+        return capacity_bytes
+    held = max(replay.allocator.peak_reserved + streams, estimate(setup).peak_bytes)
+    return min(held, capacity_bytes or held)
+
+
+class _Replay:
+    """The first steps of a training on an allocator."""
+
+    def __init__(self, setup: Setup, allocator: Allocator):
+        self.setup, self.allocator = setup, allocator
+        self.made, self.log = setup.model.allocations(setup.way, setup.micro_batch)
+        # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
+        self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
+        self.beside, self.update = _beside(setup), _update(setup)
+
+    def run(self) -> None:
+        standing, moments = _standing(self.setup)
+        self._take(standing)
+        for step in range(STEPS):
+            gradients: list[Block] = []
+            for number in range(min(self.setup.accumulation, 2)):
+                self._pass(gradients, keeps=self.keeps_gradients and number == 0)
+            if step == 0:
+                self._take(moments)
+            self._give(self._take(self.update))
+            self._give(gradients)
+
+    def _pass(self, gradients: list[Block], keeps: bool) -> None:
+        """A forward and a backward pass. Without an engine, gradients stay until the update."""
+        beside, blocks = self._take(self.beside), []
+        sizes, kept = iter(self.made), set()
+        for entry in self.log:
+            if entry == 0:
+                blocks.append(self.allocator.take(next(sizes)))
+            elif entry < 0:
+                kept |= {-entry - 1} if keeps else set()
+            elif entry - 1 not in kept:
+                self.allocator.give(blocks[entry - 1])
+                blocks[entry - 1] = None
+        gradients += [blocks[number] for number in kept]
+        self._give([block for number, block in enumerate(blocks) if block and number not in kept])  # such as the loss
+        self._give(beside)
+
+    def _take(self, sizes: list[int]) -> list[Block]:
+        return [self.allocator.take(size) for size in sizes]
+
+    def _give(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.allocator.give(block)
+
+
+def _standing(setup: Setup) -> tuple[list[int], list[int]]:
+    """Sizes of the states before the first step, and of the moments, which come with the first update."""
+    if setup.deepspeed:  # flat vectors; the host's part is not included
+        states = dict(estimate(setup).after_step)
+        moment = states.pop("moments", 0) // 2
+        return [*states.values()], [moment, moment] if moment else []
+    if setup.fsdp_offload:
+        return [], []
+    share = setup.sharing_ranks if setup.fsdp else 1
+    weights = [(ceil(t.elements / share), t.trains) for t in setup.model.tensors]
+    sizes = [elements * (setup.stored_bytes if trains else setup.frozen_bytes) for elements, trains in weights]
+    if not setup.fsdp and setup.ranks > 1:
+        sizes.append(sum(elements for elements, trains in weights if trains) * setup.weight_bytes)  # DDP's buckets
+    trained = [elements for elements, trains in weights if trains]
+    master = [elements * setup.state_bytes for elements in trained if setup.precision == "bf16_cast"]
+    shares = ((t, (ceil(t.elements / share),) if share > 1 else None) for t in setup.model.tensors if t.trains)
+    pieces = [moments.piece(tensor, shape) for tensor, shape in shares]
+    held = [moments.held_bytes(setup.optimizer, [each], setup.state_bytes) for each in pieces]
+    return sizes + master, [each // 2 for each in held for _ in range(2)]
+
+
+def _beside(setup: Setup) -> list[int]:
+    """Sizes of what an engine holds during a pass besides its states: a block each, as at the peak of the backward."""
+    if setup.fsdp:  # whole gradients of the root, of the layer that runs, and of the one that is reduced
+        sharding = Sharding(setup)
+        if sharding.keeps_whole_gradients:
+            return [*map(sharding.gradient, sharding.units)]
+        layers = max(sharding.gradient(unit) for unit in sharding.units if unit not in sharding.late)
+        return [*map(sharding.gradient, sorted(sharding.late)), layers, layers]
+    if not setup.deepspeed:
+        return []
+    moments = estimates.moments(Engine(setup), estimates.profile(setup))
+    most = max((now for when, now in moments if when == "backward"), key=lambda now: sum(now.values()))
+    return [int(most[name]) for name in ("gradients", "buckets", "gathered_weights") if most.get(name)]
+
+
+def _update(setup: Setup) -> list[int]:
+    """Sizes of the copies that an update makes at once."""
+    if setup.deepspeed:
+        moments = estimates.moments(Engine(setup), estimates.profile(setup))
+        parts = [int(size) for when, now in moments if when == "update" for size in now.values()]
+        return [max(parts, default=0)]
+    if setup.fsdp_offload:
+        return []
+    share = setup.sharing_ranks if setup.fsdp else 1
+    trained = [ceil(t.elements / share) for t in setup.model.tensors if t.trains]
+    gradients = [4 * elements for elements in trained if setup.precision == "bf16_cast"]  # for the fp32 master copy
+    return gradients + [elements * setup.state_bytes for elements in trained if setup.optimizer == "foreach"]
+
+
+def _other_streams(setup: Setup) -> list[int]:
+    """Sizes of what FSDP holds in its own streams, which share no memory with the stream of the passes.
+
+    Whole weights are those of the root, of the running layer, of the next one, and of one that may still be read. Parts
+    of gradients stay until the next forward pass (FSDP1, Accelerate's default).
+    """
+    if not setup.fsdp:
+        return []
+    sharding = Sharding(setup)
+    layers = [unit for unit in sharding.units if unit not in sharding.stay | sharding.late]
+    gathered = [max(map(sharding.whole, layers))] * 3 if sharding.releases else []
+    gathered += [sharding.whole(unit) for unit in sharding.late - sharding.stay for _ in range(2)]
+    parts = [] if setup.fsdp_offload else map(sharding.gradient_part, sharding.units)
+    return [*map(sharding.whole, sharding.stay), *gathered, *parts]

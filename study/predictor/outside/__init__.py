@@ -1,0 +1,1 @@
+"""Measurements that others published, and how far predictions are from them."""

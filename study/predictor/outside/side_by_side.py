@@ -1,0 +1,66 @@
+"""Arms side by side at a realistic size: predicted seconds of a step on eight H100, and what others measured.
+
+The predictions are kept in a file, because tracing the model needs torch and takes seconds.
+"""
+
+import json
+import re
+
+from study.predictor.advice import answer
+from study.predictor.advice.advise import advise
+from study.predictor.advice.question import Given, Question
+from study.predictor.architecture import named
+from study.predictor.outside import rows, written
+from study.predictor.setup import Setup
+from study.predictor.timing.steptime import Machine, step_time
+from study.spec.arms import NAMES
+
+FILE = rows.FOLDER / "side_by_side.json"
+MODEL, RANKS, GPU = "llama3-8b", 8, "H100-80GB"
+ARMS = ("ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
+OURS = {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True}  # as protocol at_scale has it
+ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion parameters?"
+
+
+def same_name(one: str | None, other: str | None) -> bool:
+    """Whether two names mean the same model: Llama-3-8B and llama3-8b. Signs and capitals do not count."""
+    letters = [re.sub(r"[^a-z0-9.]", "", (name or "").lower()) for name in (one, other)]
+    return letters[0] == letters[1]
+
+
+def published(model: str = MODEL, ranks: int = RANKS) -> list[rows.Row]:
+    """Published rows with this model, number of GPUs and an arm of this study."""
+    return [row for row in rows.own() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
+
+
+def settings() -> list[dict]:
+    """The setting of this study, and those in which others measured the seconds of a step."""
+    others = [
+        {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc, "checkpointing": False}
+        for row in published()
+        if row.step_s and all(isinstance(each, int) for each in (row.seq, row.micro_batch, row.grad_acc))
+    ]
+    return [OURS, *(each for number, each in enumerate(others) if each not in others[:number])]
+
+
+def predicted() -> dict:
+    """Each arm in each setting, and the advice for a model of 7 billion parameters."""
+    model, machine = named(MODEL), Machine(gpu=GPU)
+    steps = []
+    for setting in settings():
+        for arm in ARMS:
+            setup = Setup.of_arm(model, arm, ranks=RANKS, precision="bf16_cast", device="cuda", **setting)
+            step = step_time(setup, machine)
+            seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
+            steps.append({"arm": arm} | setting | seconds)
+    chosen = advise(Question.of(named(ADVISED), RANKS, GPU, Given()))
+    return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}
+
+
+def read() -> dict:
+    """The kept predictions."""
+    return written.read(FILE)
+
+
+def write() -> None:
+    FILE.write_text(json.dumps(predicted(), indent=1) + "\n")

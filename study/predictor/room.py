@@ -1,0 +1,60 @@
+"""Checks before anything is built whether the host has enough memory. Needs no torch."""
+
+import psutil
+
+from study.errors import Stop
+from study.io.numbers import size
+from study.predictor.architecture import named
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup, distribution
+from study.spec.arms import Arm
+from study.spec.settings import Settings
+from study.spec.shapes import SHAPES
+
+# A virtual rank's Python, PyTorch, DeepSpeed, and what malloc keeps after a free. 0.7 to 1.5 GB beyond the prediction
+# were seen, and 2.4 GB with an arm that releases every parameter after use.
+PROCESS_BYTES = 1.5e9
+HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, CUDA's host side, a data loader
+
+
+def check(settings: Settings, arm: Arm, gpu: bool) -> None:
+    """Refuse virtual ranks that this machine has not enough memory for."""
+    needed, available = needed_bytes(settings, arm, gpu), psutil.virtual_memory().available
+    if needed > available:
+        what = f"rank 0 of {settings.virtual_ranks} is predicted to need {size(needed)} of memory with values"
+        instead = "zero3_cpu with --init none" if arm.uses_nvme else "--init none"
+        message = f"{what}, and {size(available)} are available"
+        raise Stop(message, f"give {instead}, which needs no memory", "unavailable")
+
+
+def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
+    """Host memory that a virtual rank with values is known to need.
+
+    On a GPU this is what the arm offloads. The GPU itself will tell whether the rest fits.
+    """
+    if settings.init == "none":
+        return 0
+    ranks, device = settings.virtual_ranks, "cuda" if gpu else "cpu"
+    values = distribution(arm, ranks) | {"ranks": ranks, "device": device}
+    try:
+        prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
+    except Stop:
+        return 0  # unknown; the trainer will say what is wrong with the model
+    # Random weights are drawn whole and in fp32 before stage 3 takes its part. Loaded weights are never all in memory.
+    drawn = 4 * prediction.parameters if settings.init == "random" else 0
+    return PROCESS_BYTES + max(drawn, prediction.host_bytes if gpu else prediction.peak_bytes)
+
+
+def host_is_too_small(
+    model: str, arm: Arm, precision: str, ranks: int, virtual_ranks: int | None, host_memory_bytes: int
+) -> Stop | None:
+    """Why the host cannot hold what an arm offloads; None if it can. Linux would kill the ranks without a message."""
+    if model not in SHAPES:
+        return None
+    values = {"ranks": virtual_ranks or ranks, "precision": precision, "micro_batch": 1, "device": "cuda"}
+    offloaded = estimate(Setup.of_arm(named(model), arm.name, **values)).host_bytes
+    needed = (offloaded + HOST_PROCESS_BYTES) * (1 if virtual_ranks else ranks)
+    if not offloaded or needed <= host_memory_bytes:
+        return None
+    what = f"{arm.name} would need {size(needed)} of host memory for {model}; the host has {size(host_memory_bytes)}"
+    return Stop(what, "use a host with more memory, or a smaller model", "unavailable")

@@ -1,0 +1,175 @@
+"""The values that describe a training. Every prediction depends on them alone."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from study.errors import Stop
+from study.predictor.architecture import Architecture
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.spec import arms
+from study.spec.settings import AUTOCAST, HALF_WEIGHTS
+
+Loss = Literal["whole", "in_place", "chunked"]
+Optimizer = Literal["fused", "foreach", "adamw_8bit", "sgd", "adafactor", "muon"]  # the first two are AdamW
+Fsdp = Literal["full_shard", "shard_grad_op"]
+FsdpBy = Literal["torch", "accelerate"]
+Frozen = Literal["as_weights", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model and how it is trained."""
+
+    model: Architecture | Transformer
+    deepspeed: dict | None = field(default=None, hash=False)  # an arm's config; None: one process, or DDP
+    ranks: int = 1
+    precision: str = "fp32"
+    micro_batch: int = 8
+    accumulation: int = 1
+    sequence: int = 128
+    attention: str = "sdpa"
+    checkpointing: bool = False
+    device: str = "cpu"
+    data_bytes: int = 0  # the part of the data set that a rank holds
+    # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
+    loss: Loss = "whole"
+    logits: Literal["fp32", "as_computed"] = "fp32"  # for the loss; older models of transformers leave them in 16 bits
+    keeps_cache: bool = False  # of keys and values, until the loss is computed: older GPT-BigCode with checkpointing
+    cuda: tuple[str, ...] = CUDA_DIFFERENCES  # on a GPU: the differences from a CPU that a trace follows
+    optimizer: Optimizer = "fused"  # the trainer's AdamW; foreach needs a copy of a moment during the update
+    fsdp: Fsdp | None = None  # PyTorch's own sharding; then deepspeed is None
+    # Size of the groups of ranks that shard states (and weights), if each group holds all of them: FSDP's HYBRID_SHARD,
+    # or stage 1 within a node. None: all ranks are one group.
+    group: int | None = None
+    fsdp_by: FsdpBy = "torch"  # torch: each layer and the root are units; accelerate: more units, as in the arms
+    fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
+    frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
+    tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
+    sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
+
+    def __post_init__(self):
+        if self.precision == "fp8":
+            what = "the memory of a training in fp8 depends on the library, and is unknown here"
+            raise Stop(what, "give bf16: weights, gradients and states take the same memory", "unavailable")
+        if self.fsdp and self.deepspeed:
+            raise Stop("a training is sharded by FSDP or by DeepSpeed, not by both", "give only one of them")
+        if self.group is not None and (self.group < 1 or self.ranks % self.group or not (self.fsdp or self.stage == 1)):
+            what = f"{self.ranks} ranks are not sharded in groups of {self.group}"
+            raise Stop(what, "give a divisor of the ranks, with FSDP or stage 1")
+        if self.ranks % self.sequence_ranks or self.sequence % self.sequence_ranks:
+            what = f"{self.ranks} ranks do not share rows of {self.sequence} tokens in groups of {self.sequence_ranks}"
+            raise Stop(what, f"give ranks and tokens that are multiples of {self.sequence_ranks}")
+        for name in ("ranks", "micro_batch", "accumulation", "sequence"):
+            if getattr(self, name) < 1:
+                raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
+
+    @classmethod
+    def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
+        """The setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
+        arm = arms.load_arm(arm_name)
+        ranks = 1 if arm.distributed_type == "NO" else ranks
+        return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
+
+    @classmethod
+    def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
+        """The setup of a run, from its settings or from the requested values of its record."""
+        names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
+        optimizer = "fused" if settings.optimizer in ("adamw", None) else settings.optimizer  # None: of older records
+        return cls(model=model, optimizer=optimizer, **{name: getattr(settings, name) for name in names}, **values)
+
+    @property
+    def stage(self) -> int:
+        return self._zero.get("stage", 0)
+
+    @property
+    def sharing_ranks(self) -> int:
+        """The ranks over which states are sharded, if they are."""
+        return self.group or self.ranks
+
+    @property
+    def second_partition(self) -> int | None:
+        """How many ranks share a second copy of the weights for the backward pass (ZeRO++'s hpZ). None: no copy."""
+        among = self._zero.get("zero_hpz_partition_size", 1)
+        return min(among, self.ranks) if self.stage == 3 and among > 1 else None
+
+    @property
+    def _zero(self) -> dict:
+        return (self.deepspeed or {}).get("zero_optimization", {})
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch on a rank."""
+        return self.micro_batch * self.row_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row on a rank."""
+        return self.sequence // self.sequence_ranks
+
+    @property
+    def way(self) -> Pass:
+        """What a trace of the model depends on."""
+        cuda = self.cuda if self.on_gpu else ()
+        own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
+        precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
+        if self.fsdp and self.precision in AUTOCAST:
+            precision = "bf16_gathered"
+        return Pass(
+            *(self.row_tokens, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
+            logits=self.logits,
+            frozen=self.frozen if self.autocast else "as_weights",
+        )
+
+    @property
+    def autocast(self) -> bool:
+        """Whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
+        return self.precision in AUTOCAST and not self.fsdp
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the weights in a pass, and of the values between layers.
+
+        Accelerate's FSDP gathers fp32 weights in the 16 bits of autocast (MixedPrecision.param_dtype).
+        """
+        gathered_in_half = self.fsdp and self.precision in AUTOCAST
+        return 2 if self.precision in HALF_WEIGHTS or gathered_in_half else 4
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an element of the weights that the optimizer updates, and of their gradients."""
+        return 2 if self.precision in HALF_WEIGHTS else 4
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of an element of the frozen weights."""
+        return 2 if self.frozen == "bf16" and self.precision in AUTOCAST else self.stored_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an element of each moment, and of a master copy."""
+        return 2 if self.precision == "bf16_pure" else 4
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of an element in matrix products."""
+        return 4 if self.precision == "fp32" else 2
+
+
+def trainers_name(optimizer: Optimizer) -> str:
+    """The trainer's name for an optimizer. Both AdamW implementations have the same name."""
+    return "adamw" if optimizer in ("fused", "foreach") else optimizer
+
+
+def distribution(arm: arms.Arm, ranks: int) -> dict:
+    """The fields of a setup that say how an arm distributes the training over `ranks` ranks."""
+    sharing = arm.sharing_ranks(ranks)
+    if arm.fsdp is None:
+        shared = {"sequence_ranks": arm.sequence_ranks, "tensor_ranks": arm.tensor_ranks}
+        return {"deepspeed": arm.deepspeed} | {name: among for name, among in shared.items() if among > 1}
+    kind = "full_shard" if arm.fsdp["fsdp_reshard_after_forward"] else "shard_grad_op"
+    by = {"fsdp": kind, "fsdp_by": "accelerate", "fsdp_offload": arm.fsdp["fsdp_offload_params"]}
+    return by | ({"group": sharing} if arm.replicas > 1 else {})

@@ -1,0 +1,198 @@
+"""How fast GPUs compute and links move bytes. The constants and their origins are in `pace.toml`."""
+
+import functools
+import tomllib
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+from study.machine.gpus import GPUS
+from study.predictor import papers
+from study.predictor.timing.work import Product, Work
+
+FILE = Path(__file__).with_name("pace.toml")
+TILE = (128, 64)  # rows and columns of a product that one multiprocessor computes at a time
+LARGE = 1e9  # parameters from which on a model has the interval of large models
+NORM = 4  # of the norm that joins the host's seconds and the GPU's: the larger counts, and a little of the smaller
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The constants that no datasheet has. `pace.toml` says where each comes from."""
+
+    product_share: float  # of a GPU's ceiling, in whole waves of a product's tiles
+    attention_share: float  # of what the authors of FlashAttention-2 reached on a GPU, in layers of a training
+    moving_share: float  # of the memory's bandwidth, in kernels that only move bytes
+    fused_traffic: float  # of the bytes that kernels move, where norms, activations and rotations are fused
+    kernel_s: float  # of the host, to launch a kernel
+    module_s: float  # of the host, for a module whose weights stage 3 gathers and releases
+    module_least_s: float  # module_s of a faster host: sources differ, and module_s rests on two rows
+    contention: float  # the share of a collective's seconds by which the kernels beside it take longer
+    link_share: float  # of NVLink's bandwidth, in collectives
+    pcie_share: float
+    network_share: float
+    host_link_share: float
+    base_latency_s: float  # of a collective
+    link_latency_s: float  # of a step of a ring: over NVLink, PCIe and a network
+    pcie_latency_s: float
+    network_latency_s: float
+
+
+@functools.cache
+def _read() -> dict:
+    return tomllib.loads(FILE.read_text())
+
+
+@functools.cache
+def pace() -> Pace:
+    return Pace(**{field.name: _read()["constant"][field.name]["value"] for field in fields(Pace)})
+
+
+def interval_factor(trained: int) -> float:
+    """The factor that divides and multiplies a predicted time, for an interval meant to hold 80 % of measurements."""
+    return interval_factors()["large" if trained >= LARGE else "small"]
+
+
+def interval_factors() -> dict[str, float]:
+    return {kind: _read()["interval"][kind] for kind in ("large", "small")}
+
+
+def origins() -> dict[str, dict]:
+    """Each constant with its value, unit and origin."""
+    return _read()["constant"]
+
+
+@functools.cache
+def ceilings(gpu: str) -> dict[str, tuple[float, str]]:
+    """The share of its peak that a GPU was measured to reach in products and in fused attention, with the origins."""
+    shares = {kind: _read()["ceiling"][kind] for kind in ("products", "attention")}
+    return {
+        kind: (entry["value"], entry["origin"])
+        for kind, of_kind in shares.items()
+        for entry in [of_kind.get(gpu, of_kind["others"])]
+    }
+
+
+@functools.cache
+def moving_share_of(gpu: str) -> float | None:
+    """The published share of a GPU's bandwidth in kernels that only move bytes. None: use the fitted share."""
+    entry = _read()["ceiling"]["moving"].get(gpu)
+    return entry and entry["value"]
+
+
+@functools.cache
+def multiprocessors(gpu: str) -> int:
+    return _read()["multiprocessors"].get(gpu, 108)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of a GPU for some work, by what limits it; and of the host for launching it."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    moving: float = 0.0
+    launching: float = 0.0
+
+    @property
+    def on_gpu(self) -> float:
+        """Kernel by kernel, host or GPU is the slower one. Together they take a little more than the slower one."""
+        working = self.products + self.attention + self.moving
+        return (working**NORM + self.launching**NORM) ** (1 / NORM)
+
+
+class FullPace(NamedTuple):
+    """Seconds of some work at a GPU's ceilings and at its full memory bandwidth."""
+
+    products: tuple[tuple[float, float], ...]  # of each product: its operations, and its bytes
+    attention: float
+    moving: float
+
+
+@functools.lru_cache(maxsize=4096)
+def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
+    """`whole`: products of fp32, which run as TF32 if the GPU has it."""
+    gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
+    peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
+    flops_per_s, element_bytes = peak * ceilings(gpu_name)["products"][0], 4 if whole else 2
+    return FullPace(
+        products=tuple(
+            (
+                product.flops / filled(product, processors) / flops_per_s,
+                product.elements * element_bytes / gpu.memory_bytes_per_s,
+            )
+            for product in work.products
+        ),
+        attention=work.attention_flops / (peak * ceilings(gpu_name)["attention"][0]),
+        moving=work.moved_bytes / gpu.memory_bytes_per_s,
+    )
+
+
+def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace) -> Seconds:
+    """Seconds of a pass over a block. `fused`: norms, activation functions and rotations are single kernels.
+
+    A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
+    matrices, as in a written-out attention.
+    """
+    full, moving_share = at_full_pace(work, gpu_name, whole), moving_share_of(gpu_name) or constants.moving_share
+    products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
+    return Seconds(
+        products=sum(products),
+        attention=full.attention / constants.attention_share,
+        moving=full.moving * (constants.fused_traffic if fused else 1) / moving_share,
+        launching=work.kernels * constants.kernel_s,
+    )
+
+
+def filled(product: Product, processors: int) -> float:
+    """The share of a GPU's processors that do useful work, over all waves of tiles."""
+    tiles = product.count * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
+    padding = product.m * product.n * product.count / (tiles * TILE[0] * TILE[1])
+    return padding * tiles / (ceil(tiles / processors) * processors)
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Links:
+    """What connects the ranks of a training. `network` is between nodes."""
+
+    ranks: int
+    gpus_per_node: int
+    link: str
+    network: str
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.ranks / self.gpus_per_node)
+
+    def within(self, group: int | None) -> "Links":
+        """The links within a group of neighbouring ranks."""
+        return replace(self, ranks=min(self.ranks, group)) if group else self
+
+    def between(self, group: int) -> "Links":
+        """The links between ranks that have the same place in their groups."""
+        return replace(self, ranks=self.ranks // group, gpus_per_node=max(1, self.gpus_per_node // group))
+
+
+def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) -> float:
+    """Seconds of a collective over a tensor of this size, in rings as NCCL builds them.
+
+    A ring goes through every GPU of a node before it leaves the node. There are as many rings as network ports, so all
+    ports of a node carry the data. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
+    """
+    ranks, nodes = links.ranks, links.nodes
+    if ranks == 1:
+        return 0.0
+    rounds = 2 if kind == "all_reduce" else 1
+    pcie = links.link.startswith("pcie")
+    bandwidth = papers.LINKS[links.link].bytes_per_s * (constants.pcie_share if pcie else constants.link_share)
+    if nodes > 1:
+        ports = papers.LINKS[links.network].bytes_per_s * min(ranks, links.gpus_per_node)
+        bandwidth = min(bandwidth, ports * constants.network_share)
+    hop_s = constants.pcie_latency_s if pcie else constants.link_latency_s
+    outer = nodes - 1
+    latency_s = constants.base_latency_s + rounds * ((ranks - 1 - outer) * hop_s + outer * constants.network_latency_s)
+    return latency_s + rounds * size_bytes * (ranks - 1) / ranks / bandwidth

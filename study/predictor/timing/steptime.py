@@ -1,0 +1,154 @@
+"""The seconds of an optimizer step: the work of each block at the pace of a machine, replayed on a timeline."""
+
+from dataclasses import dataclass, replace
+
+from study.machine.gpus import GPUS
+from study.predictor import papers
+from study.predictor.advice.question import Question
+from study.predictor.architecture import parameters, trained
+from study.predictor.estimate import disk_bytes, operations
+from study.predictor.memory.engine import Engine
+from study.predictor.setup import Setup
+from study.predictor.timing.pace import Links, Pace, interval_factor, pace, work_s
+from study.predictor.timing.replay import Span, busy_s, length_s, replay
+from study.predictor.timing.schedule import UPDATE_BYTES, Host, Schedule, Sharing
+from study.predictor.timing.work import blocks, has_single_kernels
+
+MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
+ON_GPU = ("products", "attention", "memory traffic")
+PARTS = {"launch": "launching", "communication": "link", "host": "update on host"}  # the resource of each stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The GPUs of a training and their links. None: the usual link of such machines."""
+
+    gpu: str
+    gpus_per_node: int = 8
+    link: str | None = None  # between GPUs of a node
+    network: str | None = None  # between nodes
+    disk_bytes_per_s: float | None = None  # of a node
+    fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
+
+    @classmethod
+    def of(cls, question: Question) -> "Machine":
+        """The link of a question is the slowest one: with several nodes, the link between nodes."""
+        several = question.gpus > question.local
+        return cls(
+            gpu=question.gpu,
+            gpus_per_node=question.local,
+            link=None if several else question.link,
+            network=question.link if several else None,
+            disk_bytes_per_s=question.disk_bytes_per_s,
+        )
+
+    def links(self, ranks: int) -> Links:
+        gpu = GPUS[self.gpu]
+        return Links(ranks, self.gpus_per_node, self.link or gpu.peer_link, self.network or gpu.network)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step: its seconds, an interval meant to hold 80 % of measurements, and its parts."""
+
+    seconds: float
+    least_s: float  # with a host that spends the least time on a module
+    peak_s: float  # its products at the datasheet's peak: no step is faster
+    factor: float  # by which the interval exceeds the prediction
+    parts: dict[str, float]  # busy seconds by resource; they overlap
+    timeline: tuple[Span, ...]  # of at most MOST_PASSES passes
+
+    @property
+    def low_s(self) -> float:
+        return max(self.peak_s, self.least_s / self.factor)
+
+    @property
+    def high_s(self) -> float:
+        return self.seconds * self.factor
+
+    @property
+    def limit(self) -> str:
+        """The resource that is busy for the longest time."""
+        busy_s = {"compute": sum(self.parts.get(name, 0.0) for name in ON_GPU)}
+        busy_s |= {name: part_s for name, part_s in self.parts.items() if name not in ON_GPU}
+        return max(busy_s, key=busy_s.get)
+
+
+def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
+    """The prediction for a setup on a machine."""
+    constants = constants or pace()
+    seconds, parts, spans = _step(setup, machine, constants)
+    least_s = seconds
+    if Sharing.of(setup).hooks_above is not None:  # the host's time for a module is the least certain constant
+        least_s = _step(setup, machine, replace(constants, module_s=constants.module_least_s))[0]
+    parts = {name: part_s for name, part_s in parts.items() if part_s}
+    gpu = GPUS[machine.gpu]
+    peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
+    return StepTime(seconds, least_s, peak_s, interval_factor(parameters(setup.model)), parts, tuple(spans))
+
+
+def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
+    """Seconds, busy seconds by resource, and the spans of at most MOST_PASSES passes."""
+    passes = min(setup.accumulation, MOST_PASSES)
+    spans, parts = _replayed(setup, machine, passes, constants)
+    seconds = length_s(spans)
+    if more := setup.accumulation - passes:
+        shorter, fewer = _replayed(setup, machine, passes - 1, constants)
+        seconds += more * (seconds - length_s(shorter))
+        parts = {name: part_s + more * (part_s - fewer[name]) for name, part_s in parts.items()}
+    return seconds, parts, spans
+
+
+def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
+    """The spans of a step with `passes` passes, and the busy seconds of each resource."""
+    single, whole = machine.fused_kernels and has_single_kernels(setup.model), setup.precision == "fp32"
+    of_blocks = blocks(setup if whole or not single else replace(setup, precision="bf16_cast"))  # casts are fused away
+    alike = {id(work): (work, block) for block in of_blocks for work in (block.forward, block.backward)}
+    cost = {
+        key: work_s(work, machine.gpu, whole, machine.fused_kernels and not (single and block.is_layer), constants)
+        for key, (work, block) in alike.items()
+    }
+    seconds = {block.name: (cost[id(block.forward)], cost[id(block.backward)]) for block in of_blocks}
+    sharing, links = Sharing.of(setup), machine.links(setup.ranks)
+    host = _host(setup, machine, constants)
+    spans = replay(Schedule(setup, links, constants, seconds, of_blocks, sharing, host).step(passes))
+    parts = busy_s(spans)
+    del parts["compute"]
+    parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in parts.items()}
+    for name, field in zip(ON_GPU, ("products", "attention", "moving"), strict=True):
+        parts[name] = passes * sum(getattr(each, field) for pair in seconds.values() for each in pair)
+    updates = (span.task for span in spans if span.task.name == "update" and span.task.stream == "compute")
+    return spans, parts | {"update": sum(task.seconds for task in updates)}
+
+
+def update_bytes(setup: Setup) -> float:
+    """Bytes of memory traffic for each parameter in an update: those of AdamW, less what smaller moments save.
+
+    Muon's products are not counted.
+    """
+    adam, others = (papers.RECIPES[papers.recipe_of(setup.precision, name)][2] for name in ("fused", setup.optimizer))
+    return UPDATE_BYTES[setup.precision] - 2 * (adam - others)
+
+
+def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
+    engine, gpu = Engine(setup), GPUS[machine.gpu]
+    shared = engine.stage or setup.fsdp
+    owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
+    offloads = engine.optimizer_home != "none" or setup.fsdp_offload
+    update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
+    local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
+    if offloads:  # the published speed is that of a whole host, which updates the parts of all its ranks
+        update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION
+    if engine.optimizer_home == "nvme" and machine.disk_bytes_per_s:
+        moved = disk_bytes(engine)
+        disk_s = local * (moved["read_per_step"] + moved["written_per_step"]) / machine.disk_bytes_per_s
+    return Host(
+        on_host=offloads,
+        weights_on_host=engine.weights_home != "none" or setup.fsdp_offload,
+        owned=owned,
+        update_s=update_s,
+        element_bytes=setup.weight_bytes,
+        bytes_per_s=papers.LINKS[gpu.host_link].bytes_per_s * constants.host_link_share,
+        ranks=setup.ranks if shared else 1,
+        disk_s=disk_s,
+    )

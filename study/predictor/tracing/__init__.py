@@ -1,0 +1,1 @@
+"""Traces of models without values: every tensor and kernel of a pass."""

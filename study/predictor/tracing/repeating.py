@@ -1,0 +1,157 @@
+"""Makes the tape of a whole model from the tape of a model with fewer layers of each kind (`models/stacks.py`).
+
+The marks on a tape cut it into sections: what one layer does in one phase, and what happens around the layers. A layer
+that was left out gets the sections of a layer that was followed, with its own names and tensors. That is right only if
+layers with the same surroundings do the same. So wherever a layer stands for others, two such layers are followed, and
+their sections are compared entry by entry. The section of a layer may free tensors of its layer, of the two layers
+beside it, and of what is around the layers. A section around the layers may free tensors of any layer.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from study.predictor.tracing.tape import Tape, in_order
+
+Alike = dict[str, list[list[int]]]  # by the name of a stack, for each of its layers: those followed that do the same
+
+
+class Unlike(Exception):
+    """Layers that should be alike are not, so the model has to be followed with all of its layers."""
+
+
+class Place(NamedTuple):
+    """Where a section is: in a phase of a layer; without a stack, around the layers."""
+
+    phase: str
+    stack: str | None
+    layer: int
+
+
+class Tensor(NamedTuple):
+    """A tensor, relative to the section that uses it."""
+
+    place: Place  # where it is made; if near, `layer` counts the layers from the section to there
+    near: bool
+    nth: int  # its number among the tensors made there
+    made: tuple[int, bool]  # its bytes, and whether the backward pass makes it
+
+
+@dataclass
+class Section:
+    entries: list[tuple] = field(default_factory=list)
+    made: list[tuple[int, bool]] = field(default_factory=list)
+    freed: set[int] = field(default_factory=set)  # numbers of its tensors that are freed
+    freed_around: list[tuple] = field(default_factory=list)  # tensors that other parts of the model free, and where
+
+
+def repeat(tape: Tape, alike: Alike) -> Tape:
+    """The tape of the model with all layers."""
+    sections = _sections(tape, alike)
+    _compare(sections, alike)
+    models = _models(sections, alike)
+    first, count, copies = {}, 0, defaultdict(list)
+    for place, model in models.items():
+        first[place], count = count, count + len(sections[model].made)
+        copies[model].append(place)
+
+    def numbers(place: Place, tensor: Tensor) -> list[int]:
+        if not tensor.near:
+            return [first[copy] + tensor.nth for copy in copies[tensor.place]]
+        where = Place(tensor.place.phase, place.stack, place.layer + tensor.place.layer)
+        if where not in models or sections[models[where]].made[tensor.nth : tensor.nth + 1] != [tensor.made]:
+            raise Unlike(f"{place} frees what {where} does not make")
+        return [first[where] + tensor.nth]
+
+    def at(place: Place, entry: tuple) -> list[tuple]:
+        kind, what, *rest = entry
+        if kind in ("freed", "gradient"):
+            return [(kind, number) for number in numbers(place, what)]
+        if kind == "event" and isinstance(what, tuple):
+            return [(kind, f"{what[0]}{place.layer + what[1]}{what[2]}", *rest)]
+        return [entry]
+
+    longer = [each for place, model in models.items() for entry in sections[model].entries for each in at(place, entry)]
+    freed = sorted(entry[1] for entry in longer if entry[0] == "freed")
+    if freed != sorted(first[place] + nth for place, model in models.items() for nth in sections[model].freed):
+        raise Unlike("some tensors would be freed twice, or never")
+    return in_order(longer)
+
+
+def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
+    """The sections of a tape in their order, with tensors and names relative to the section."""
+    sections, origins = _cut(tape)
+    followed = {stack: _followed(groups) for stack, groups in alike.items()}
+
+    def distance(place: Place, layer: int) -> int:
+        """How many of the followed layers it is from a place to a layer."""
+        layers = followed[place.stack].index(layer) - followed[place.stack].index(place.layer)
+        if abs(layers) > 1:
+            raise Unlike(f"{place} needs layer {layer}")
+        return layers
+
+    for place, section in sections.items():
+        named = re.compile(rf"(\w+ {re.escape(place.stack)}\.)(\d+)(\..*)") if place.stack else None
+        for at, (kind, what, *rest) in enumerate(section.entries):
+            if kind in ("freed", "gradient"):
+                made_in, number = origins[what]
+                near = made_in.stack is not None and made_in.stack == place.stack
+                where = made_in._replace(layer=distance(place, made_in.layer)) if near else made_in
+                sections[made_in].freed |= {number} if kind == "freed" else set()
+                section.entries[at] = (kind, Tensor(where, near, number, sections[made_in].made[number]))
+                if made_in.stack and not near:
+                    sections[made_in].freed_around.append((place, number))
+            elif kind == "event" and named and (name := named.fullmatch(what)):
+                section.entries[at] = (kind, (name[1], distance(place, int(name[2])), name[3]), *rest)
+    return sections
+
+
+def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
+    """The sections of a tape; and for each tensor, the section that makes it and its number there."""
+    place = following = Place("around", None, 0)
+    sections, origins, around = {place: Section()}, [], 0
+    for entry in in_order(tape):
+        if entry[0] == "layer":
+            around += entry[2] is None
+            following = Place(*entry[1:]) if entry[2] else Place("around", None, around)
+            continue
+        if following != place and entry[0] != "freed":  # a layer's inputs are freed after it has returned
+            place = following
+            if place in sections:
+                raise Unlike(f"{place} comes twice")
+            sections[place] = Section()
+        sections[place].entries.append(entry)
+        if entry[0] == "made":
+            origins.append((place, len(sections[place].made)))
+            sections[place].made.append(entry[1:])
+    return sections, origins
+
+
+def _followed(groups: list[list[int]]) -> list[int]:
+    return sorted({layer for group in groups for layer in group})
+
+
+def _compare(sections: dict[Place, Section], alike: Alike) -> None:
+    for stack, groups in alike.items():
+        for first, *others in groups:
+            for phase in ("forward", "backward"):
+                of_first, *of_others = (sections.get(Place(phase, stack, layer)) for layer in (first, *others))
+                if of_first is None or any(section != of_first for section in of_others):
+                    raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
+
+
+def _models(sections: dict[Place, Section], alike: Alike) -> dict[Place, Place]:
+    """For each section of the whole tape, in order: the followed section that it repeats."""
+    models: dict[Place, Place] = {}
+    for (phase, stack), places in groupby(sections, key=lambda place: place[:2]):
+        if stack is None:
+            models |= {place: place for place in places}
+            continue
+        direction = -1 if phase == "backward" else 1
+        if [place.layer for place in places] != _followed(alike[stack])[::direction]:
+            raise Unlike(f"the layers of {stack} do not run one after the other")
+        layers = list(enumerate(alike[stack]))[::direction]
+        models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}
+    return models

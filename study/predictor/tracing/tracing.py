@@ -1,0 +1,334 @@
+"""Traces a model: it is built without values, and one forward and one backward pass show every tensor that they make.
+
+This is the only module of `theory` that needs torch. It is imported when a model has to be traced, and not if an
+earlier trace is in the cache.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import re
+import warnings
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from study.errors import Stop
+from study.models import config as configs
+from study.models.adapters import freeze
+from study.models.build import build
+from study.models.shapes import GROUPED, WithoutValues
+from study.models.step import Batch, inputs, logits_and_losses
+from study.predictor.tracing import tape
+from study.predictor.tracing.losses import InPlace, without_logits
+from study.predictor.tracing.on_cuda import AsOnCuda
+from study.predictor.tracing.repeating import Unlike, repeat
+from study.predictor.tracing.stacks import shorten
+from study.predictor.tracing.tape import Tape
+from study.predictor.tracing.transformer import Look, Pass, Transformer
+from study.predictor.tracing.zero3_linear import zero3_linear
+from study.spec.settings import AUTOCAST
+
+aten = torch.ops.aten
+
+
+class _Watch(TorchDispatchMode):
+    """Writes a tape: every tensor that the passes make, every kernel, and the operations of matrix products."""
+
+    def __init__(self, known: list[torch.Tensor]):
+        super().__init__()
+        self.tape: Tape = []
+        self._numbers: dict[int, int] = {}
+        self._made = 0
+        self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+
+    def event(self, name: str, gradient: torch.Tensor | None = None) -> None:
+        """Note a moment; with a gradient, that it is complete."""
+        if gradient is None:
+            self.tape.append(("event", name, 0))
+        else:
+            storage = gradient.untyped_storage()
+            self.tape += [("event", name, storage.nbytes()), ("gradient", self._numbers[id(storage)])]
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for leaf in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        flops, packet = 0, function._overloadpacket
+        if count := PRODUCTS.get(packet):
+            flops = count(*args, **(kwargs or {}), out_val=out)
+        runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
+        self.tape.append(("kernel", _kernel(packet, args, out, flops) if runs else None, flops))
+        return out
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._live:
+            return
+        number = self._numbers[key] = self._made
+        self._made += 1
+        self.tape.append(("made", storage.nbytes(), _in_backward()))
+
+        def gone(_) -> None:
+            del self._live[key]
+            self.tape.append(("freed", number))
+
+        self._live[key] = weakref.ref(storage, gone)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _attention_flops(query, key, value, *_, **__) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward_flops(gradient, query, key, value, *_, **__) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+PRODUCTS = (
+    flop_registry
+    | GROUPED
+    | {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+        torch.ops.study.fused_attention: _attention_flops,
+        torch.ops.study.fused_attention_backward: _attention_backward_flops,
+    }
+)
+
+
+NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where their two factors begin in the arguments
+
+
+def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
+    """What a kernel's time depends on: "product", (count, m, n, k); "attention", (operations,); or "other", (bytes,).
+
+    A convolution is a product with as many operations and an inner size of 1024.
+    """
+    if packet in MATRICES:
+        left, right = args[MATRICES[packet] :][:2]
+        count = left.shape[0] if left.dim() == 3 else 1
+        return "product", (count, left.shape[-2], right.shape[-1], left.shape[-1])
+    if flops and "attention" in packet.__name__:
+        return "attention", (flops,)
+    if flops:
+        return "product", (1, max(1, flops // (2 * 1024 * 1024)), 1024, 1024)
+    tensors = [leaf for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)]
+    return "other", (sum(_read_bytes(tensor) for tensor in tensors),)
+
+
+def _read_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel reads or writes of a tensor. An expanded one, such as a bias, is smaller than its shape."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def look(model: Transformer) -> Look:
+    """A model's tensors, buffers, kind and limits. It is built on `meta`."""
+    config = _config(model)
+    built = _built(model, config, torch.float32)
+    blocks, tensors = [], []
+    for key, tensor in built.named_parameters():
+        numbered = re.match(r"(?:.*?\.)?\d+(?=\.)", key)
+        if numbered and numbered[0] not in blocks:
+            blocks.append(numbered[0])
+        block = f"layer.{blocks.index(numbered[0])}" if numbered else "head" if blocks else "embeddings"
+        tensors.append((key, list(tensor.shape), block, tensor.requires_grad))
+    limit = configs.sequence_limit(config)
+    return Look(
+        kind=configs.kind_of(config),
+        family=config.model_type,
+        tensors=tensors,
+        buffers_bytes=sum(buffer.numel() * buffer.element_size() for buffer in built.buffers()),
+        has_fused_attention=configs.class_for(config)._supports_sdpa,
+        limit=limit and limit[0],
+        limited_by=limit and limit[1],
+        vocabulary=getattr(config.get_text_config(decoder=True), "vocab_size", None),
+    )
+
+
+def has_checkpointing(model: Transformer) -> bool:
+    return configs.class_for(_config(model)).supports_gradient_checkpointing
+
+
+def _refusal(model: Transformer, what: str, error: Exception) -> Stop:
+    text = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"
+    return Stop(
+        f"{model.name} {what} ({reason})", "correct its config.json, or give --params with --layers and --hidden"
+    )
+
+
+def _config(model: Transformer, attention: str | None = None):
+    with _quiet():
+        if model.code_from is not None:
+            return configs.load(model.code_from, attention=attention, dropout=model.dropout, trust_remote_code=True)
+        return configs.of_dict(json.loads(model.config), attention, model.dropout)
+
+
+def _built(model: Transformer, config, dtype: torch.dtype) -> torch.nn.Module:
+    with _quiet():
+        try:
+            built = build(config, "meta", dtype)
+        except Exception as error:  # a wrong number in a config may cause any error
+            raise _refusal(model, "cannot be built from its config", error) from error
+        with torch.device("meta"):
+            freeze(built, model.lora_rank, model.train_only)
+    return built
+
+
+def _freeze_in_bf16(model: torch.nn.Module) -> None:
+    """Convert frozen weights to bf16, as an expert loads them. Trained weights keep their type."""
+    for tensor in model.parameters():
+        if not tensor.requires_grad:
+            tensor.data = tensor.data.to(torch.bfloat16)
+
+
+def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
+    """The tape of a pass over `rows` rows."""
+    config = _config(model, way.attention)
+    dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
+    built = _built(model, config, dtype)
+    if way.frozen == "bf16":
+        _freeze_in_bf16(built)
+    # A model with its own code may treat layers differently in ways that `shorten` does not know.
+    stacks = [] if with_all_layers or model.code_from else shorten(built)
+    place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
+    with _quiet(), FakeTensorMode(), WithoutValues():
+        if way.checkpointing and not built.supports_gradient_checkpointing:
+            what = f"transformers has no activation checkpointing for {config.model_type}"
+            raise Stop(what, "leave --checkpointing out")
+        if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
+            options = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
+            built.gradient_checkpointing_enable(options)
+        _give_device(built)
+        try:
+            batch = inputs(config, rows, way.sequence)
+        except Exception as error:  # such as a vocabulary of 0
+            raise _refusal(model, "cannot be given rows", error) from error
+        watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
+        watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
+        _follow(built, watch)
+        for stack in stacks:
+            _mark(built.get_submodule(stack.name), stack.name, watch)
+        try:
+            with place(), zero3_linear(way.zero3_linear), watch:
+                _pass(config, way, built, batch, watch)
+        except Stop:
+            raise
+        except Exception as error:  # in foreign code, with a config that nobody has tried
+            if stacks:
+                raise Unlike("the model does not run with fewer layers") from error
+            raise _refusal(model, "cannot be followed without values", error) from error
+    return repeat(watch.tape, {stack.name: stack.alike() for stack in stacks})
+
+
+def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
+    dtype = next(built.parameters()).dtype
+    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
+        if way.loss == "chunked":
+            loss = without_logits(config, built, batch)
+        else:
+            with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
+                loss = logits_and_losses(config, built, batch, dtype, way.logits == "fp32")[1].mean()
+    watch.event("end of forward")
+    loss.backward()
+
+
+def _give_device(model: torch.nn.Module) -> None:
+    """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
+    made: dict[int, torch.Tensor] = {}
+
+    def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+    for module in model.modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None:
+                if id(tensor) not in made:
+                    made[id(tensor)] = torch.nn.Parameter(on_cpu(tensor), requires_grad=tensor.requires_grad)
+                module._parameters[key] = made[id(tensor)]
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                module._buffers[key] = on_cpu(tensor)
+
+
+def _follow(model: torch.nn.Module, watch: _Watch) -> None:
+    """Note when the forward pass reaches a tensor, and when a gradient is complete; then the gradient is dropped."""
+    names: dict[int, str] = {id(tensor): name for name, tensor in model.named_parameters()}
+    used = set()
+
+    def reaches(module: torch.nn.Module, _) -> None:
+        for tensor in module.parameters(recurse=False):
+            if id(tensor) not in used and not _in_backward():
+                used.add(id(tensor))
+                watch.event("use " + names[id(tensor)])
+
+    def complete(tensor: torch.Tensor) -> None:
+        watch.event("gradient " + names[id(tensor)], tensor.grad)
+        tensor.grad = None
+
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(reaches)
+    for tensor in model.parameters():
+        if tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(complete)
+
+
+def _mark(layers: torch.nn.ModuleList, stack: str, watch: _Watch) -> None:
+    """Mark on the tape where each layer of a stack begins in each phase, and where the stack ends."""
+
+    def forward(stack: str | None, place: int) -> None:
+        if not _in_backward():
+            watch.tape.append(("layer", "forward", stack, place))
+
+    def backward(values, stack: str | None, place: int) -> None:
+        """The mark comes when the gradient of these values is computed."""
+        tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.requires_grad)
+        if not _in_backward() and (tensor := next(tensors, None)) is not None:
+            tensor.register_hook(lambda _: watch.tape.append(("layer", "backward", stack, place)))
+
+    for place, layer in layers.named_children():
+        layer.register_forward_pre_hook(lambda *_, place=int(place): forward(stack, place))
+        layer.register_forward_hook(lambda *values, place=int(place): backward(values[-1], stack, place))
+    *_, last = layers
+    last.register_forward_hook(lambda *_: forward(None, 0))
+    next(iter(layers)).register_forward_pre_hook(lambda _, *values: backward(values, None, 0), with_kwargs=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' remarks on configs, and PyTorch's on missing devices."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
+    """The pass as lines over the number of rows, from one row count or from two: see `tape.py`.
+
+    Without `with_all_layers`, only some of the layers are followed if they repeat each other.
+    """
+    try:
+        tapes = [_followed(model, way, count, with_all_layers) for count in rows]
+    except Unlike:
+        tapes = [_followed(model, way, count, with_all_layers=True) for count in rows]
+    return tape.lines(tapes, rows, {tensor.name: tensor.block for tensor in model.tensors})

@@ -1,0 +1,182 @@
+"""Any transformers model as theory knows it: its config, and what a trace of the model has shown."""
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import NamedTuple
+
+from study.io import numbers
+from study.machine import cache, hub
+from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
+from study.spec.settings import Settings
+
+FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
+# Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
+CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
+
+
+class Pass(NamedTuple):
+    """All that decides a pass over a model, besides the number of rows."""
+
+    sequence: int
+    precision: str  # as a setup's, or bf16_gathered: autocast over weights that FSDP gathers in bf16
+    attention: str
+    checkpointing: bool
+    loss: str  # whole: from all logits; in_place: by a kernel that overwrites them; chunked: by one without them
+    zero3_linear: bool  # linear layers are stage 3's own: see study/predictor/tracing/zero3_linear.py
+    cuda: tuple[str, ...]  # the differences from a CPU in which CUDA's kernels are followed
+    logits: str = "fp32"  # or as_computed: the type of the logits in the loss
+    frozen: str = "as_weights"  # or bf16: the type of the frozen weights
+
+
+class Look(NamedTuple):
+    """What is true of a model in every training."""
+
+    kind: str  # decoder, encoder, seq2seq, vision or speech
+    family: str
+    tensors: list[tuple[str, list[int], str, bool]]
+    buffers_bytes: int
+    has_fused_attention: bool
+    limit: int | None  # tokens of a row
+    limited_by: str | None
+    vocabulary: int | None
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A config.json of transformers, and which part of the model trains.
+
+    The model is built once without values to find out what the config means. The answer stays in the cache.
+    """
+
+    name: str  # as the user calls it
+    config: str  # JSON with sorted keys
+    lora_rank: int | None = None  # only adapters of this rank train
+    train_only: str | None = None  # only the tensors train whose names match this regular expression
+    dropout: float | None = None  # in place of every probability of the config
+    code_from: str | None = None  # a model whose own Python code the user trusts
+
+    @classmethod
+    def of(cls, config: dict, name: str, **which) -> "Transformer":
+        return cls(name, json.dumps(config, sort_keys=True), **which)
+
+    @functools.cached_property
+    def look(self) -> Look:
+        return Look(*_cached(self._key, lambda tracing: tracing.look(self)))
+
+    @functools.cached_property
+    def dimensions(self) -> dict:
+        """What the config says, by transformers' names."""
+        return json.loads(self.config)
+
+    @property
+    def family(self) -> str:
+        return self.look.family
+
+    @property
+    def _key(self) -> list:
+        code = self.code_from and [self.code_from, hub.code_digest(self.code_from)]
+        return [self.config, self.lora_rank, self.train_only, self.dropout, code]
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name, tuple(shape), block, trains) for name, shape, block, trains in self.look.tensors)
+
+    @property
+    def positions(self) -> int | None:
+        """The most tokens of a row; None if the config says nothing."""
+        return self.look.limit
+
+    @property
+    def has_fused_attention(self) -> bool:
+        return self.look.has_fused_attention
+
+    @functools.cached_property
+    def has_checkpointing(self) -> bool:
+        """Whether transformers can recompute its activations."""
+        return _cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
+
+    def flops_per_row(self, sequence: int) -> int:
+        """Operations of matrix products in a pass over a row, without recomputation."""
+        attention = "sdpa" if self.has_fused_attention else "eager"
+        return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES), 1)
+
+    def flops(self, way: Pass, rows: int) -> int:
+        """Operations of matrix products in a pass, including those of recomputed layers."""
+        return _at(self._lines(way, rows)["flops"], rows)
+
+    def work(self, way: Pass, rows: int) -> list[list]:
+        """The kernels of a pass as lines over the number of rows: see `tracing.lines`."""
+        return self._lines(way, rows)["work"]
+
+    def profile(self, way: Pass, rows: int) -> Profile:
+        seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
+
+        def at(line) -> Held:
+            return Held(_at(line[:2], rows), _at(line[2:], rows))
+
+        def most(lines, gradient_bytes: int = 0) -> Held:
+            held = max(map(at, lines), key=lambda held: held.total)
+            return Held(held.kept, held.in_use - gradient_bytes)
+
+        gradients = tuple(
+            Gradient(by_name[name], most(lines, size), Held(at(line).kept, at(line).in_use - size))
+            for name, size, lines, line in seen["gradients"]
+        )
+        return Profile(
+            kept=_at(seen["kept"], rows),
+            most=most(seen["most"]),
+            at_use={name: _at(line, rows) for name, line in seen["at_use"].items()},
+            gradients=gradients,
+        )
+
+    def allocations(self, way: Pass, rows: int) -> tuple[list[int], list[int]]:
+        """Sizes of a pass's tensors in the order in which they are made; and the log of what happens:
+        0: the next tensor is made; n + 1: tensor n is freed; -n - 1: tensor n is a complete gradient."""
+        seen = self._lines(way, rows)
+        return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
+
+    def inputs_bytes(self, way: Pass, rows: int) -> int:
+        return _at(self._lines(way, rows)["inputs"], rows)
+
+    def _lines(self, way: Pass, rows: int) -> dict:
+        """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
+        exact = rows if rows == 1 or way.loss == "chunked" else None
+        key = [*self._key, list(way), exact]
+        return _cached(key, lambda tracing: tracing.lines(self, way, (rows,) if exact else (2, 3)))
+
+    def in_words(self) -> str:
+        sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
+        return (
+            f"{self.family} ({self.name}), {sizes}: {numbers.count(sum(t.elements for t in self.tensors))} parameters"
+        )
+
+
+def _at(line: list[int], rows: int) -> int:
+    return line[0] + line[1] * rows
+
+
+_seen: dict[str, dict | list] = {}
+
+
+@functools.cache
+def _versions() -> tuple[str, str]:
+    """Cached, because importlib reads all metadata of a package each time, and a report asks thousands of times."""
+    return version("torch"), version("transformers")
+
+
+def _cached(key: list, look) -> dict | list:
+    """An answer by its key: from this process, from the cache folder, or from a new trace, which needs torch."""
+    key = [FORMAT, *_versions(), *key]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    if name not in _seen:
+        looks = Settings.cache_dir.expanduser() / "looks"
+        if (known := cache.answer(looks, name)) is None:
+            from study.predictor.tracing import tracing
+
+            known = json.loads(json.dumps(look(tracing)))
+            cache.keep(looks, name, known)
+        _seen[name] = known
+    return _seen[name]

@@ -1,0 +1,74 @@
+"""The model that a user names with --model, or describes by a few numbers."""
+
+import re
+from dataclasses import dataclass
+
+from study.errors import Stop
+from study.predictor.architecture import NUMBERS, Architecture, decoder, generic, named
+from study.predictor.tracing.transformer import Transformer
+from study.spec.settings import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The model that a user names, or describes by a few numbers."""
+
+    model: str | None = None
+    """A built-in shape, a folder with a config.json, or a hub name."""
+    params: float | str | None = None
+    """Instead of a model: parameters of a GPT with --layers and --hidden, such as 7e9 or 7B."""
+    layers: int | None = None
+    """With --params."""
+    hidden: int | None = None
+    """With --params."""
+    ffn: int | None = None
+    """With --params: width of gated feed-forward layers. It makes the model a modern decoder, such as Llama."""
+    heads: int | None = None
+    """With --params: attention heads. Default: at least 64 elements each."""
+    kv_heads: int | None = None
+    """With --ffn: heads of keys and values. Default: as many as heads."""
+    vocabulary: int | None = None
+    """With --params: size of the vocabulary. Default: GPT-2's, and with --ffn Llama 3's."""
+    lora_rank: int | None = None
+    """With --model: only adapters of this rank train, one at each linear layer except the head."""
+    train_only: str | None = None
+    """With --model: only the tensors train whose names match this regular expression."""
+    trust_remote_code: bool = False
+    """With --model: run Python code that comes with the model."""
+
+
+def count_of(params: float | str) -> float:
+    """A number of parameters from a number or a text such as 7B, 350M or 1.5 T."""
+    if not isinstance(params, str):
+        return params
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMBT])", params.strip(), re.IGNORECASE)
+    if not match:
+        raise Stop(f"--params {params!r} is not a number of parameters", "give a number such as 7e9, 7B or 350M")
+    return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
+
+
+def asked_for(wanted: Wanted, sequence: int) -> Architecture | Transformer:
+    """The model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    given = {flag(name): value for name, value in vars(wanted).items() if value not in (None, False)}
+    which = {flag(name): getattr(wanted, name) for name in ("lora_rank", "train_only", "trust_remote_code")}
+    others = [name for name in given if name != "--model" and name not in which]
+    if wanted.model is not None and others:
+        raise Stop(f"{' and '.join(['--model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
+    if wanted.model is not None:
+        options = {"lora_rank": wanted.lora_rank, "train_only": wanted.train_only}
+        model = named(wanted.model, trust_remote_code=wanted.trust_remote_code, **options)
+        if model.positions and sequence > model.positions:
+            what = f"--sequence {sequence} is more than the model's {model.positions} positions"
+            raise Stop(what, f"give {model.positions} or fewer")
+        return model
+    if alone := [name for name in given if name in which]:
+        raise Stop(f"{' and '.join(alone)} need a model whose tensors are known", "give --model")
+    if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
+        if not given:
+            raise Stop("no model is given", f"give --model, or {NUMBERS}")
+        raise Stop(f"{' and '.join(given)} do not describe a model", f"give {' and '.join(missing)} as well")
+    if wanted.kv_heads is not None and wanted.ffn is None:
+        raise Stop("--kv-heads alone does not describe a decoder", "give --ffn, the width of its feed-forward layers")
+    numbers = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
+    numbers["params"] = count_of(wanted.params)
+    return generic(**numbers) if wanted.ffn is None else decoder(**numbers)

@@ -1,1 +1,0 @@
-"""Numbers in human units, and rows as a table in the terminal."""

@@ -1,1 +1,0 @@
-"""Formulas: memory, traffic and time of a training, computed without running it."""
