@@ -45,6 +45,7 @@ def executing(
             asyncio.run_coroutine_threadsafe(kernel.shutdown_kernel(now=True), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
 async def _execute_all(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -66,8 +67,10 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
             (site / name).mkdir()
-        judged = Judged(runs, claims.judge(runs))
-        for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, score(runs, say))):
+        with ThreadPoolExecutor(1) as pool:
+            scores = pool.submit(score, runs, say)
+            judged = Judged(runs, claims.judge(runs))
+        for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, scores.result())):
             (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS]
@@ -95,7 +98,7 @@ def check(runs: Runs, out: Path) -> None:
 
 
 def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
-    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
+    """Return the cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
     folders = sorted(f"{run.folder}\n" for run in runs.done if run.components)
     if not folders:
         return []
