@@ -52,7 +52,7 @@ run = Run(Settings(save=False), None, folder, record, accelerator, None)
 in_step = finish.after_training(run, None)
 assert not in_step
 finish.print_summary(run)
-ending.leave(0, in_step)
+ending.leave(0)
 '''
 
 

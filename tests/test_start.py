@@ -16,7 +16,11 @@ LAUNCH = Launch(pid=7, started=time.time(), config_file="x", num_processes=None)
 
 
 def opened(folder: Path | None, rank: int = 0) -> Path:
-    return setup.open_folder(resolve(Settings(run_dir=folder), gpu=False), read(all_paths()["ddp"]), LAUNCH, rank)
+    settings = resolve(Settings(run_dir=folder), gpu=False)
+    path, record = setup.open_folder(settings, read(all_paths()["ddp"]), LAUNCH, rank)
+    if rank == 0:
+        assert record == store.load(path), "the trainer goes on with what it has written, and reads nothing again"
+    return path
 
 
 def test_a_sweeps_output_may_be_in_the_folder(tmp_path):
