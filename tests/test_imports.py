@@ -54,11 +54,11 @@ def test_the_trainer_imports_what_only_some_runs_need_where_they_need_it():
     """
     code = """
 from study import train
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, Settings, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
-settings = resolve(Settings(), gpu=False)
+settings = resolve(Flags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
 tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)

@@ -10,7 +10,7 @@ from conftest import ranks_of
 from study.errors import Stop
 from study.records import store
 from study.records.schema import Loss
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.training.run import History, Run, show, windows
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
@@ -72,7 +72,7 @@ def test_a_record_that_has_ended_is_not_written_over(tmp_path, status):
 def a_run(steps: int, **settings):
     data = types.SimpleNamespace(train={"input_ids": range(70)}, train_rows=70)  # ten steps in an epoch
     at = lambda place: None  # noqa: E731  a heartbeat
-    return types.SimpleNamespace(settings=Settings(**settings), data=data, rows_taken_per_step=7, steps=steps, at=at)
+    return types.SimpleNamespace(settings=Flags(**settings), data=data, rows_taken_per_step=7, steps=steps, at=at)
 
 
 @pytest.mark.parametrize("warmup_steps", [1, 5, 10, 13, 29])
@@ -95,7 +95,7 @@ def test_each_loss_is_gathered_once_and_then_kept_as_a_number(tmp_path):
         return torch.cat([losses, losses + 1])  # a second rank
 
     accelerator = types.SimpleNamespace(is_main_process=True, gather=gather, log=lambda *_, **__: None)
-    run = Run(Settings(warmup_steps=2), None, tmp_path, None, accelerator, None, steps=5, timed_from=2)
+    run = Run(Flags(warmup_steps=2), None, tmp_path, None, accelerator, None, steps=5, timed_from=2)
     history = History()
     for window, losses in ((range(2), [1.0, 2.0]), (range(2, 5), [3.0, 4.0, 5.0])):
         history.rates += [0.1] * len(window)

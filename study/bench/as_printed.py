@@ -30,7 +30,7 @@ from study.measure.hardware import CUDA
 from study.records import store
 from study.records.schema import Evaluation, Loss, Memory, Observed, Record, ScriptTraining, Time
 from study.spec import arms
-from study.spec.settings import Repair, Settings, check, resolve
+from study.spec.settings import Flags, Repair, Settings, check, resolve
 from study.training import ending, models, setup
 from study.training.data import Data, load_data
 from study.training.launch import find_launch
@@ -44,7 +44,7 @@ NEEDED_TO_ENGAGE = {"train_micro_batch_size_per_gpu": "auto"}  # without it Deep
 LOGGING_STEPS, EVAL_STEPS = 10, 50  # as published
 
 
-def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) -> None:
+def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> None:
     """Train three times as the published script does.
 
     Args:

@@ -38,7 +38,7 @@ from study.spec import arms, optimizers
 from study.spec.arms import ROOT
 from study.spec.optimizers import refusal
 from study.spec.options import AsJson
-from study.spec.settings import Settings, check, resolve
+from study.spec.settings import Flags, Settings, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
@@ -183,7 +183,7 @@ def _show_bytes(name: str, sizes: dict[str, float]) -> None:
     show([{name: part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])
 
 
-def virtual(settings: Annotated[Settings, tyro.conf.arg(name="")], *, arm: str = "zero3", ranks: int = 8) -> None:
+def virtual(settings: Annotated[Flags, tyro.conf.arg(name="")], *, arm: str = "zero3", ranks: int = 8) -> None:
     """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
 
     Without --init the tensors have shapes but no values, so that they need no memory.

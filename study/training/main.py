@@ -27,7 +27,7 @@ from study.spec import arms
 from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS, with_plain_help
-from study.spec.settings import Settings, as_dict, check, check_steps, resolve
+from study.spec.settings import Flags, Settings, as_dict, check, check_steps, resolve
 from study.training import (
     checkpoints,
     ending,
@@ -61,7 +61,7 @@ def main(train: Train, launch: Launch | None = None) -> None:
     """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
     rank = int(os.environ.get("RANK", 0))
     parent = os.getppid()
-    settings = read_settings(train, rank)
+    flags = read_flags(train, rank)
     ending.interrupt_on_signals(parent)
     software.put_programs_on_path()
     if not CUDA:
@@ -70,19 +70,19 @@ def main(train: Train, launch: Launch | None = None) -> None:
     code = 1
     with contextlib.ExitStack() as stack:
         try:
-            run_to_the_end(train, settings, rank, opened, stack)
+            run_to_the_end(train, flags, rank, opened, stack)
             code = 0
         except BaseException as error:
             ending.fail(opened.folder, rank, error, opened.launch)
     ending.leave(code)
 
 
-def read_settings(train: Train, rank: int) -> Settings:
-    """Read the settings from the command line. Only the first rank prints help or a mistake."""
+def read_flags(train: Train, rank: int) -> Flags:
+    """Read the flags from the command line. Only the first rank prints help or a mistake."""
     text = sys.modules[train.__module__].__doc__
     try:
         return tyro.cli(
-            with_plain_help(Settings), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
+            with_plain_help(Flags), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
         )
     except SystemExit as error:
         if rank != 0 and error.code:
@@ -90,15 +90,15 @@ def read_settings(train: Train, rank: int) -> Settings:
         raise
 
 
-def run_to_the_end(train: Train, settings: Settings, rank: int, opened: Opened, stack: contextlib.ExitStack) -> None:
+def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack: contextlib.ExitStack) -> None:
     """Check what was asked for, open the run folder, and train. `stack` closes what this opens."""
     launch = opened.launch = opened.launch or find_launch()
     arm = arms.read(arms.find(launch.config_file))
-    if settings.virtual_ranks and rank != 0:
+    if flags.virtual_ranks and rank != 0:
         os._exit(0)
     if has_surplus_ranks(arm, launch):
         shrink_group()
-    settings = resolve(settings, CUDA)
+    settings = resolve(flags, CUDA)
     folder, record = setup.open_folder(settings, arm, launch, rank)
     opened.folder = folder
     end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
