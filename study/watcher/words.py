@@ -47,7 +47,9 @@ def summary(record: Record, folder: Path) -> list[str]:
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
     if record.error:
-        lines.append(f"  {record.status}: {record.error.message:.80}")
+        lines += textwrap.wrap(
+            f"{record.status}: {record.error.message}", 98, initial_indent="  ", subsequent_indent="    "
+        )
     if record.time.median_step_s:
         rate = f", {short(record.time.tokens_per_s)} tokens/s" if record.time.tokens_per_s else ""
         lines.append(f"  {short(record.time.median_step_s)} s per step (median){rate}")
