@@ -21,9 +21,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.errors import Stop
-from study.machine.disk import check_libaio
-
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
@@ -315,12 +312,3 @@ def site(real_runs, home, tmp_path_factory):
         lines: list[str] = []
         assert report.build([real_runs], out, lines.append) == [], lines
     return out
-
-
-@pytest.fixture
-def libaio() -> None:
-    """Skips a test of the disk on a machine without libaio."""
-    try:
-        check_libaio()
-    except Stop as stop:
-        pytest.skip(stop.sentence)
