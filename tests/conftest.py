@@ -287,7 +287,6 @@ def home(tmp_path_factory):
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     """Have this process, and those it starts, keep what they keep in that home."""
     patch.setenv("XDG_CACHE_HOME", str(home))
-    patch.setattr("study.ledger.probes._folder", lambda: home / "zero-study" / "trials")
 
 
 @pytest.fixture(scope="session")

@@ -342,19 +342,6 @@ def test_set_up_has_nothing_to_do_and_says_so_soon(extensions):
     assert done.stdout.splitlines() == [f"DeepSpeed's operators are compiled, in {extensions}.", "False 0"]
 
 
-def test_make_setup_looks_each_time(tmp_path):
-    """Also when the packages are installed: `make` would otherwise answer that nothing is to be done."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / ".ready").touch()
-    study = tmp_path / "bin" / "study"
-    study.write_text('#!/bin/sh\necho "study $@"\n')
-    study.chmod(0o755)
-    # `make test` runs this too: a make inside another prints which folder it enters.
-    words = ["make", "--no-print-directory", "setup", f"VENV={tmp_path}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["study operators"]
-
-
 # --- where they are kept --------------------------------------------------------------------------------------------
 
 

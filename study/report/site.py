@@ -161,6 +161,7 @@ def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[
 
 def _shell() -> InteractiveShell:
     """IPython with no names in it, which keeps no history."""
+    os.environ.pop("VIRTUAL_ENV", None)  # of another environment, whose packages IPython would add to ours
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
     shell.reset()
     return shell

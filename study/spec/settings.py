@@ -31,6 +31,18 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Optimizer = Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"]
 
 
+CACHE = "ZERO_STUDY_CACHE"
+
+
+def cache_home() -> Path:
+    """Return the folder of every cache: data, weights, traces of models, trials of claims."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get(CACHE) or home / "zero-study")
+
+
+DEFAULT_CACHE = cache_home()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Train a model under the arm that `accelerate launch --config_file` names, measure it, and write a run folder."""
@@ -144,8 +156,9 @@ class Settings:
     """The run folder. Default: a new folder in runs/."""
     nvme_dir: Path | None = None
     """The folder for an arm that offloads to disk. Default: beside the run folder. It is emptied when the run ends."""
-    cache_dir: Path = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "zero-study"
-    """The folder that keeps prepared data and drawn weights between runs."""
+    cache_dir: Path = DEFAULT_CACHE
+    """The folder that keeps data, weights and traces of models between runs. The variable ZERO_STUDY_CACHE sets it for
+    every command."""
 
 
 Repair = Literal["none", "fresh_model", "engaged"]  # of the published script: see study/bench/as_printed.py
