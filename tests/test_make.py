@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, python
+from conftest import ROOT
 
 HOSTILE = {
     "VIRTUAL_ENV": "/elsewhere",
@@ -54,18 +54,3 @@ def test_make_installs_into_its_environment_whatever_pip_conf_says(make, tmp_pat
     conf.write_text("[install]\nuser = true\n")
     install = f"{sys.executable} -m pip install --no-index --dry-run packaging"
     assert "packaging" in make(install, PIP_CONFIG_FILE=str(conf))
-
-
-def test_notebooks_of_a_report_see_no_other_environment(tmp_path):
-    """IPython adds the packages of the active virtual environment to the path of the process, and warns."""
-    code = """
-    import sys, warnings
-    from study.report import site
-    warnings.simplefilter("error")
-    site._shell()
-    print(*sys.path, sep="\\n")
-    """
-    packages = tmp_path / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
-    packages.mkdir(parents=True)
-    done = python(code, VIRTUAL_ENV=str(tmp_path))
-    assert str(packages) not in done.stdout.splitlines()
