@@ -14,8 +14,9 @@ from shaped import changed, failed, finished, put, script
 from test_parity import flags_for
 
 from study.errors import Stop
-from study.ledger import audit, evidence, record_checks
+from study.ledger import audit, evidence, files, ledger, record_checks
 from study.ledger.evidence import Evidence
+from study.ledger.model import MEASURED
 from study.records import metrics
 
 PER_STEP = ("observed__rows_per_step", "observed__tokens_per_step")
@@ -294,6 +295,30 @@ def test_memory_is_within_what_holds_it(changes, words):
     fields = finished(**GPU)
     ranks = [rank | changes for rank in fields["memory"]["per_rank"]]
     caught(changed(fields, memory__per_rank=ranks), words, alone=False)
+
+
+def without_memory(fields: dict) -> dict:
+    """The record, with every number of its memory at 0."""
+
+    def zeros(value):
+        if isinstance(value, dict):
+            return {name: zeros(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [zeros(each) for each in value]
+        return 0 if isinstance(value, int) else value
+
+    return fields | {"memory": zeros(fields["memory"])}
+
+
+def test_a_record_without_memory_is_set_aside_and_judging_goes_on(tmp_path):
+    """It used to end `study claims` with a division by zero, for which the message blamed a claim."""
+    others = [finished(f"{arm}-{number}", arm) for arm in ("ddp", "zero2") for number in (1, 2)]
+    put(tmp_path, without_memory(finished("empty", "zero3")), *others)
+    loaded = shaped.runs(tmp_path)
+    (reason,) = evidence.gather(loaded).set_aside
+    assert "empty/record.json is not a valid record: memory." in reason
+    claims = [claim for claim in files.read_all() if claim.basis == MEASURED]
+    assert len(ledger.judge_all(claims, loaded)) == len(claims) > 0
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3"])

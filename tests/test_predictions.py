@@ -9,6 +9,7 @@ from study.errors import Stop
 from study.ledger import citations
 from study.ledger.arguments import calls_of
 from study.ledger.citations import cited, searched
+from study.ledger.files import read_form
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
 from study.ledger.theory_checks import KINDS, arithmetic, quotient, stated, trend
@@ -310,3 +311,12 @@ def test_what_each_rests_on():
     assert {name: kind.basis for name, kind in KINDS.items()} == expected
     assert {name: kind.basis for name, kind in citations.KINDS.items()} == {"cited": "read", "searched": "read"}
     assert set(KINDS["theory"].own) == {"fitted_bytes_per_parameter", "rest_bytes", "rest_spread"}
+
+
+def test_the_list_of_sources_is_parsed_once(known, monkeypatch):
+    """A report asks for it more than a thousand times."""
+    read = []
+    monkeypatch.setattr(citations, "read_form", lambda *given: read.append(given) or read_form(*given))
+    for _ in range(3):
+        assert citations.sources().keys() == {"P1", "P2"}
+    assert len(read) == 1

@@ -191,12 +191,3 @@ def test_the_rows_of_runs(tmp_path):
     assert rows["alone"]["ranks"] == "8 virtual"
     assert rows["too-large"]["status"] == "oom"
     assert [rows["too-large"][name] for name in ("loss", "s/step", "tracked peak MB")] == [None] * 3
-
-
-def test_a_record_without_memory_is_set_aside_by_its_name(tmp_path):
-    ranks = [{"at_peak": {"weights": 0}, "after_step": {}, "tracked_peak_bytes": 0}] * 2
-    put(tmp_path, finished("whole"), finished("empty", memory={"components": {"per_rank": ranks}}))
-    loaded = runs.load(tmp_path)
-    assert [run.name for run in loaded] == ["whole"]
-    (reason,) = loaded.set_aside
-    assert "empty/record.json is not a valid record: memory.components.per_rank.0.tracked_peak_bytes" in reason

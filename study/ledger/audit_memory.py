@@ -19,7 +19,6 @@ def memory(record: Record) -> Iterator[str]:
     for number, rank in enumerate(record.memory.per_rank):
         sizes = {name: getattr(rank, f"{name}_bytes") for name in ("peak_allocated", "peak_reserved", "device_used")}
         sizes["the device"] = devices[number % len(devices)].memory_bytes if devices else None
-        yield from (f"rank {number}: {name} is 0; unknown would be None" for name, size in sizes.items() if size == 0)
         for less, more in NESTED:
             if None not in (sizes[less], sizes[more]) and sizes[less] > sizes[more]:
                 yield f"rank {number}: {less} is {sizes[less]}, more than {more}, {sizes[more]}"

@@ -1,7 +1,9 @@
 """Checks that rest on a source: what a source says, with its own sentence, or that no source says it."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel
@@ -72,10 +74,15 @@ class Sources(BaseModel):
 
 
 def sources() -> dict[str, Source]:
-    """The sources that claims may cite, by id."""
-    if not (FOLDER / SOURCES).exists():
+    """Return the sources that claims may cite, by id."""
+    return _sources(FOLDER / SOURCES)
+
+
+@functools.cache  # a report asks for it more than a thousand times
+def _sources(path: Path) -> dict[str, Source]:
+    if not path.exists():
         return {}
-    entries = read_form(FOLDER / SOURCES, Sources)[0].source
+    entries = read_form(path, Sources)[0].source
     if twice := [name for name, times in Counter(entry.id for entry in entries).items() if times > 1]:
         raise Stop(f"{SOURCES}, source {twice[0]} appears twice", "give each source its own id")
     return {entry.id: entry for entry in entries}
