@@ -24,7 +24,7 @@ from study.ledger import evidence
 from study.records import metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
-from study.watcher.findings import diagnose
+from study.watcher.diagnosis import diagnose
 from study.watcher.promises import promised
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")

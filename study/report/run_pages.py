@@ -21,7 +21,7 @@ from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import every_run, memory
 from study.spec.shapes import SHAPES, shape_of
-from study.watcher import findings
+from study.watcher import diagnosis
 from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
@@ -70,12 +70,12 @@ def write(
 def page(run: Run) -> dict:
     """Return what the page of a run shows."""
     record = run.record.model_dump(by_alias=True, include={"error", "requested", "observed"})
-    judged, unknown = findings.looked_at(run.record)
+    judged, unknown = diagnosis.looked_at(run.record)
     ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
     return {
         "results": _results(run),
         "error": record["error"],
-        "findings": findings.diagnose(run.record),
+        "findings": diagnosis.diagnose(run.record),
         "judged": judged,
         "not_judged": unknown,
         "losses": _losses(run),

@@ -9,7 +9,7 @@ from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.records import metrics
 from study.records.metrics import most
 from study.records.schema import Record
-from study.watcher import findings
+from study.watcher import diagnosis
 from study.watcher.parts import Part
 
 SHOWN = 4  # components, the largest first
@@ -67,7 +67,7 @@ def summary(record: Record, folder: Path) -> list[str]:
         lines.append("  No step is timed: in each the model also ran outside training, as for an evaluation.")
     if seen.steps and not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
-    for finding in findings.diagnose(record):
+    for finding in diagnosis.diagnose(record):
         text = f"{finding.sentence}." + ("" if finding.remedy is None else f" What to do: {finding.remedy}.")
         lines += textwrap.wrap(text, 98, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
     return [*lines, f"  {folder / 'record.json'}"]
