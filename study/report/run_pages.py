@@ -13,7 +13,7 @@ from study.io.names import safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
-from study.records import store
+from study.records import metrics, store
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
@@ -93,7 +93,8 @@ def page(run: Run) -> dict:
 def _results(run: Run) -> dict[str, str]:
     """What a reader wants to know first, in human units. What is not known is left out."""
     record, moved = run.record, sum(run.traffic.values())
-    evaluation = record.loss.final_eval
+    evaluation = metrics.final_evaluation(record)
+    speed = metrics.tokens_per_s(record)
     peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
     return {
         label: text
@@ -102,7 +103,7 @@ def _results(run: Run) -> dict[str, str]:
             ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
             ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
             ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
-            ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
+            ("tokens per second", speed and f"{speed:,.0f}"),
             (peak_of, run.peak_bytes and size(run.peak_bytes)),
             ("in collectives, per rank and step", moved and size(moved)),
             ("parameters", run.parameters and count(run.parameters)),

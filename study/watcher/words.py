@@ -6,6 +6,7 @@ from pathlib import Path
 from study.errors import Stop
 from study.io.numbers import short, size
 from study.measure.failures import device_is_full, host_is_full, lost_connection
+from study.records import metrics
 from study.records.metrics import most
 from study.records.schema import Record
 from study.watcher import diagnosis
@@ -50,9 +51,10 @@ def summary(record: Record, folder: Path) -> list[str]:
         lines += textwrap.wrap(
             f"{record.status}: {record.error.message}", 98, initial_indent="  ", subsequent_indent="    "
         )
-    if record.time.median_step_s:
-        rate = f", {short(record.time.tokens_per_s)} tokens/s" if record.time.tokens_per_s else ""
-        lines.append(f"  {short(record.time.median_step_s)} s per step (median){rate}")
+    if step_s := metrics.median_step_s(record):
+        speed = metrics.tokens_per_s(record)
+        rate = f", {short(speed)} tokens/s" if speed else ""
+        lines.append(f"  {short(step_s)} s per step (median){rate}")
     if (peak_bytes := most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)) is not None:
         fullest = max(record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes).at_peak or {}
         largest = sorted(fullest.items(), key=lambda item: -item[1])[:SHOWN]
