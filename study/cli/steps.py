@@ -194,7 +194,9 @@ def explained(step: StepTime, gpu: str) -> list[dict]:
         for name, (share, origin) in pace.ceilings(gpu).items()
     ]
     width = {"constant": "interval", "value": short(step.factor), "unit": "of the time, both ways"}
-    rows.append(width | {"origin": "fitted: 80 % of the rows of sources that were predicted without themselves"})
+    rows.append(
+        width | {"origin": "fitted: it covers 80 % of the rows of sources that were predicted without themselves"}
+    )
     datasheet = {"peak": (kind.half_flops_per_s / 1e12, "TFLOP/s in 16 bits")}
     datasheet |= {"memory": (kind.memory_bytes_per_s / 1e9, "GB/s")}
     return rows + [
