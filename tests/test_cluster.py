@@ -15,10 +15,10 @@ from study.errors import Stop
 from study.extras.cluster import cluster, over_hosts
 from study.extras.cluster.cluster import UNLIMITED, Cluster, Host
 from study.measure import network, readback
-from study.records import store
+from study.records import metrics, store
 from study.records.schema import Network
 from study.spec import arms
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.sweeps import launches, protocol
 from study.sweeps.protocol import Cell
 
@@ -176,7 +176,7 @@ def test_a_cell_that_cannot_be_spread_is_unavailable():
 
 
 def test_another_network_than_was_asked_for_is_a_mismatch():
-    settings = Settings(hosts=2, bandwidth_mbit=200)
+    settings = Flags(hosts=2, bandwidth_mbit=200)
     rank = {"interface": "zshost0", "bandwidth_mbit": 200.0, "limited_by": "tbf", "delayed_by": None}
     apart = [rank | {"host": "net:[1]"}, rank | {"host": "net:[2]"}]
     assert readback.other_network(settings, network.describe(apart)) == []
@@ -185,7 +185,7 @@ def test_another_network_than_was_asked_for_is_a_mismatch():
     faster = network.describe([side | {"bandwidth_mbit": 400.0} for side in apart])
     assert "observed 400.0" in readback.other_network(settings, faster)[0]
     free = network.describe([side | {"bandwidth_mbit": None} for side in apart])
-    assert readback.other_network(Settings(hosts=2, bandwidth_mbit="unlimited"), free) == []
+    assert readback.other_network(Flags(hosts=2, bandwidth_mbit="unlimited"), free) == []
     assert readback.other_network(settings, free) == ["bandwidth in Mbit/s: promised 200, observed None"]
 
 
@@ -262,11 +262,11 @@ def test_a_training_over_two_hosts_is_one_record_with_its_bytes_counted_on_the_l
     assert record.observed.network == Network(**wanted)
     assert record.observed.threads == 1
     assert len(record.memory.per_rank) == 2
-    links, expected = record.traffic.per_link, record.traffic.gloo_wire_bytes
+    links, expected = record.traffic.per_link, metrics.wire_bytes_per_rank(record)
     assert len(links) == 2
     for link, wire_bytes in zip(links, expected, strict=True):
         # Headers and acknowledgements come on top, at most a tenth.
         assert wire_bytes < link.sent_bytes / record.traffic.link_steps < 1.1 * wire_bytes
     at_least_s = expected[0] * 8 / 400e6
-    assert at_least_s < record.time.median_step_s
+    assert at_least_s < metrics.median_step_s(record)
     assert holders(tmp_path / "state") == set(), "the sweep brought the cluster up, and took it down"

@@ -26,11 +26,11 @@ import pandas as pd
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.machine import gpus
-from study.records import store
+from study.records import metrics, store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
 from study.spec.options import parsed
-from study.spec.settings import Settings, check, options
+from study.spec.settings import Flags, check, options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
@@ -66,7 +66,7 @@ def main() -> None:
 
 def run(bench: Bench) -> None:
     settings = requested(bench)
-    check(Settings(**settings))
+    check(Flags(**settings))
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.peaks and not bench.peaks.is_file():
@@ -137,7 +137,8 @@ def measure(settings: dict, name: str, out: Path) -> dict:
     if name == "ours":
         record = store.load(out)
         result = record.model_dump(mode="json", include={"commit", "dirty", "hardware", "software", "requested"})
-        result |= record.time.model_dump(include={"step_s", "flops_per_rank_and_step", "peak_flops_per_s"})
+        result |= record.time.model_dump(include={"step_s", "flops_per_rank_and_step"})
+        result["peak_flops_per_s"] = metrics.peak_flops_per_s(record)
         result["losses_first_last"] = [record.loss.train[0], record.loss.train[-1]]
     else:
         result = json.loads(out.read_text())

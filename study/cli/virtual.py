@@ -22,17 +22,17 @@ from study.records import store
 from study.records.schema import Record
 from study.spec import arms, optimizers
 from study.spec.options import AsJson
-from study.spec.settings import Settings, check, resolve
+from study.spec.settings import Flags, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
 
 # As `study estimate` has it, so that both describe the same training.
-DEFAULTS = Settings(precision="bf16_cast", micro_batch=1, init="none", steps=2, warmup_steps=1)
+DEFAULTS = Flags(precision="bf16_cast", micro_batch=1, init="none", steps=2, warmup_steps=1)
 
 
 def virtual(
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = DEFAULTS,
+    settings: Annotated[Flags, tyro.conf.arg(name="")] = DEFAULTS,
     *,
     arm: str = "zero3",
     ranks: int = 8,
@@ -64,7 +64,7 @@ def virtual(
     return None
 
 
-def _with_model(settings: Settings) -> Settings:
+def _with_model(settings: Flags) -> Flags:
     """Return the settings with the sequence that the model reads, and with its path if it is a folder."""
     if settings.model is None:
         return settings
@@ -76,7 +76,7 @@ def _with_model(settings: Settings) -> Settings:
     return replace(settings, model=str(Path(settings.model).resolve()))  # it is launched from another folder
 
 
-def _refuse(settings: Settings, arm: str) -> None:
+def _refuse(settings: Flags, arm: str) -> None:
     """Raise Stop if the training is impossible, before anything starts."""
     chosen = arms.load_arm(arm)
     gpu = num_gpus() > 0
@@ -96,9 +96,9 @@ def _folder(run_dir: Path | None) -> Iterator[Path]:
         yield Path(temporary) / "run"
 
 
-def _launch(settings: Settings, arm: str, folder: Path) -> None:
+def _launch(settings: Flags, arm: str, folder: Path) -> None:
     plain = replace(settings, run_dir=None, nvme_dir=None)  # the command names both by itself
-    changed = {name: value for name, value in vars(plain).items() if value != getattr(Settings, name)}
+    changed = {name: value for name, value in vars(plain).items() if value != getattr(Flags, name)}
     cell = Cell("", "virtual", "tiny", arm, None, changed)
     command = launches.command(cell, folder, settings.nvme_dir)
     try:  # in a session of its own, so that Ctrl-C does not reach the launcher, which would print a traceback
