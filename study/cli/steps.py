@@ -177,9 +177,8 @@ def _mark(span: Span) -> str:
 
 def wrapped(lines: list[str], bullet: str = "") -> list[str]:
     """Return the lines of a text, broken at WIDTH characters."""
-    indent = " " * len(bullet)
-    look = {"width": WIDTH, "subsequent_indent": indent, "break_on_hyphens": False}
-    return [part for line in lines for part in textwrap.wrap(bullet + line, **look)]
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * len(bullet), break_on_hyphens=False)
+    return [part for line in lines for part in wrapper.wrap(bullet + line)]
 
 
 def explained(step: StepTime, gpu: str) -> list[dict]:
