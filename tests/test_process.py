@@ -16,7 +16,7 @@ from conftest import ROOT, python, ranks_of
 
 from study.errors import Stop
 from study.machine import linux
-from study.measure import failures
+from study.measure import hardware
 from study.records import store
 from study.spec.arms import FOLDER, read
 from study.training import ending
@@ -82,8 +82,8 @@ def test_the_two_that_stay_find_each_other(tmp_path):
 def test_whose_memory_is_full(error, free_bytes, device, host, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 2**37))
-    assert failures.device_is_full(error) is device
-    assert failures.host_is_full(error) is host
+    assert hardware.device_is_full(error) is device
+    assert hardware.host_is_full(error) is host
 
 
 def test_where_the_machine_does_not_count_kills_the_control_group_does(monkeypatch):

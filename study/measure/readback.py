@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from study.measure import fsdp
+from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
 from study.records.schema import Network, Observed
@@ -64,8 +64,8 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
     )
     if hasattr(model, "zero_optimization_stage"):
         return seen.model_copy(update=_engine(model, zero_optimizer(optimizer)))
-    if fsdp.version(model) == 2:
-        seen.fsdp = fsdp.describe(model)
+    if roles.fsdp_version(model) == 2:
+        seen.fsdp = roles.describe_fsdp(model)
         seen.offload_optimizer = seen.offload_param = "cpu" if seen.fsdp["offloads"] else "none"
     if hasattr(model, "bucket_bytes_cap"):
         seen.bucket_bytes, seen.overlap = model.bucket_bytes_cap, True  # DDP always overlaps
@@ -89,8 +89,8 @@ def _sizes(model) -> dict[str, int]:
         else:
             size, part = _shape(parameter).numel(), getattr(parameter, "_local_tensor", parameter).numel()
         whole, held, trained = whole + size, held + part, trained + size * parameter.requires_grad
-    if fsdp.version(model) == 1:
-        return fsdp.sizes(model)
+    if roles.fsdp_version(model) == 1:
+        return roles.fsdp_sizes(model)
     return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
 
 

@@ -20,7 +20,7 @@ from study.machine import cache, hub
 from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings
 from study.spec.shapes import SHAPES, VOCABULARY, is_local
-from study.training import corpus, models
+from study.training import models, tasks
 
 SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
 ROWS = "rows.safetensors"  # in each entry of the cache
@@ -99,12 +99,12 @@ def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
     length = settings.sequence
     if settings.task == "imdb":
-        train = corpus.reviews(settings.train_rows, length, SPLIT_SEED)
-        test = corpus.reviews(settings.eval_rows, length, SPLIT_SEED + 1)
+        train = tasks.reviews(settings.train_rows, length, SPLIT_SEED)
+        test = tasks.reviews(settings.eval_rows, length, SPLIT_SEED + 1)
     else:
         counts = {"train": settings.train_rows or 1600, "validation": settings.eval_rows}
         train, test = (
-            {"input_ids": corpus.stream(n * length, SPLIT_SEED, part).reshape(n, length)} for part, n in counts.items()
+            {"input_ids": tasks.stream(n * length, SPLIT_SEED, part).reshape(n, length)} for part, n in counts.items()
         )
     tensors = [{name: torch.from_numpy(array) for name, array in rows.items()} for rows in (train, test)]
     return Data(*tensors, vocabulary=VOCABULARY, source="embedded")

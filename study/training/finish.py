@@ -13,17 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import gpus
-from study.measure import hardware, network, readback, roles, traffic
+from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import disk_bytes, written_bytes
-from study.models.shapes import GROUPED, WithoutValues
+from study.models.build import GROUPED, WithoutValues
 from study.records import store
 from study.records.metrics import gloo_wire_bytes
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
-from study.training import ending, machines, models, tasks
-from study.training.log import say
-from study.training.run import History, Run
+from study.training import ending, models, tasks
+from study.training.launch import store_reason
+from study.training.run import History, Run, say
 
 PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
 NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
@@ -44,7 +44,7 @@ def finish(run: Run, history: History) -> None:
     record.time = _times(run, history.clock)
     record.memory.per_rank = run.gathered(_peaks(run, history))
     if history.link:
-        links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
+        links = dict(run.gathered((hardware.network_host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     if run.settings.checkpoint_every or run.source:
         record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
@@ -86,7 +86,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
-            machines.leave_reason(stop)
+            store_reason(stop)
             _give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)

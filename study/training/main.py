@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import operators, software
-from study.measure import network, readback
+from study.measure import hardware, readback
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
-from study.models.adapters import freeze
+from study.models.build import freeze
 from study.records.schema import Observed, Record, Time
 from study.spec import arms
 from study.spec import optimizers as combinations
@@ -32,19 +32,21 @@ from study.training import (
     checkpoints,
     ending,
     finish,
-    limits,
-    machines,
     models,
-    optimizers,
     patches,
     setup,
-    sharding,
-    virtual,
 )
 from study.training.data import load_data
-from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
-from study.training.log import quiet
-from study.training.run import Run
+from study.training.launch import (
+    Launch,
+    cap_memory,
+    describe_machines,
+    find_launch,
+    has_surplus_ranks,
+    set_threads,
+    shrink_group,
+)
+from study.training.run import Run, quiet
 
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
 
@@ -108,13 +110,13 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     combinations.check(settings, arm)
     if settings.virtual_ranks:
         arms.check_virtual(arm, settings.init)
-    limits.set_threads(settings.threads, settings.hosts)
+    set_threads(settings.threads, settings.hosts)
     disk = setup.claim_disk(settings, arm, launch, folder)
     stack.callback(nvme.empty, disk)
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
     run.source = checkpoints.find(run)
-    values = virtual.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext()
+    values = patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext()
     with values:
         in_step = train_and_inspect(train, run, started)
     finish.print_summary(run)
@@ -126,7 +128,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
 
 def train_and_inspect(train: Train, run: Run, started: float) -> bool:
     """Prepare the model, train it, and run the instruments. Returns whether all ranks reached the end together."""
-    cap = limits.cap_memory(run.settings.memory_cap_gib)
+    cap = cap_memory(run.settings.memory_cap_gib)
     if CUDA and run.arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)
     try:
@@ -157,7 +159,7 @@ def open_run(
         data = load_data(settings)
     run = Run(settings, arm, folder, record, accelerator, data, disk, heartbeat=heartbeat)
     run.at("preparing the model")
-    record.machines = machines.describe(run)
+    record.machines = describe_machines(run)
     needed = run.rows_taken_per_step
     if needed > data.train_rows:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"
@@ -218,20 +220,20 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     settings, accelerator = run.settings, run.accelerator
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
     if run.arm.fsdp:
-        sharding.name_layers(accelerator, model)
+        patches.name_layers(accelerator, model)
     if "optimizer" in (run.arm.deepspeed or {}):
         optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
     else:
-        optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
+        optimizer = models.build_optimizer(settings, model, with_master and run.arm.fsdp is None)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
         # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
         # copies are of the parts that this rank holds, which exist only now.
-        run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
+        run.optimizer.optimizer = models.build_optimizer(settings, run.model, with_master)
     if run.is_virtual:
-        virtual.reduce_in_python(run.model)
-        virtual.compare_no_rows(run.model)
+        patches.reduce_in_python(run.model)
+        patches.compare_no_rows(run.model)
     if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
@@ -249,7 +251,7 @@ def _observed(run: Run) -> Observed:
     seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
     if settings.hosts:
-        seen.network = network.describe(run.gathered(network.seen_from_here()))
+        seen.network = hardware.describe_network(run.gathered(hardware.network_limits()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
     seen.patches = sorted(patches.applied)

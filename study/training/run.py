@@ -1,7 +1,12 @@
-"""A run in progress: its settings and objects, its windows of steps, and the output between windows."""
+"""A run in progress: its settings and objects, its windows of steps, and what the user sees of it."""
 
+import contextlib
+import logging
 import math
+import os
 import statistics
+import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate import Accelerator
 
 from study.errors import Stop
@@ -20,7 +26,6 @@ from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
-from study.training.log import say
 
 if TYPE_CHECKING:
     from study.training.checkpoints import Source
@@ -181,3 +186,43 @@ def write_step(run: Run, step: int, values: dict) -> None:
     """Append values of a step to the run's file, and send them to the trackers. Only called between windows."""
     store.append_step(run.folder, {"step": step} | values)
     run.accelerator.log({name: value for name, value in values.items() if value is not None}, step=step)
+
+
+LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
+_NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream that it finds on import
+
+
+def say(folder: Path | None, text: str) -> None:
+    """Print a line, and append it to the run's log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    if folder is not None:
+        with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
+            log.write(text + "\n")
+
+
+def log_to(folder: Path | None) -> None:
+    """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
+    handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    # At every step DeepSpeed 0.19 calls functions that torch 2.13 has deprecated: a warning each in the timed window.
+    warnings.simplefilter("ignore", FutureWarning)
+    transformers.utils.logging.disable_progress_bar()
+    _remove_handlers()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what DeepSpeed prints while it starts."""
+    with contextlib.redirect_stdout(_NOWHERE):
+        yield
+    _remove_handlers()  # DeepSpeed adds its own on import
+
+
+def _remove_handlers() -> None:
+    for name in LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True

@@ -28,9 +28,9 @@ from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.training import loading, machines, models, patches, virtual
-from study.training.launch import Launch
-from study.training.log import log_to, quiet, say
+from study.training import loading, models, patches
+from study.training.launch import Launch, on_several_machines
+from study.training.run import log_to, quiet, say
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
@@ -38,7 +38,7 @@ OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  #
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
     """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it."""
-    if settings.run_dir is None and machines.several():
+    if settings.run_dir is None and on_several_machines():
         raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
     if settings.run_dir == Path():
         raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
@@ -76,7 +76,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if arm.stage != 3:
         what = f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu"
         raise Stop(what, "use stage 3 for the disk, or write cpu")
-    if settings.nvme_dir is None and machines.several():
+    if settings.nvme_dir is None and on_several_machines():
         what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
         raise Stop(what, "name a folder that each machine has on a disk of its own")
     nvme.check_libaio()
@@ -136,7 +136,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     sharing_ranks = arm.sharing_ranks(ranks)
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: no process group
     if settings.virtual_ranks:
-        virtual.become_one_of(settings.virtual_ranks)
+        patches.become_virtual_rank(settings.virtual_ranks)
         backend = None if arm.deepspeed is None else "fake"  # Accelerate uses the existing group
     if not settings.compile:
         # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose
