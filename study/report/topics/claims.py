@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 from matplotlib.figure import Figure
 
@@ -22,8 +24,21 @@ COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
-def judged(runs: Runs, document: str | None = None) -> list[Verdict]:
-    """The claims of one document, or of all, judged by these runs."""
+@dataclass(frozen=True)
+class Judged:
+    """Runs, and the verdicts over them."""
+
+    runs: Runs
+    verdicts: list[Verdict]
+
+    @cached_property
+    def rows(self) -> list[dict]:
+        """The verdicts as rows."""
+        return [row(each) for each in self.verdicts]
+
+
+def judge(runs: Runs, document: str | None = None) -> list[Verdict]:
+    """Judge the claims of one document, or of all, by these runs."""
     return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
 
 
@@ -34,7 +49,7 @@ def row(verdict: Verdict) -> dict:
 
 def table(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
-    return [row(each) for each in judged(runs, document)]
+    return [row(each) for each in judge(runs, document)]
 
 
 def tallied(verdicts: list[dict]) -> list[dict]:
