@@ -87,7 +87,7 @@ def train_window(run: Run, window: range, history: History) -> None:
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
     """One update from `accumulation` microbatches. Returns the loss on the device, because reading it would wait."""
-    total = 0.0
+    losses = []
     for i in range(run.settings.accumulation):
         batch = {name: rows[i].to(run.accelerator.device, non_blocking=True) for name, rows in microbatches.items()}
         with run.accelerator.accumulate(run.model):
@@ -95,14 +95,15 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
             run.accelerator.backward(loss)  # under DeepSpeed this also takes the optimizer step
             run.optimizer.step()
             run.optimizer.zero_grad()
-        total = total + loss.detach()
-    return total / run.settings.accumulation
+        losses.append(loss.detach())
+    return sum(losses[1:], start=losses[0]) / run.settings.accumulation
 
 
 @torch.no_grad()
 def evaluate(run: Run, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, which the ranks share. Only the first rank computes the metric."""
-    accelerator, rows = run.accelerator, run.data.eval
+    accelerator = run.accelerator
+    rows = run.data.eval
     run.at(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])

@@ -50,7 +50,8 @@ class Marks:
     FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
 
     def __init__(self):
-        self._marks, self._step_s = [_now()], []
+        self._marks = [_now()]
+        self._step_s: list[float] = []
 
     def tick(self) -> None:
         self._marks.append(_now())
@@ -60,8 +61,8 @@ class Marks:
 
     def read(self) -> list[float]:
         """The seconds of every step, including the first. On a GPU this waits for the last step."""
-        if CUDA:
-            self._marks[-1].synchronize()
+        if isinstance(last := self._marks[-1], torch.cuda.Event):
+            last.synchronize()
         return self._step_s + _between(self._marks)
 
 

@@ -42,9 +42,14 @@ class CollectiveLog:
     """
 
     def __init__(self, path: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
-        self.file, self.rank, self.every_s, self.still_s = Path(path) / FILE.format(rank=rank), rank, every_s, still_s
-        self._status, self._since_s = None, time.monotonic()
-        self._written_s, self._copied = -math.inf, False
+        self.file = Path(path) / FILE.format(rank=rank)
+        self.rank = rank
+        self.every_s = every_s
+        self.still_s = still_s
+        self._status: dict | None = None
+        self._since_s = time.monotonic()
+        self._written_s = -math.inf
+        self._copied = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collective log", daemon=True)
         self._thread.start()
@@ -74,7 +79,8 @@ class CollectiveLog:
 
     def look(self) -> None:
         """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
-        status, now_s = _counts(), time.monotonic()
+        status = _counts()
+        now_s = time.monotonic()
         if status != self._status:
             self._status, self._since_s = status, now_s
             if self._copied or now_s - self._written_s >= MOVING_S:
@@ -188,7 +194,8 @@ def _groups() -> dict[str, list[int]]:
 
 def _place() -> str | None:
     """The innermost line of the main thread that is not in an installed package."""
-    frame, first = sys._current_frames().get(threading.main_thread().ident), None
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    first = None
     while frame is not None:
         code = frame.f_code
         place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"

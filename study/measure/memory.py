@@ -69,6 +69,11 @@ def disk_bytes() -> dict[str, int | None]:
     return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
 
 
+def difference(after: int | None, before: int | None) -> int | None:
+    """Return what was counted between two readings. None if one of them is unknown."""
+    return None if after is None or before is None else after - before
+
+
 def _kib(text: str | None) -> int | None:
     return int(text.split()[0]) * 1024 if text else None
 
@@ -115,11 +120,11 @@ class MemoryWatch(TorchDispatchMode):
             self._add(tensor, "before")
         self.peak = self.total
         self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resized(self._resize)
+        torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign]
         return super().__enter__()
 
     def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         return super().__exit__(*error)
 
     def _resized(self, resize: Callable) -> Callable:
@@ -234,7 +239,11 @@ class MemoryWatch(TorchDispatchMode):
 
 def _subclasses(kind: type) -> set[type]:
     """A class and all that derive from it."""
-    return {kind}.union(*(_subclasses(child) for child in type.__subclasses__(kind)))
+    kinds = {kind}
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        kinds |= _subclasses(child)
+    return kinds
 
 
 def _let_threads_finish() -> None:

@@ -95,7 +95,8 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
     """The role of each storage, by the address of its C++ object. The first role that claims a storage keeps it."""
-    claimed, by_role = {}, tensors_by_role(model, optimizer)
+    claimed: dict[int, str] = {}
+    by_role = tensors_by_role(model, optimizer)
     order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
     for role in order:
         for tensor in by_role[role]:

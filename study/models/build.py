@@ -54,27 +54,36 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def freeze(model: nn.Module, lora_rank: int | None = None, train_only: str | None = None) -> None:
+def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str | None = None) -> None:
     """Freeze a model, except adapters at every linear layer and a classifier, or tensors with matching names."""
-    if lora_rank is None and train_only is None:
-        return
-    for name, tensor in model.named_parameters():
-        is_head = lora_rank is not None and name.split(".")[0] in CLASSIFIERS
-        tensor.requires_grad_(is_head or (train_only is not None and re.search(train_only, name) is not None))
     if lora_rank is not None:
-        head = model.get_output_embeddings()
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                is_layer = isinstance(child, (nn.Linear, Conv1D)) and child is not head
-                if is_layer and not child.weight.requires_grad and not isinstance(module, Adapted):
-                    setattr(module, name, Adapted(child, lora_rank))
+        for name, tensor in model.named_parameters():
+            tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
+        _add_adapters(model, lora_rank)
+    elif train_only is not None:
+        for name, tensor in model.named_parameters():
+            tensor.requires_grad_(re.search(train_only, name) is not None)
+    else:
+        return
     if not any(tensor.requires_grad for tensor in model.parameters()):
         raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
     # Checkpointed layers need an input with a gradient, and frozen embeddings give none.
     model.enable_input_require_grads()
 
 
+def _add_adapters(model: PreTrainedModel, rank: int) -> None:
+    """Put an adapter beside every frozen linear layer, except the output embeddings."""
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
+                continue
+            if not child.weight.requires_grad:
+                setattr(module, name, Adapted(child, rank))
+
+
 aten = torch.ops.aten
+ZEROS = {torch.bool: False}
 
 
 class WithoutValues(TorchDispatchMode):
@@ -87,7 +96,7 @@ class WithoutValues(TorchDispatchMode):
     def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         if function is aten._local_scalar_dense.default:
             dtype = args[0].dtype
-            return 0.0 if dtype.is_floating_point else False if dtype == torch.bool else 0
+            return ZEROS.get(dtype, 0.0 if dtype.is_floating_point else 0)
         if function is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
             return _grouped_product(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -99,16 +108,15 @@ def _grouped_flops(left, right, *_, out_val, **__) -> int:
     return 2 * products * left.shape[-1]
 
 
-_grouped_flops._get_raw = True  # FlopCounterMode's mark for a formula that takes tensors
+vars(_grouped_flops)["_get_raw"] = True  # FlopCounterMode's mark for a formula that takes tensors
 GROUPED = {aten._grouped_mm: _grouped_flops}  # PyTorch 2.13's FlopCounterMode has no formula for it
 
 
 def _grouped_product(left, right, offsets=None, bias=None, out_dtype=None) -> torch.Tensor:
     """The result's shape: one product for each group. Groups lie side by side, by rows or by columns."""
+    shape = [left.shape[-2], right.shape[-1]]
     if left.dim() == right.dim() == 2:
-        shape = (offsets.numel(), left.shape[0], right.shape[1])
-    elif left.dim() == 3 and right.dim() == 3:
-        shape = (left.shape[0], left.shape[1], right.shape[2])
-    else:
-        shape = (left.shape[-2], right.shape[-1])
+        shape.insert(0, offsets.numel())
+    elif left.dim() == right.dim() == 3:
+        shape.insert(0, left.shape[0])
     return left.new_empty(shape, dtype=out_dtype or left.dtype)

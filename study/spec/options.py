@@ -1,6 +1,8 @@
 """Reads options from the command line with tyro. Help and errors avoid the names of Python types."""
 
+import functools
 import inspect
+import operator
 import re
 import typing
 from collections.abc import Callable
@@ -38,8 +40,10 @@ def parsed(command: Callable, **options):
             case parsing.InstantiationFailure(argument=argument, message=message) if argument is not None:
                 raise Stop(f"{_flag(argument) or event.prog}: {message}", more)
 
-    for part in (command, *filter(is_dataclass, map(_without_annotation, typing.get_type_hints(command).values()))):
-        with_plain_help(part)
+    with_plain_help(command)
+    for hint in map(_without_annotation, typing.get_type_hints(command).values()):
+        if isinstance(hint, type) and is_dataclass(hint):
+            with_plain_help(hint)
     with parsing.on_parse_error(refuse):
         return tyro.cli(command, registry=OPTIONS, **options)
 
@@ -89,7 +93,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     members = typing.get_args(info.type)
     if NoneType not in members:
         return None
-    rest = typing.Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007 (not an annotation)
+    rest = functools.reduce(operator.or_, [member for member in members if member is not NoneType])
     given = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(rest, info.markers))
     if not isinstance(given, PrimitiveConstructorSpec):
         return None

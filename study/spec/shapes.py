@@ -36,8 +36,8 @@ def _decoder(model_type: str, hub: str | None, vocabulary: int, width: int, ffn:
 
 
 def _heads(heads: int, of_keys: int, width: int | None = None) -> dict:
-    heads = {"num_attention_heads": heads, "num_key_value_heads": of_keys}
-    return heads if width is None else heads | {"head_dim": width}
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": of_keys}
+    return sizes if width is None else sizes | {"head_dim": width}
 
 
 UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}

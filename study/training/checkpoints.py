@@ -23,7 +23,7 @@ from study.errors import Stop
 from study.io import files
 from study.measure import readback
 from study.measure.hardware import CUDA
-from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, written_bytes
+from study.measure.memory import difference, disk_bytes, highest, peaks, reset_peaks, written_bytes
 from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
@@ -137,15 +137,20 @@ def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
     """Make a call that belongs to no timed step: its memory and disk traffic are kept out of theirs."""
     history.peaks = highest(history.peaks, peaks())
     reset_peaks()
-    cost, disk, written, started = Cost(peaks()), disk_bytes(), written_bytes(), time.perf_counter()
+    cost = Cost(peaks())
+    disk = disk_bytes()
+    written = written_bytes()
+    started = time.perf_counter()
     call()
-    cost.seconds, cost.peak = time.perf_counter() - started, peaks()
-    cost.written_bytes = None if written is None else written_bytes() - written
+    cost.seconds = time.perf_counter() - started
+    cost.peak = peaks()
+    cost.written_bytes = difference(written_bytes(), written)
     reset_peaks()
-    if history.disk_before is not None:
-        for name, now in disk_bytes().items():
-            if None not in (now, disk[name], history.disk_before[name]):
-                history.disk_before[name] += now - disk[name]
+    for name, after in disk_bytes().items():
+        before = history.disk_before.get(name)
+        moved = difference(after, disk[name])
+        if before is not None and moved is not None:
+            history.disk_before[name] = before + moved
     return cost
 
 

@@ -82,32 +82,35 @@ def load_data(settings: Settings) -> Data:
 
     def write(folder: Path) -> None:
         prepare = _reviews if settings.task == "imdb" else _blocks
-        splits, counts = _dataset(settings), {"train": settings.train_rows, "eval": settings.eval_rows}
-        parts = {part: prepare(settings, tokenizer, splits[part], part, count) for part, count in counts.items()}
-        tensors = {f"{part}.{name}": rows for part, columns in parts.items() for name, rows in columns.items()}
+        splits = _dataset(settings)
+        tensors = {}
+        for part, count in (("train", settings.train_rows), ("eval", settings.eval_rows)):
+            for name, rows in prepare(settings, tokenizer, splits[part], part, count).items():
+                tensors[f"{part}.{name}"] = rows
         save_file(tensors, folder / ROWS)
 
     tensors = load_file(cache.entry(below(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
-    split: dict[str, Rows] = {"train": {}, "eval": {}}
-    for name, rows in tensors.items():
-        part, _, column = name.partition(".")
-        split[part][column] = rows
-    return Data(**split, vocabulary=len(tokenizer), source=source)
+    train = {name.removeprefix("train."): rows for name, rows in tensors.items() if name.startswith("train.")}
+    held_out = {name.removeprefix("eval."): rows for name, rows in tensors.items() if name.startswith("eval.")}
+    return Data(train, held_out, vocabulary=len(tokenizer), source=source)
 
 
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
-    length = settings.sequence
-    if settings.task == "imdb":
-        train = tasks.reviews(settings.train_rows, length, SPLIT_SEED)
-        test = tasks.reviews(settings.eval_rows, length, SPLIT_SEED + 1)
-    else:
-        counts = {"train": settings.train_rows or 1600, "validation": settings.eval_rows}
-        train, test = (
-            {"input_ids": tasks.stream(n * length, SPLIT_SEED, part).reshape(n, length)} for part, n in counts.items()
-        )
-    tensors = [{name: torch.from_numpy(array) for name, array in rows.items()} for rows in (train, test)]
-    return Data(*tensors, vocabulary=VOCABULARY, source="embedded")
+    make = _embedded_reviews if settings.task == "imdb" else _embedded_stream
+    train = make("train", settings.train_rows or 1600, settings.sequence)
+    held_out = make("validation", settings.eval_rows, settings.sequence)
+    return Data(train, held_out, vocabulary=VOCABULARY, source="embedded")
+
+
+def _embedded_reviews(part: str, rows: int, sequence: int) -> Rows:
+    arrays = tasks.reviews(rows, sequence, SPLIT_SEED + (part != "train"))
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _embedded_stream(part: str, rows: int, sequence: int) -> Rows:
+    tokens = tasks.stream(rows * sequence, SPLIT_SEED, part)
+    return {"input_ids": torch.from_numpy(tokens).view(rows, sequence)}
 
 
 def _synthetic(settings: Settings) -> Data:
@@ -177,8 +180,9 @@ def _tokenizer(settings: Settings):
     return tokenizer
 
 
-def _reviews(settings: Settings, tokenizer, split, part: str, count: int) -> Rows:
-    """So many random rows of a split, padded, as the source document takes them."""
+def _reviews(settings: Settings, tokenizer, split, part: str, count: int | None) -> Rows:
+    """Return so many random rows of a split, padded, as the source document takes them."""
+    count = len(split) if count is None else count
     _check_count(part, count, len(split), "rows")
     chosen = split.shuffle(seed=SPLIT_SEED).select(range(count))
     _check_texts(settings, chosen["text"])

@@ -16,7 +16,7 @@ from study.machine import gpus
 from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
-from study.measure.memory import disk_bytes, written_bytes
+from study.measure.memory import difference, disk_bytes, written_bytes
 from study.models.build import GROUPED, WithoutValues
 from study.records import store
 from study.records.metrics import gloo_wire_bytes
@@ -149,11 +149,12 @@ def save(run: Run) -> None:
 
 def _peaks(run: Run, history: History) -> RankMemory:
     """This rank's peaks in the timed steps, and the bytes that it moved to and from the disk."""
-    peaks = history.peaks if run.has_values else RankMemory()
+    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
     if run.arm.uses_nvme:
-        before, after = history.disk_before, disk_bytes()
-        moved = {name: None if None in (before[name], after[name]) else after[name] - before[name] for name in after}
-        peaks.nvme_read_bytes, peaks.nvme_written_bytes = moved["read_bytes"], moved["write_bytes"]
+        before = history.disk_before
+        after = disk_bytes()
+        peaks.nvme_read_bytes = difference(after["read_bytes"], before["read_bytes"])
+        peaks.nvme_written_bytes = difference(after["write_bytes"], before["write_bytes"])
     return peaks
 
 
@@ -214,10 +215,10 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     wire = gloo_wire_bytes(counter.counts, run.accelerator.num_processes) if on_gloo else None
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
-    moved.kernel_bytes_written = run.gathered(after - before if None not in (before, after) else None)
+    moved.kernel_bytes_written = run.gathered(difference(after, before))
     moved.gloo_wire_bytes = run.gathered(wire)
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
-    if not run.has_values:
+    if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
     homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
     run.record.memory.components = Components(per_rank=run.gathered(components), **homes)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from study.machine.linux import cap_private_memory, is_alive, oom_kills, usable_
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
-from study.records.schema import Machine, MemoryCap
+from study.records.schema import Hardware, Machine, MemoryCap
 from study.spec.arms import Arm
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class RankMachine:
     """A rank's description of its machine."""
 
     number: int
-    hardware: dict
+    hardware: Hardware
     software: dict
     interface: str | None
 
@@ -138,9 +138,8 @@ def describe_machines(run: "Run") -> list[Machine]:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
     interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
-    number, content = int(os.environ["GROUP_RANK"]), hardware.describe(folder).model_dump()
-    seen_here = RankMachine(number, content, hardware.versions(), interface)
-    return merge_machines([RankMachine(**seen) for seen in run.gathered(asdict(seen_here))])
+    number = int(os.environ["GROUP_RANK"])
+    return merge_machines(run.gathered(RankMachine(number, hardware.describe(folder), hardware.versions(), interface)))
 
 
 def merge_machines(ranks: list[RankMachine]) -> list[Machine]:

@@ -142,8 +142,7 @@ def _end_compilers_with_this_process() -> None:
 
 
 def say(text: str) -> None:
-    sys.__stdout__.write(text + "\n")
-    sys.__stdout__.flush()
+    print(text, file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,10 +40,11 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
         what = f"the data uses {vocabulary} token ids and --model {settings.model} knows {config.vocab_size}"
         raise Stop(what, "give the tokenizer that belongs to the model")
     limits = [configs.sequence_limit(config)]
-    if settings.task != "synthetic":  # our masks have no window, which would change the values
-        limits.append((getattr(config, "sliding_window", None), "tokens of attention window"))
+    window = getattr(config, "sliding_window", None)
+    if window and settings.task != "synthetic":  # our masks have no window, which would change the values
+        limits.append((window, "tokens of attention window"))
     for most, what in filter(None, limits):
-        if most and settings.sequence > most:
+        if settings.sequence > most:
             raise Stop(f"--sequence {settings.sequence} is more than the model's {most} {what}", f"give at most {most}")
     return config
 
@@ -89,35 +90,40 @@ def drawn_weights(settings: Settings, config) -> Path:
 
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:
-    """The model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
-    model_class = configs.class_for(config)
-    options = {
-        "dtype": weights_dtype(settings),
-        "attn_implementation": config._attn_implementation,
-    }
-    trust = settings.trust_remote_code
+    """Return the model with its starting weights; under stage 3 each rank keeps only its own part while loading."""
     if settings.init in ("in_place", "none"):
+        options = {"dtype": weights_dtype(settings), "attn_implementation": config._attn_implementation}
         with device:
             # As the Auto classes do it: under stage 3 each parameter is partitioned as it is drawn.
-            model = model_class._from_config(copy.deepcopy(config), **options)
+            model = configs.class_for(config)._from_config(copy.deepcopy(config), **options)
+    elif settings.init == "random":
+        folder = str(drawn_weights(settings, config))
+        what = f"the drawn weights in {folder} cannot be loaded"
+        remedy = "delete that folder, so that they are drawn again, or give another --cache-dir"
+        model = _load(settings, config, folder, Stop(what, remedy))
     else:
-        drawn = settings.init == "random"
-        name = str(drawn_weights(settings, config)) if drawn else _published(settings)
-        try:
-            model = model_class.from_pretrained(name, config=config, trust_remote_code=trust, **options)
-        except Exception as error:
-            if device_is_full(error) or host_is_full(error):
-                raise
-            if drawn:
-                what = f"the drawn weights in {name} cannot be loaded"
-                remedy = "delete that folder, so that they are drawn again, or give another --cache-dir"
-            else:
-                what = f"no weights for --model {settings.model}"
-                remedy = "give --init random to start from drawn weights, or a folder that holds weights"
-            raise Stop(f"{what} ({hub.reason(name, error)})", remedy) from error
+        remedy = "give --init random to start from drawn weights, or a folder that holds weights"
+        stop = Stop(f"no weights for --model {settings.model}", remedy)
+        model = _load(settings, config, _published(settings), stop)
     if settings.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
+
+
+def _load(settings: Settings, config, name: str, stop: Stop) -> PreTrainedModel:
+    """Return the model with saved weights, or raise `stop` with the reason if they cannot be loaded."""
+    try:
+        return configs.class_for(config).from_pretrained(
+            name,
+            config=config,
+            trust_remote_code=settings.trust_remote_code,
+            dtype=weights_dtype(settings),
+            attn_implementation=config._attn_implementation,
+        )
+    except Exception as error:
+        if device_is_full(error) or host_is_full(error):
+            raise
+        raise Stop(f"{stop.what} ({hub.reason(name, error)})", stop.remedy) from error
 
 
 def _published(settings: Settings) -> str:
@@ -169,11 +175,11 @@ def _parameter_groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
     # As `deepspeed.initialize` marks them for a Muon that its config names.
     set_optimizer_flags(types.SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
     common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    halves = [(of_muon, [p for p in trained if p.use_muon is of_muon]) for of_muon in (True, False)]
+    halves = [(of_muon, [p for p in trained if vars(p)["use_muon"] is of_muon]) for of_muon in (True, False)]
     return [{"params": half, "use_muon": of_muon} | common for of_muon, half in halves if half]
 
 
-class Master:
+class Master(Optimizer):
     """Keeps an fp32 master copy of bf16 weights, as DeepSpeed does, in arms without DeepSpeed.
 
     With AdamW, per parameter: 2 bytes of weight and 2 of gradient in the model, 4 of master copy and 8 of moments here,
@@ -181,25 +187,23 @@ class Master:
     """
 
     def __init__(self, groups: list[dict], **options):
-        self.held = [parameter for group in groups for parameter in group["params"]]
-        self.master = [p.detach().float().requires_grad_() for p in self.held]
+        self.weights = [parameter for group in groups for parameter in group["params"]]
+        self.master = [weight.detach().float().requires_grad_() for weight in self.weights]
         copies = iter(self.master)
         super().__init__([group | {"params": [next(copies) for _ in group["params"]]} for group in groups], **options)
 
     @torch.no_grad()
     def step(self, closure=None):
-        for master, held in zip(self.master, self.held, strict=True):
-            master.grad = None if held.grad is None else held.grad.float()
+        for master, weight in zip(self.master, self.weights, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
         super().step(closure)
-        # FSDP2's parameters are DTensors, which _foreach_copy_ does not take: copy the local parts.
-        local = ([getattr(each, "_local_tensor", each) for each in tensors] for tensors in (self.held, self.master))
-        torch._foreach_copy_(*local)
+        torch._foreach_copy_(_local_parts(self.weights), _local_parts(self.master))
         for master in self.master:
             master.grad = None
 
     def zero_grad(self, set_to_none: bool = True):
-        for held in self.held:
-            held.grad = None
+        for weight in self.weights:
+            weight.grad = None
 
     def state_dict(self) -> dict:
         """Includes the copies: made again from bf16 weights, they would have 8 bits of fraction instead of 24."""
@@ -210,6 +214,11 @@ class Master:
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "master"})
         for master, saved in zip(self.master, state_dict["master"], strict=True):
             master.copy_(saved)
+
+
+def _local_parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the local parts of FSDP2's parameters. They are DTensors, which _foreach_copy_ does not take."""
+    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
 
 
 def _with_master(kind: type[Optimizer]) -> type[Optimizer]:

@@ -202,6 +202,6 @@ def _all_reduce(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor
     dist.all_reduce(buffer)
     # The future must name the GPU of its tensor; a tensor without memory counts as having none.
     on_gpu = buffer.is_cuda and not isinstance(buffer, FakeTensor)
-    done = torch.futures.Future(devices=[buffer.device] if on_gpu else [])
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_gpu else [])
     done.set_result(buffer)
     return done

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 
 from study.errors import Stop
 from study.measure.clock import Clock
@@ -45,9 +46,9 @@ class Run:
     source: "Source | None" = None  # the checkpoint to resume from
     steps: int = 0
     timed_from: int = 0  # the number of steps before the timed ones
-    model: torch.nn.Module = None
-    optimizer: torch.optim.Optimizer = None
     heartbeat: Heartbeat | None = None
+    model: torch.nn.Module = field(init=False)  # both as Accelerate returns them
+    optimizer: AcceleratedOptimizer = field(init=False)
 
     @property
     def is_virtual(self) -> bool:
@@ -100,7 +101,8 @@ class Run:
         if self.is_virtual or not losses:
             return []
         losses_of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
-        return (sum(losses_of_ranks) / len(losses_of_ranks)).tolist()
+        total = sum(losses_of_ranks[1:], start=losses_of_ranks[0])
+        return (total / len(losses_of_ranks)).tolist()
 
 
 @dataclass
@@ -110,9 +112,9 @@ class History:
     losses: list[float] = field(default_factory=list)  # averaged over the ranks; also of the run that it resumes
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
-    last_batch: Rows | None = None
+    last_batch: Rows = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
-    disk_before: dict[str, int | None] | None = None
+    disk_before: dict[str, int | None] = field(default_factory=dict)
     link_before: LinkTraffic | None = None  # on an emulated cluster
     link: LinkTraffic | None = None  # of the timed steps
     peaks: RankMemory | None = None  # of the timed steps
@@ -128,11 +130,12 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
         for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
             ends.append(start + every - start % every)
-        if start < (settings.dies_after or 0):
+        if settings.dies_after is not None and start < settings.dies_after:
             ends.append(settings.dies_after)
-        run.at(f"steps {start + 1} to {min(ends)} of {run.steps}")
-        yield range(start, min(ends))
-        start = min(ends)
+        end = min(ends)
+        run.at(f"steps {start + 1} to {end} of {run.steps}")
+        yield range(start, end)
+        start = end
 
 
 def arrange(run: Run, window: range) -> list[Rows]:
@@ -160,18 +163,25 @@ def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) 
     values = run.mean_losses(losses)
     history.losses += values
     if run.accelerator.is_main_process:
-        for step, loss in zip(window, values or [None] * len(window), strict=True):
-            finite = loss if loss is not None and math.isfinite(loss) else None
-            write_step(run, step + 1, {"loss": finite, "lr": history.rates[step]})
-        timed, step_s = window.stop > run.timed_from, history.clock.step_s
-        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step" if timed else "warm-up"
-        speed = speed if run.has_values else "no values"
-        loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
-        if timed:
-            run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
-        say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
+        for index, step in enumerate(window):
+            loss = values[index] if values and math.isfinite(values[index]) else None
+            write_step(run, step + 1, {"loss": loss, "lr": history.rates[step]})
+        print_window(run, window, history, values)
     if values and not all(math.isfinite(value) for value in values):
         raise Stop(f"the loss is no longer finite by step {window.stop}", "give a lower --lr", "diverged", "train")
+
+
+def print_window(run: Run, window: range, history: History, losses: list[float]) -> None:
+    """Print the last loss of a window, and the median time of its steps."""
+    speed = "warm-up"
+    if window.stop > run.timed_from:
+        step_s = history.clock.step_s
+        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step"
+        run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
+    if not run.has_values:
+        speed = "no values"
+    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
+    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
 def report(run: Run, result: Evaluation) -> None:

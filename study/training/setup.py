@@ -50,14 +50,14 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         return folder, Record(run_id=folder.name, started_utc=store.now_utc())
     if taken := [name for name in OUR_FILES if (folder / name).exists()]:
         raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
+    disk = settings.nvme_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
         store.reserve(folder)
         log_to(folder)
-        has_disk = settings.nvme_dir is not None and settings.nvme_dir.exists()
         record = store.new(folder.name, sys.argv)
         record.requested = requested(settings, arm, launch.config_file)
-        record.hardware = hardware.describe(settings.nvme_dir if has_disk else folder)
+        record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:

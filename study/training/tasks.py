@@ -5,6 +5,7 @@ stream in which the class of each word decides the class of the next. A model th
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from study.spec.settings import Settings
 from study.spec.shapes import VOCABULARY
 from study.training.models import weights_dtype
 
+Values = dict[str, float | None]
+Formula = Callable[[np.ndarray, np.ndarray], Values]
+
 
 def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of each row, in fp32 in every precision, and its predicted class."""
@@ -22,16 +26,18 @@ def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, t
     return losses, logits.argmax(-1) if settings.task == "imdb" else torch.zeros_like(losses, dtype=torch.long)
 
 
-def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Batch) -> dict[str, float | None]:
+def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Batch) -> Values:
     """Accuracy or perplexity over the evaluation rows, with `evaluate` on real data.
 
     Runs on the embedded corpus do without `evaluate`, because importing it takes a second and they are short.
     """
     if settings.task == "imdb":
-        formula, dtype, values, references = accuracy, "int64", predictions, rows["labels"].numpy()
-    else:
-        tokens = np.full(len(losses), rows["input_ids"].shape[1] - 1)
-        formula, dtype, values, references = perplexity, "float64", losses, tokens
+        return _computed(settings, accuracy, "int64", predictions, rows["labels"].numpy())
+    tokens = np.full(len(losses), rows["input_ids"].shape[1] - 1)
+    return _computed(settings, perplexity, "float64", losses, tokens)
+
+
+def _computed(settings: Settings, formula: Formula, dtype: str, values: np.ndarray, references: np.ndarray) -> Values:
     if settings.data == "embedded":
         return formula(values, references)
     return _metric_class()(formula, dtype).compute(predictions=values, references=references)
@@ -45,7 +51,7 @@ def _metric_class() -> type:
     import datasets
     import evaluate
 
-    class Formula(evaluate.Metric):
+    class FormulaMetric(evaluate.Metric):
         """A function of predictions and integer references as a metric."""
 
         def __init__(self, formula, prediction_dtype: str):
@@ -61,15 +67,15 @@ def _metric_class() -> type:
         def _compute(self, predictions, references):
             return self.formula(predictions, references)
 
-    return Formula
+    return FormulaMetric
 
 
-def accuracy(predictions, references) -> dict[str, float]:
+def accuracy(predictions, references) -> Values:
     """Share of right answers."""
     return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
 
-def perplexity(predictions, references) -> dict[str, float | None]:
+def perplexity(predictions, references) -> Values:
     """exp of the mean negative log-likelihood per token: `predictions` are means per row, `references` token counts."""
     mean = np.average(np.asarray(predictions, np.float64), weights=np.asarray(references))
     return {"perplexity": math.exp(mean) if mean < 700 else None}
