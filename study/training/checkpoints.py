@@ -43,6 +43,7 @@ UNIVERSAL = "universal"  # in a checkpoint's folder: the output of DeepSpeed's c
 class Source:
     """The checkpoint to resume from."""
 
+    run_folder: Path
     path: Path
     progress: Progress
     passed_over: list[str]
@@ -70,7 +71,8 @@ def is_due(run: Run, step: int) -> bool:
 
 def save(run: Run, history: History, step: int) -> None:
     """Write a checkpoint beside the others. It gets its final name once it is complete."""
-    part, sealed = checkpoints.part_of(run.folder, step), []
+    part = checkpoints.part_of(run.folder, step)
+    sealed: list[int] = []
     progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
 
     def write() -> None:
@@ -86,7 +88,8 @@ def save(run: Run, history: History, step: int) -> None:
         run.accelerator.wait_for_everyone()
 
     try:
-        cost, sealing = _outside_steps(history, write), _outside_steps(history, seal)
+        cost = _outside_steps(history, write)
+        sealing = _outside_steps(history, seal)
     except Exception as error:
         if ending.lost_another_rank(error):
             raise
@@ -114,13 +117,12 @@ def die(run: Run) -> None:
 
 
 def _progress(run: Run, history: History, step: int, random_states: list[str]) -> Progress:
-    seen = run.record.observed
     return Progress(
         run_id=run.folder.name,
         arm=run.arm.name,
         ranks=run.accelerator.num_processes,
         requested=setup.requested(run.settings, run.arm),
-        rows_per_step=seen.rows_per_step,
+        rows_per_step=run.rows_taken_per_step,
         data_checksum=run.data.checksum,
         step=step,
         steps=run.steps,
@@ -156,7 +158,7 @@ def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
 
 def _random_states() -> str:
     """A digest of all generators that Accelerate saves."""
-    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002  this is the one that Accelerate saves
+    numpys = np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002  Accelerate saves this one
     states = [random.getstate(), numpys, torch.get_rng_state().tolist()]
     states += [state.tolist() for state in torch.cuda.get_rng_state_all()] if CUDA else []
     return hashlib.sha256(pickle.dumps(states)).hexdigest()[:16]
@@ -180,7 +182,7 @@ def find(run: Run) -> Source | None:
     if path is None:
         what = f"--resume {run.settings.resume} has no good checkpoint ({'; '.join(passed_over) or 'there is none'})"
         raise Stop(what, "start the run from its beginning, without --resume")
-    source = Source(path, checkpoints.read_progress(path), passed_over)
+    source = Source(run.settings.resume, path, checkpoints.read_progress(path), passed_over)
     _refuse_another_training(run, source.progress)
     if run.arm.deepspeed is not None and _is_elsewhere(run, source) and (path / UNIVERSAL).is_dir():
         if why := checkpoints.why_not_whole(path / UNIVERSAL):
@@ -229,7 +231,8 @@ def _resume(run: Run, history: History, source: Source) -> int:
     if not restored and not _is_elsewhere(run, source):
         what = f"the random states of {source.path} were not restored, so dropout would differ"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
-    costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
+    costs = run.gathered(cost)
+    status, reached = checkpoints.how_it_ended(source.run_folder)
     resume = Resume(
         run_id=progress.run_id,
         status=status,

@@ -144,7 +144,9 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "check the network between them", where="another rank")
-    return Stop(f"{victim} died without a word", "look for the signal in the launcher's message", where=victim)
+    return Stop(
+        f"{victim} ended without an error message", "look for the signal in the launcher's message", where=victim
+    )
 
 
 def reason(

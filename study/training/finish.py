@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import statistics
 import threading
 from collections.abc import Callable
 
@@ -12,15 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.machine import gpus
 from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
 from study.models.build import GROUPED, WithoutValues
-from study.records import store
-from study.records.metrics import gloo_wire_bytes
-from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
+from study.records import metrics, store
+from study.records.schema import Components, Energy, Loss, RankMemory, Record, Saved, Time, Traffic
 from study.training import ending, models, tasks
 from study.training.launch import store_reason
 from study.training.run import History, Run, say
@@ -37,10 +34,7 @@ def finish(run: Run, history: History) -> None:
     record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
-    losses, evals = history.losses, history.evals
-    record.loss = Loss(train=losses, eval=evals)
-    if losses:  # not in a virtual run
-        record.loss.final_train, record.loss.final_eval = losses[-1], evals[-1]
+    record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
     record.memory.per_rank = run.gathered(_peaks(run, history))
     if history.link:
@@ -55,8 +49,8 @@ def finish(run: Run, history: History) -> None:
     if run.arm.uses_nvme and any(each is not None and each < nvme.LEAST_SWAPPED_BYTES for each in written):
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
-        what, remedy = f"the run is not what it says ({'; '.join(wrong)})", "choose a larger model, or fewer ranks"
-        raise Stop(what, remedy, where="after training")
+        what = f"the trained run does not match its settings: {'; '.join(wrong)}"
+        raise Stop(what, "choose a larger model, or fewer ranks", where="after training")
 
 
 def after_training(run: Run, step: Callable[[], object]) -> bool:
@@ -65,11 +59,13 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     `step` takes one more optimizer step, because instruments must not disturb timed steps. Returns whether all ranks
     got to the end. If not, they are out of step, and none of them may wait for another.
     """
-    record, parts = run.record, [part for part in PARTS if getattr(run.settings, part)]
+    record = run.record
+    parts = [part for part in PARTS if getattr(run.settings, part)]
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
-    record.status, record.finished_utc = "done", store.now_utc()
+    record.status = "done"
+    record.finished_utc = store.now_utc()
     run.keep()
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
@@ -159,24 +155,17 @@ def _peaks(run: Run, history: History) -> RankMemory:
 
 
 def _times(run: Run, clock: Clock) -> Time:
-    """Step times, each the slowest rank's; the wall time of the timed windows; and the rates over it."""
-    ranks_step_s, ranks_window_s = run.gathered(clock.step_s), run.gathered(clock.window_s)
+    """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
+    ranks_step_s = run.gathered(clock.step_s)
+    ranks_window_s = run.gathered(clock.window_s)
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
     times.step_s = [max(ranks) for ranks in zip(*ranks_step_s, strict=True)]
-    times.median_step_s = statistics.median(times.step_s)
     # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
     times.window_s = sum(max(ranks) for ranks in zip(*ranks_window_s, strict=True))
-    times.peak_flops_per_s = gpus.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
-    steps_per_s = len(times.step_s) / times.window_s
-    if not run.is_virtual:  # a virtual run sends nothing, so no real group would be as fast
-        times.tokens_per_s = run.record.observed.tokens_per_step * steps_per_s
-        times.samples_per_s = run.record.observed.rows_per_step * steps_per_s
-    if times.peak_flops_per_s:
-        times.mfu = times.flops_per_rank_and_step * steps_per_s / times.peak_flops_per_s
     return times
 
 
@@ -211,12 +200,9 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     after = written_bytes()
     traffic.refuse_uncounted(counter)
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
-    on_gloo = observed.backend == "gloo"
-    wire = gloo_wire_bytes(counter.counts, run.accelerator.num_processes) if on_gloo else None
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(difference(after, before))
-    moved.gloo_wire_bytes = run.gathered(wire)
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
@@ -229,24 +215,28 @@ def print_summary(run: Run) -> None:
     record = run.record
     if not run.accelerator.is_main_process:
         return
+    parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"] if record.loss.train else []
     if run.is_virtual:
         parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    else:
-        parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.final_train:.4f}"]
     for name in ("accuracy", "perplexity"):
-        if (value := getattr(record.loss.final_eval, name, None)) is not None:
+        if (value := metrics.value(record, name)) is not None:
             parts.append(f"{name} {value:.4f}")
-    if record.time.tokens_per_s:
-        parts.append(f"{record.time.tokens_per_s:.0f} tokens/s")
-    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes for rank in record.memory.per_rank]
-    if all(peaks):
+    if speed := metrics.tokens_per_s(record):
+        parts.append(f"{speed:.0f} tokens/s")
+    say(run.folder, f"done: {', '.join(parts + _memory_and_traffic(record))}")
+    for part in PARTS:
+        if reason := getattr(record.observed, f"{part}_failed"):
+            say(run.folder, f"but without its {part} ({reason})")
+    say(run.folder, str(run.folder / "record.json"))
+
+
+def _memory_and_traffic(record: Record) -> list[str]:
+    parts = []
+    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes or 0 for rank in record.memory.per_rank]
+    if peaks and min(peaks) > 0:
         where = "device" if record.hardware.devices else "host"
         parts.append(f"{max(peaks) / 1e9:.2f} GB {where} peak per rank")
     if record.traffic.per_rank:
         moved_bytes = sum(count.bytes for count in record.traffic.per_rank[0].values())
         parts.append(f"{moved_bytes / 1e6:.1f} MB in collectives per step and rank")
-    say(run.folder, f"done: {', '.join(parts)}")
-    for part in PARTS:
-        if reason := getattr(record.observed, f"{part}_failed"):
-            say(run.folder, f"but without its {part} ({reason})")
-    say(run.folder, str(run.folder / "record.json"))
+    return parts

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,9 @@ from study.training.launch import (
     shrink_group,
 )
 from study.training.run import Run, quiet
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
 
@@ -176,7 +180,8 @@ def prepare(run: Run) -> None:
     model = _build(run)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     has_weights = settings.init != "in_place" and not run.is_virtual
-    checksum, shapes = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
+    checksum = readback.weights_checksum(accelerator, model) if has_weights else None
+    shapes = readback.shapes(model)
     _wrap(run, model)
     seen = run.record.observed = _observed(run)
     seen.built_in_parts = built_in_parts
@@ -186,7 +191,7 @@ def prepare(run: Run) -> None:
         _start_trackers(run)
     run.keep()
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
-        what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
+        what = f"{run.arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
         raise Stop(what, "fix the arm's files", where="prepare")
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
     if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
@@ -234,11 +239,16 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     if run.is_virtual:
         patches.reduce_in_python(run.model)
         patches.compare_no_rows(run.model)
-    if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
+    if settings.save and run.arm.stage == 3 and not engine(run).zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
     if settings.precision == "fp16" and run.arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
+
+
+def engine(run: Run) -> "DeepSpeedEngine":
+    """Return the prepared model of an arm with DeepSpeed."""
+    return cast("DeepSpeedEngine", run.model)
 
 
 def _observed(run: Run) -> Observed:
@@ -269,7 +279,7 @@ def _refuse_without_deepcompile(run: Run) -> None:
     """A Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
     from deepspeed.compile.util import is_deepcompile_supported
 
-    if not run.model.is_deepcompile_active():
+    if not engine(run).is_deepcompile_active():
         supported = is_deepcompile_supported()
         what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
         remedy = "give --compile" if supported else "use an NVIDIA GPU"

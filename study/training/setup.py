@@ -47,7 +47,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
     folder = (settings.run_dir or below(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
-        return folder, Record(run_id=folder.name, started_utc=store.now_utc())
+        return folder, Record.model_validate({"run_id": folder.name, "started_utc": store.now_utc()})
     if taken := [name for name in OUR_FILES if (folder / name).exists()]:
         raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
     disk = settings.nvme_dir
@@ -79,7 +79,6 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if settings.nvme_dir is None and on_several_machines():
         what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
         raise Stop(what, "name a folder that each machine has on a disk of its own")
-    nvme.check_libaio()
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
