@@ -21,10 +21,7 @@ from study.spec.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 # Not 64 tokens: attention by cuDNN in PyTorch 2.11 is said to end in no number where masked rows are half of 128.
 TINY = (

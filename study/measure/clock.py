@@ -21,7 +21,7 @@ class Clock:
 
     @property
     def joules(self) -> float | None:
-        """The energy of all windows. None if it was not counted, or if there was no window."""
+        """Return the energy of all windows. None if it was not counted, or if there was no window."""
         known = [joules for joules in self.window_j if joules is not None]
         return sum(known) if known and len(known) == len(self.window_j) else None
 
@@ -60,7 +60,7 @@ class Marks:
             del self._marks[: self.FAR]
 
     def read(self) -> list[float]:
-        """The seconds of every step, including the first. On a GPU this waits for the last step."""
+        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
         if isinstance(last := self._marks[-1], torch.cuda.Event):
             last.synchronize()
         return self._step_s + _between(self._marks)

@@ -174,7 +174,7 @@ def _copy() -> list[Collective]:
 
 
 def _entries(content: dict) -> list[Collective]:
-    """The last collectives in a dump of the ring, without sends and receives, which have no common index."""
+    """Return the last collectives in a dump of the ring, without sends and receives, which have no common index."""
     entries = [entry for entry in content.get("entries", []) if not entry.get("is_p2p")]
     return [
         Collective(

@@ -22,7 +22,7 @@ def device_name() -> str | None:
 
 
 def describe(disk: Path) -> Hardware:
-    """The machine, without its name or address. `disk` is a folder on the disk that offloading may use."""
+    """Return the machine, without its name or address. `disk` is a folder on the disk that offloading may use."""
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     usage = shutil.disk_usage(disk)
     return Hardware(
@@ -38,7 +38,7 @@ def describe(disk: Path) -> Hardware:
 
 
 def versions() -> dict:
-    """Versions of everything that can change a number."""
+    """Return versions of everything that can change a number."""
     return software.versions() | {"cuda": torch.version.cuda}
 
 
@@ -51,7 +51,7 @@ LOST_CONNECTION = re.compile(
 
 
 def device_is_full(error: BaseException) -> bool:
-    """Whether the device refused memory: to PyTorch's allocator, or to a library with its own."""
+    """Return whether the device refused memory: to PyTorch's allocator, or to a library with its own."""
     message = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in message:
         return True
@@ -60,7 +60,7 @@ def device_is_full(error: BaseException) -> bool:
 
 
 def host_is_full(error: BaseException) -> bool:
-    """Whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
+    """Return whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
     messages = (
         "DefaultCPUAllocator: can't allocate memory",
         "std::bad_alloc",
@@ -71,22 +71,22 @@ def host_is_full(error: BaseException) -> bool:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed because another rank has closed its connection."""
+    """Return whether a collective failed because another rank has closed its connection."""
     return isinstance(error, RuntimeError) and bool(LOST_CONNECTION.search(str(error)))
 
 
 def network_interface() -> str | None:
-    """The network interface that gloo uses."""
+    """Return the network interface that gloo uses."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def network_host() -> str:
-    """An identifier of this host in an emulated cluster: its network namespace."""
+    """Return an identifier of this host in an emulated cluster: its network namespace."""
     return str(Path("/proc/self/ns/net").readlink())
 
 
 def network_limits() -> dict:
-    """The host of this rank, its interface and the limits of its link."""
+    """Return the host of this rank, its interface and the limits of its link."""
     command = ["tc", "-json", "qdisc", "show", "dev", str(network_interface())]
     disciplines = json.loads(subprocess.run(command, capture_output=True, text=True).stdout or "[]")
     by_kind = {discipline["kind"]: discipline.get("options", {}) for discipline in disciplines}
@@ -101,7 +101,7 @@ def network_limits() -> dict:
 
 
 def describe_network(ranks: list[dict]) -> Network:
-    """The network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
+    """Return the network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
     hosts = {rank["host"]: rank for rank in ranks}.values()
     limits = [host["bandwidth_mbit"] for host in hosts]
     return Network(
@@ -114,7 +114,7 @@ def describe_network(ranks: list[dict]) -> Network:
 
 
 def link_counters() -> LinkTraffic | None:
-    """What this host's interface has sent and received so far. None outside an emulated cluster."""
+    """Return what this host's interface has sent and received so far. None outside an emulated cluster."""
     counted = psutil.net_io_counters(pernic=True).get(str(network_interface()))
     return counted and LinkTraffic(
         sent_bytes=counted.bytes_sent,
@@ -125,6 +125,6 @@ def link_counters() -> LinkTraffic | None:
 
 
 def link_traffic_since(before: LinkTraffic | None) -> LinkTraffic | None:
-    """What it has sent and received since then."""
+    """Return what it has sent and received since then."""
     now = link_counters()
     return before and now and LinkTraffic(**{name: getattr(now, name) - value for name, value in before})

@@ -49,7 +49,7 @@ def peaks() -> RankMemory:
 
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
-    """The peaks over two periods together. Values that are not peaks come from the second."""
+    """Return the peaks over two periods together. Values that are not peaks come from the second."""
     peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
     later = second.model_dump()
     return RankMemory(
@@ -64,7 +64,7 @@ def written_bytes() -> int | None:
 
 
 def disk_bytes() -> dict[str, int | None]:
-    """Bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
+    """Return bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
     io = fields("/proc/self/io")
     return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
 
@@ -188,7 +188,7 @@ class MemoryWatch(TorchDispatchMode):
 
     @property
     def mean(self) -> float:
-        """The mean of the total over the operations of a step."""
+        """Return the mean of the total over the operations of a step."""
         return self.sum / self.operations
 
     def _rise(self) -> None:
@@ -238,7 +238,7 @@ class MemoryWatch(TorchDispatchMode):
 
 
 def _subclasses(kind: type) -> set[type]:
-    """A class and all that derive from it."""
+    """Return a class and all that derive from it."""
     kinds = {kind}
     children: list[type] = type.__subclasses__(kind)
     for child in children:
@@ -263,7 +263,7 @@ PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "tempora
 
 
 def _phase() -> str:
-    """The part of a step that the current operation belongs to, as autograd knows it."""
+    """Return the part of a step that the current operation belongs to, as autograd knows it."""
     if torch._C._current_graph_task_id() != -1:
         return "backward"
     return "forward" if torch.is_grad_enabled() else "update"

@@ -33,7 +33,7 @@ PROMISED_TYPES = {  # by an arm's distributed_type: Accelerate's names for it in
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
-    """How training is distributed, read from the engine, the optimizer and the process group.
+    """Return how training is distributed, read from the engine, the optimizer and the process group.
 
     A loop without Accelerate has no accelerator. Values that only an accelerator has are then None.
     """
@@ -73,7 +73,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
 
 
 def device_of(model) -> torch.device:
-    """The device on which a model computes. Its parameters may be elsewhere, as with offloading."""
+    """Return the device on which a model computes. Its parameters may be elsewhere, as with offloading."""
     for known in (getattr(model, "device", None), getattr(model, "compute_device", None)):
         if isinstance(known, torch.device):
             return known
@@ -81,7 +81,7 @@ def device_of(model) -> torch.device:
 
 
 def _sizes(model) -> dict[str, int]:
-    """Parameters of the model, those that this rank holds, and those that train."""
+    """Return parameters of the model, those that this rank holds, and those that train."""
     whole = held = trained = 0
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
@@ -131,7 +131,7 @@ def second_partition_parameters(model) -> int | None:
 
 
 def _plain(value):
-    """A config as JSON can hold it. Infinity, DeepSpeed's default for "never", becomes that word."""
+    """Return a config as JSON can hold it. Infinity, DeepSpeed's default for "never", becomes that word."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -143,7 +143,7 @@ def _plain(value):
 
 
 def count_ranks(accelerator: "Accelerator") -> int | None:
-    """The number of ranks in a real collective, which no setting can fake. None if collectives move no data."""
+    """Return the number of ranks in a real collective, which no setting can fake. None if collectives move no data."""
     if not dist.is_initialized():
         return 1
     if dist.get_backend() == "fake":
@@ -232,13 +232,13 @@ def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[st
 
 
 def loss_scale(accelerator: "Accelerator", optimizer) -> float | None:
-    """The current loss scale of fp16: 65536, halved for each step that overflowed. None without a scaler."""
+    """Return the current loss scale of fp16: 65536, halved for each step that overflowed. None without a scaler."""
     scaler = getattr(optimizer.optimizer, "torch_autocast_gradscaler", None) or accelerator.scaler
     return scaler.get_scale() if scaler else None
 
 
 def weights_checksum(accelerator: "Accelerator", model) -> str | None:
-    """A digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
+    """Return a digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
         with _whole(parameter, accelerator.device) as values:
@@ -249,14 +249,14 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
 
 
 def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
-    """The shape of each whole parameter, however it is partitioned, and whether it trains."""
+    """Return the shape of each whole parameter, however it is partitioned, and whether it trains."""
     return [
         (tuple(getattr(each, "ds_shape", _shape(each))), each.requires_grad) for each in plain_model(model).parameters()
     ]
 
 
 def _shape(parameter) -> torch.Size:
-    """The shape of a whole parameter. AutoTP leaves a part on each rank, and notes the original shape."""
+    """Return the shape of a whole parameter. AutoTP leaves a part on each rank, and notes the original shape."""
     noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", {})
     return torch.Size(noted.get("original_shape") or parameter.shape)
 

@@ -23,7 +23,7 @@ ROLES = {
 
 
 def inner_optimizer(optimizer) -> torch.optim.Optimizer:
-    """The optimizer that does the arithmetic, inside the wrappers of Accelerate and DeepSpeed."""
+    """Return the optimizer that does the arithmetic, inside the wrappers of Accelerate and DeepSpeed."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -39,7 +39,7 @@ def zero_optimizer(optimizer):
 
 
 def plain_model(model) -> torch.nn.Module:
-    """The model inside the wrappers of DDP, DeepSpeed and torch.compile.
+    """Return the model inside the wrappers of DDP, DeepSpeed and torch.compile.
 
     Accelerate's `unwrap_model` does the same, but imports DeepSpeed even for arms without it.
     """
@@ -49,7 +49,7 @@ def plain_model(model) -> torch.nn.Module:
 
 
 def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
+    """Return every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):
         return [getattr(value, "_local_tensor", value)]  # the local part of a DTensor
     if depth > 6:
@@ -66,7 +66,7 @@ def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
 
 
 def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
-    """The tensors that hold the training state now, by role."""
+    """Return the tensors that hold the training state now, by role."""
     zero = zero_optimizer(optimizer)
     tensors: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
@@ -106,7 +106,7 @@ def claimed_storages(model, optimizer) -> dict[int, str]:
 
 
 def dtypes(model, optimizer) -> dict[str, str | None]:
-    """The dtypes of the parts of the training state; None for a part that does not exist now."""
+    """Return the dtypes of the parts of the training state; None for a part that does not exist now."""
     by_role = tensors_by_role(model, optimizer)
     result = {}
     for role in ("weights", "gradients", "master", "moments"):
@@ -137,7 +137,7 @@ def fsdp_version(model) -> int | None:
 
 
 def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
-    """The tensors that FSDP holds of a model, by role."""
+    """Return the tensors that FSDP holds of a model, by role."""
     for parameter in _flat_parameters(model):
         yield "weights", getattr(parameter, "_local_shard", parameter.data)  # from the first pass on
         yield "gathered_weights", getattr(parameter, "_full_param_padded", None)
@@ -162,7 +162,7 @@ def fsdp_units(model) -> Iterator:
 
 
 def fsdp_sizes(model) -> dict[str, int]:
-    """The number of parameters of a model in FSDP1, and of those that this rank holds."""
+    """Return the number of parameters of a model in FSDP1, and of those that this rank holds."""
     flat = list(_flat_parameters(model))
     whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
     held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
@@ -170,7 +170,7 @@ def fsdp_sizes(model) -> dict[str, int]:
 
 
 def describe_fsdp(model) -> dict:
-    """How FSDP2 shards a model, as the record keeps it. Arms promise some of these values."""
+    """Return how FSDP2 shards a model, as the record keeps it. Arms promise some of these values."""
     units = list(fsdp_units(model))
     root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
     # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
@@ -190,13 +190,13 @@ def describe_fsdp(model) -> dict:
 
 
 def _flat_parameters(model) -> Iterator:
-    """The flat parameters of FSDP1."""
+    """Return the flat parameters of FSDP1."""
     for module in model.modules():
         if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
             yield handle.flat_param
 
 
 def _names(dtypes) -> str | None:
-    """The names of dtypes. None: the parameters' own dtype."""
+    """Return the names of dtypes. None: the parameters' own dtype."""
     names = {str(dtype).removeprefix("torch.") for dtype in dtypes if isinstance(dtype, torch.dtype)}
     return " ".join(sorted(names)) or None

@@ -75,7 +75,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _some_of_the_ranks(args) -> str | None:
-    """The ranks that take part in a collective, from its arguments: "0 2". None if all do."""
+    """Return the ranks that take part in a collective, from its arguments: "0 2". None if all do."""
     scripted = (arg for arg in args if isinstance(arg, torch.ScriptObject))
     boxed = next((arg for arg in scripted if arg._type().qualified_name().endswith(".ProcessGroup")), None)
     by_name = dist.distributed_c10d._resolve_process_group

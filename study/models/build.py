@@ -19,7 +19,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """A model in training mode with new random weights, built on its device.
+    """Return a model in training mode with new random weights, built on its device.
 
     On `meta`, its tensors have shapes but no values. The config is copied, because building changes it.
     """
@@ -113,7 +113,7 @@ GROUPED = {aten._grouped_mm: _grouped_flops}  # PyTorch 2.13's FlopCounterMode h
 
 
 def _grouped_product(left, right, offsets=None, bias=None, out_dtype=None) -> torch.Tensor:
-    """The result's shape: one product for each group. Groups lie side by side, by rows or by columns."""
+    """Return the result's shape: one product for each group. Groups lie side by side, by rows or by columns."""
     shape = [left.shape[-2], right.shape[-1]]
     if left.dim() == right.dim() == 2:
         shape.insert(0, offsets.numel())

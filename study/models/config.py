@@ -34,7 +34,7 @@ def load(
     dropout: float | None = None,
     trust_remote_code: bool = False,
 ) -> PretrainedConfig:
-    """The config of a built-in shape, a folder or a hub name, changed for training.
+    """Return the config of a built-in shape, a folder or a hub name, changed for training.
 
     `vocabulary` is for shapes whose vocabulary is that of their data. `dropout` replaces every probability of the
     config. Without `attention`, attention is fused if transformers has that for the model. For a model that reads
@@ -107,7 +107,7 @@ def _set_dropout(config: PretrainedConfig, dropout: float) -> None:
 
 
 def _is_of_own_code(config: PretrainedConfig) -> bool:
-    """Whether the config's class came with the model, which needs the user's trust.
+    """Return whether the config's class came with the model, which needs the user's trust.
 
     The content of the config proves nothing: anybody may have written it.
     """

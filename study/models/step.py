@@ -47,7 +47,7 @@ def logits_and_losses(
     upcast: bool = True,
     row_tokens: int | None = None,
 ) -> tuple:
-    """The logits, in fp32 if `upcast`, and the loss of each row.
+    """Return the logits, in fp32 if `upcast`, and the loss of each row.
 
     `dtype` is that of the weights: images, sounds and the masks of written-out attention are converted to it. If a
     batch has parts of rows of `row_tokens` tokens, the mean of the parts' losses is the loss of the row.
@@ -87,7 +87,7 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
 
 
 def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
-    """The attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
+    """Return the attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
 
     It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
     mask, and both make a GPU wait in every forward pass. The mask has no window.

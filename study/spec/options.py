@@ -61,7 +61,7 @@ def _missing(prog: str, argument) -> Stop:
 
 
 def _not_known(prog: str, word: str, command: Callable) -> Stop:
-    """The error for an option that the help does not list."""
+    """Return the error for an option that the help does not list."""
     if not word.startswith("--"):
         return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
     usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
@@ -70,7 +70,7 @@ def _not_known(prog: str, word: str, command: Callable) -> Stop:
 
 
 def _flag(argument) -> str:
-    """The flag of an option; empty for a positional argument."""
+    """Return the flag of an option; empty for a positional argument."""
     return "" if argument.is_positional() else argument.lowered.name_or_flags[0]
 
 
@@ -109,7 +109,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @OPTIONS.primitive_rule
 def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """A number. If the value is not one, the message says what was expected."""
+    """Return a number. If the value is not one, the message says what was expected."""
     if info.type not in NUMBERS:
         return None
     metavar, _ = NUMBERS[info.type]

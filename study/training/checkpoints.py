@@ -64,7 +64,7 @@ class Cost:
 
 
 def is_due(run: Run, step: int) -> bool:
-    """Whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
+    """Return whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
     every = run.settings.checkpoint_every
     return every is not None and step % every == 0 and step < run.steps
 
@@ -157,7 +157,7 @@ def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
 
 
 def _random_states() -> str:
-    """A digest of all generators that Accelerate saves."""
+    """Return a digest of all generators that Accelerate saves."""
     numpys = np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002  Accelerate saves this one
     states = [random.getstate(), numpys, torch.get_rng_state().tolist()]
     states += [state.tolist() for state in torch.cuda.get_rng_state_all()] if CUDA else []
@@ -168,7 +168,7 @@ def _random_states() -> str:
 
 
 def find(run: Run) -> Source | None:
-    """The last good checkpoint of the run that --resume names. Call it before the model is prepared.
+    """Return the last good checkpoint of the run that --resume names. Call it before the model is prepared.
 
     Only the first rank verifies checkpoints, which takes a while; it sends the result to the others.
     """
@@ -193,7 +193,7 @@ def find(run: Run) -> Source | None:
 
 
 def _is_elsewhere(run: Run, source: Source) -> bool:
-    """Whether the training resumes under another arm, or on another number of ranks."""
+    """Return whether the training resumes under another arm, or on another number of ranks."""
     return (source.progress.arm, source.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
 
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from study.errors import Stop
-from study.machine.linux import (
-    MORE_MEMORY,
-    die_with_parent,
-    lift_memory_cap,
-    oom_kills,
-    private_memory_is_capped,
-)
+from study.machine.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
@@ -105,7 +99,7 @@ def launcher_is_gone() -> bool:
 
 
 def lost_another_rank(error: BaseException) -> bool:
-    """Whether this rank stopped only because another rank is gone.
+    """Return whether this rank stopped only because another rank is gone.
 
     Either the connection breaks, or torchrun sees the other rank die and sends this one SIGTERM. If somebody else sends
     SIGTERM, all ranks of this machine are alive.
@@ -118,7 +112,7 @@ def lost_another_rank(error: BaseException) -> bool:
 
 
 def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
-    """The Stop for an error that the user can fix on the machine; None if the code may be wrong."""
+    """Return the Stop for an error that the user can fix on the machine; None if the code may be wrong."""
     what = error.filename or "a file"
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
@@ -152,7 +146,7 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
 def reason(
     error: BaseException, launch: Launch | None = None, capped: bool = False, folder: Path | None = None
 ) -> Stop:
-    """Why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
+    """Return why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
     if isinstance(error, Stop):
         return error
     if device_is_full(error):

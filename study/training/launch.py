@@ -46,7 +46,7 @@ class Launch:
 
 
 def find_launch() -> Launch:
-    """The `accelerate launch` above this process, from its command line.
+    """Return the `accelerate launch` above this process, from its command line.
 
     Accelerate passes neither the config file nor the process count on to the script, and a mistake in either would
     record one arm and run another.
@@ -64,7 +64,7 @@ def find_launch() -> Launch:
 
 
 def has_surplus_ranks(arm: Arm, launch: Launch) -> bool:
-    """Whether torchrun started more processes than the study wants.
+    """Return whether torchrun started more processes than the study wants.
 
     `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core.
     """
@@ -83,7 +83,7 @@ def shrink_group() -> None:
 
 
 def ranks_that_died(folder: Path, within_s: float) -> list[int]:
-    """The other ranks of this machine that were killed: their heartbeat file exists, their process does not.
+    """Return the other ranks of this machine that were killed: their heartbeat file exists, their process does not.
 
     This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
@@ -99,7 +99,7 @@ def ranks_that_died(folder: Path, within_s: float) -> list[int]:
 
 
 def ranks_alive() -> int:
-    """How many ranks run on this machine, including this one: siblings with the same command line."""
+    """Return how many ranks run on this machine, including this one: siblings with the same command line."""
     command, count = psutil.Process().cmdline(), 1
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
@@ -113,7 +113,7 @@ CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
 
 
 def on_several_machines() -> bool:
-    """Whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
+    """Return whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
     return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
 
 
@@ -133,7 +133,7 @@ class RankMachine:
 
 
 def describe_machines(run: "Run") -> list[Machine]:
-    """The machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
+    """Return the machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
     if not on_several_machines() or run.settings.hosts:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
@@ -143,7 +143,7 @@ def describe_machines(run: "Run") -> list[Machine]:
 
 
 def merge_machines(ranks: list[RankMachine]) -> list[Machine]:
-    """One entry for each machine. Different versions of a package on two machines are a Stop."""
+    """Return one entry for each machine. Different versions of a package on two machines are a Stop."""
     first = ranks[0]
     machines: dict[int, Machine] = {}
     for rank, seen in enumerate(ranks):
@@ -169,7 +169,7 @@ def store_reason(stop: Stop) -> bool | None:
 
 
 def earlier_reason() -> Stop | None:
-    """The reason that another rank stored before; None if there is none."""
+    """Return the reason that another rank stored before; None if there is none."""
     store = _store()
     try:
         if store is None or not store.check([REASON]):

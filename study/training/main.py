@@ -29,14 +29,7 @@ from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Flags, Settings, as_dict, check, check_steps, resolve
-from study.training import (
-    checkpoints,
-    ending,
-    finish,
-    models,
-    patches,
-    setup,
-)
+from study.training import checkpoints, ending, finish, models, patches, setup
 from study.training.data import load_data
 from study.training.launch import (
     Launch,
@@ -206,7 +199,7 @@ def prepare(run: Run) -> None:
 
 
 def _build(run: Run) -> PreTrainedModel:
-    """The model with its starting weights, on the device unless DeepSpeed moves it there."""
+    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
     settings, accelerator = run.settings, run.accelerator
     config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
@@ -252,7 +245,7 @@ def engine(run: Run) -> "DeepSpeedEngine":
 
 
 def _observed(run: Run) -> Observed:
-    """What the prepared objects really are."""
+    """Return what the prepared objects really are."""
     settings, accelerator = run.settings, run.accelerator
     seen = readback.distribution(accelerator, run.model, run.optimizer)
     seen.ranks_counted = readback.count_ranks(accelerator)
@@ -276,7 +269,7 @@ def _start_trackers(run: Run) -> None:
 
 
 def _refuse_without_deepcompile(run: Run) -> None:
-    """A Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
+    """Raise Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
     from deepspeed.compile.util import is_deepcompile_supported
 
     if not engine(run).is_deepcompile_active():

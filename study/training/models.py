@@ -23,7 +23,7 @@ KINDS = {"imdb": "encoder", "wikitext": "decoder"}  # the kind of model that a t
 
 
 def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig:
-    """The model's config, changed as the settings say. `vocabulary` is that of the data, if it has one."""
+    """Return the model's config, changed as the settings say. `vocabulary` is that of the data, if it has one."""
     config = configs.load(
         settings.model,
         vocabulary=vocabulary or VOCABULARY,
@@ -50,7 +50,7 @@ def model_config(settings: Settings, vocabulary: int | None) -> PretrainedConfig
 
 
 def on_meta(settings: Settings, config) -> PreTrainedModel:
-    """The model without memory, for counting parameters and operations."""
+    """Return the model without memory, for counting parameters and operations."""
     return build(config, "meta", weights_dtype(settings))
 
 
@@ -59,7 +59,7 @@ def weights_dtype(settings: Settings) -> torch.dtype:
 
 
 def drawn_weights(settings: Settings, config) -> Path:
-    """A cached checkpoint with random weights for this model and seed, which every arm loads.
+    """Return a cached checkpoint with random weights for this model and seed, which every arm loads.
 
     Drawing in each arm would give stage 3 other weights than the rest, because DeepSpeed partitions each parameter as
     it is drawn.
@@ -138,14 +138,14 @@ MOMENTUM = 0.9  # of SGD; Muon's own default is 0.95
 
 
 def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool = False) -> Optimizer:
-    """The optimizer over the parameters that train."""
+    """Return the optimizer over the parameters that train."""
     kind, options = _optimizer_kind(settings)
     kind = _with_master(kind) if with_master else kind
     return kind(_parameter_groups(settings, model), **options)
 
 
 def _optimizer_kind(settings: Settings) -> tuple[type[Optimizer], dict]:
-    """The class of the optimizer, and its arguments besides the parameters."""
+    """Return the class of the optimizer, and its arguments besides the parameters."""
     options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "adamw":
         return torch.optim.AdamW, options | {"fused": True}
@@ -166,7 +166,7 @@ def _optimizer_kind(settings: Settings) -> tuple[type[Optimizer], dict]:
 
 
 def _parameter_groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
-    """The parameters that train. Muon updates the matrices of the layers; its AdamW updates everything else."""
+    """Return the parameters that train. Muon updates the matrices of the layers; its AdamW updates everything else."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer != "muon":
         return [{"params": trained}]

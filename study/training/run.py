@@ -56,12 +56,12 @@ class Run:
 
     @property
     def has_values(self) -> bool:
-        """Whether its tensors have values. Without values, times mean nothing."""
+        """Return whether its tensors have values. Without values, times mean nothing."""
         return self.settings.init != "none"
 
     @property
     def processes(self) -> int:
-        """The number of ranks that really exist: 1 in a virtual run."""
+        """Return the number of ranks that really exist: 1 in a virtual run."""
         return 1 if self.is_virtual else self.accelerator.num_processes
 
     @property
@@ -85,7 +85,7 @@ class Run:
             store.keep(self.folder, self.record)
 
     def gathered(self, value) -> list:
-        """The values of all ranks, in order. A virtual run has only the first."""
+        """Return the values of all ranks, in order. A virtual run has only the first."""
         if self.is_virtual or not dist.is_initialized():
             return [value]
         out: list = [None] * self.accelerator.num_processes

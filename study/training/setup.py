@@ -70,7 +70,7 @@ def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> R
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
-    """The folder for offloading, for arms that use it. What would fail silently there is a Stop."""
+    """Return the folder for offloading, for arms that use it. What would fail silently there is a Stop."""
     if not arm.uses_nvme:
         return None
     if arm.stage != 3:
