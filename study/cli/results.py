@@ -11,8 +11,8 @@ from study.errors import Stop
 from study.io.tables import say, show
 from study.ledger import catalogue, evidence, files, ledger, words
 from study.ledger.ledger import Verdict
-from study.ledger.model import BASES, OWN, SORTS, Claim
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
+from study.ledger.model import SORTS, Claim
+from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
 from study.spec.validation import nearest

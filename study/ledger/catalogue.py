@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Union, get_args, get_origin
 
-from study.ledger import evidence, model, probes
+from study.ledger import evidence, probes
 from study.ledger.arguments import argument_model
+from study.ledger.checks import KINDS
 from study.ledger.citations import sources
-from study.ledger.model import CONDITIONS, OWN, SORTS, Check, Claim, Reference
+from study.ledger.evidence import CONDITIONS
+from study.ledger.model import SORTS, Check, Claim, Reference
+from study.ledger.verdict import OWN
 from study.ledger.words import WIDTH
 from study.machine.gpus import GPUS
 from study.predictor.papers import LINKS, RECIPES
@@ -89,22 +92,22 @@ def entries(claims: Iterable[Claim]) -> list[Entry]:
         shortest.setdefault((check.check, _choice(check)), (says, check))
     return [
         Entry(check, choice, function, shortest.get((check, choice)))
-        for check, kind in model.kinds().items()
+        for check, kind in KINDS.items()
         for choice, function in kind.functions.items()
     ]
 
 
 def _choice(check: Check) -> str:
-    chosen_by = model.kinds()[check.check].chosen_by
+    chosen_by = KINDS[check.check].chosen_by
     return check.arguments[chosen_by] if chosen_by else ""
 
 
 def lines(entry: Entry) -> list[str]:
     """A check in words: what it finds, its arguments, and a claim that uses it."""
-    kind = model.kinds()[entry.check]
+    kind = KINDS[entry.check]
     named = f'check = "{entry.check}"' + (f', with {kind.chosen_by} = "{entry.choice}"' if kind.chosen_by else "")
     basis, unit = OWN if entry.choice in kind.own else kind.basis, kind.unit(entry.name, {})
-    finds = " or ".join(map(toml, kind.finds)) or (unit if _in(unit) else "")
+    finds = " or ".join(map(toml, kind.texts)) or (unit if _in(unit) else "")
     about = f"{entry.name}   ({named}; basis: {basis}{finds and f'; finds {finds}'})"
     purpose = " ".join((inspect.getdoc(entry.function) or "").split())
     return [
@@ -189,7 +192,7 @@ def names() -> list[str]:
         "recipes": [f"{name} ({', '.join(map(str, parts))} bytes)" for name, parts in RECIPES.items()],
         "sources": sources(),
         "reproductions": probes.scripts(),
-        "quantities of theory": model.kinds()["theory"].functions,
+        "quantities of theory": KINDS["theory"].functions,
         "quantities of records": [f"{name}{_in(metrics.unit_of(name))}" for name in METRICS],
         "fields of records, by their paths (time.median_step_s)": Record.model_fields,
         "what `where`, `of` and `to` choose runs by": evidence.FACTS,

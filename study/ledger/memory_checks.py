@@ -8,7 +8,8 @@ from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, short, size
-from study.ledger.theory_arguments import Name, Number, Whole, also_takes, device_bytes, setup_of, size_of
+from study.ledger.arguments import also_takes
+from study.ledger.theory_arguments import Name, Number, Whole, device_bytes, setup_of, size_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import papers

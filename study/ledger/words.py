@@ -8,8 +8,21 @@ from study.io.numbers import count, quantity, short, size
 from study.ledger.arguments import as_list, is_number
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, in_units, otherwise
-from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
+from study.ledger.model import Check, Claim
+from study.ledger.verdict import (
+    CONSISTENT,
+    CONTRADICTS,
+    INCONCLUSIVE,
+    MEASURED,
+    NOT_TESTED,
+    OWN,
+    PREDICTED,
+    READ,
+    SUPPORTED,
+    TRIED,
+    UNDERSTATED,
+    VIRTUAL,
+)
 
 WIDTH, LABEL = 100, 12  # columns of a line, and of its label
 LARGE = 1e6  # numbers from here on are written in GB, or in millions

@@ -7,10 +7,8 @@ from matplotlib.figure import Figure
 
 from study.io.words import joined
 from study.ledger import ledger
-from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
-from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
-from study.ledger.verdict import SUPPORTED, VERDICTS
+from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.records.groups import by
 from study.records.runs import Runs
@@ -24,7 +22,7 @@ OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTE
 
 def judged(runs: Runs, document: str | None = None) -> list[Verdict]:
     """The claims of one document, or of all, judged by these runs."""
-    return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
+    return [each for each in ledger.judged(runs) if document in (None, each.claim.document)]
 
 
 def row(verdict: Verdict) -> dict:
