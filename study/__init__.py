@@ -2,8 +2,6 @@
 
 import importlib
 import os
-import sys
-from pathlib import Path
 
 from study.machine.software import operators_folder
 
@@ -11,8 +9,6 @@ WATCHES = {"watch": "study.watcher.watch", "WatchCallback": "study.watcher.callb
 # PyTorch reads this variable, and every child process inherits it. A user's own choice is kept.
 CHOSEN_HERE = "TORCH_EXTENSIONS_DIR" not in os.environ
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(operators_folder()))
-# So that the environment's own programs, such as ninja, are found without activating it.
-os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
 
 
 def __getattr__(name: str):

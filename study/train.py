@@ -22,7 +22,7 @@ from accelerate.utils import set_seed
 
 from study.errors import Stop
 from study.measure import network
-from study.measure.clock import Clock, Energy
+from study.measure.clock import Clock
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
 from study.records.schema import Evaluation, Memory
@@ -46,7 +46,9 @@ def train(run: Run) -> Callable[[], object]:
         train_window(run, window, history)
     setup_peaks = highest(history.peaks, peaks()) if run.has_values else None
     run.record.memory = Memory(setup_per_rank=run.gathered(setup_peaks))
-    history.clock, history.energy_j, history.disk_before, history.peaks = Clock(), [], disk_bytes(), None
+    history.clock = Clock()
+    history.disk_before = disk_bytes()
+    history.peaks = None
     reset_peaks()
     history.link_before = network.counters()
     for window in windows(run, run.timed_from, run.steps):
@@ -63,19 +65,18 @@ def train(run: Run) -> Callable[[], object]:
 def train_window(run: Run, window: range, history: History) -> None:
     """Train some steps without a pause. Then show their losses, and evaluate and save if it is time."""
     batches = arrange(run, window)
-    energy = Energy()
+    losses = []
     with history.clock.window(run.accelerator.wait_for_everyone) as tick:
         # --- timed: nothing but training ------------------------------------------------------------------------------
         for step, microbatches in zip(window, batches, strict=True):
             for group in inner_optimizer(run.optimizer).param_groups:
                 group["lr"] = learning_rate(run.settings, step, run.steps)
-            history.losses.append(optimizer_step(run, microbatches))
+            losses.append(optimizer_step(run, microbatches))
             history.rates.append(run.optimizer.param_groups[0]["lr"])  # as the wrapped optimizer has it
             tick()
         # --- end of timed ---------------------------------------------------------------------------------------------
-    history.energy_j.append(energy.joules())
     history.last_batch = batches[-1]
-    show(run, window, history)
+    show(run, window, history, losses)
     if (every := run.settings.eval_every) and window.stop % every == 0 and window.stop < run.steps:
         history.evals.append(evaluate(run, window.stop))
     if checkpoints.is_due(run, window.stop):

@@ -48,7 +48,7 @@ import study.watcher.callback
 from study.bench import as_printed
 from study.machine import launcher
 from study.machine.operators import OPERATORS, compiled, why_not
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.training import loading, main
 from study.training.launch import Launch
 
@@ -56,7 +56,7 @@ CORES = len(os.sched_getaffinity(0))
 # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
 # operators that a test names is looked at in the ranks.
 loading.load([name for name in OPERATORS if compiled(name) and not why_not(name, 0)], 0, print)
-tyro.cli(Settings, args=[])  # imports what it needs for it
+tyro.cli(Flags, args=[])  # imports what it needs for it
 get_checkpoint_conversion_mapping("bert")  # the first call compiles a thousand regular expressions
 
 

@@ -18,7 +18,7 @@ from study.predictor.memory.activations import activations, profile
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
 from study.predictor.wanted import Wanted, asked_for, count_of
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import SHAPES
 from study.training import models, tasks
 
@@ -40,7 +40,7 @@ def settings_for(name: str, **values) -> Settings:
     task = "imdb" if name.startswith("bert") else "wikitext"
     if name in ("gptj", "gemma2"):
         values |= {"attention": "eager"}
-    return resolve(Settings(task=task, model=name, data="embedded", init="in_place", **values), False)
+    return resolve(Flags(task=task, model=name, data="embedded", init="in_place", **values), False)
 
 
 def meta(settings: Settings):
@@ -130,7 +130,7 @@ def measured(monkeypatch, shape: dict, rows: int, sequence: int, precision, atte
     monkeypatch.setitem(SHAPES, "small", shape)
     task = "imdb" if shape["model_type"] == "bert" else "wikitext"
     values = {"precision": precision, "attention": attention, "checkpointing": checkpointing, "dropout": dropout}
-    settings = Settings(task=task, model="small", data="embedded", init="in_place", sequence=sequence, **values)
+    settings = Flags(task=task, model="small", data="embedded", init="in_place", sequence=sequence, **values)
     settings = resolve(settings, False)
     model = models.build_model(settings, models.model_config(settings, 100), torch.device("cpu"))
     ids = torch.randint(0, 100, (rows, sequence))

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from study.records import checkpoints
 from study.spec.arms import NAMES
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, resolve
 from study.spec.shapes import VOCABULARY
 from study.training import models
 
@@ -199,7 +199,7 @@ def test_its_weights_come_out_whole(arm, trained, tmp_path):
     run = trained(arm, *FLAGS)
     checkpoint, _ = checkpoints.last_good(run.folder)
     weights, digest = weights_in(checkpoint, tmp_path), hashlib.sha256()
-    settings = resolve(Settings(), gpu=False)
+    settings = resolve(Flags(), gpu=False)
     for name, _ in models.on_meta(settings, models.model_config(settings, VOCABULARY)).named_parameters():
         digest.update(name.encode())
         digest.update(weights[name].contiguous().flatten().view(torch.uint8).numpy())

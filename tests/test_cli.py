@@ -19,7 +19,7 @@ from conftest import ROOT, launch
 from rich.console import Console
 from shaped import changed, finished, put
 
-from study.cli import commands, experiments, predictions
+from study.cli import commands, experiments, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
@@ -162,24 +162,43 @@ def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     assert "glad" in capsys.readouterr().out
 
 
-def test_a_virtual_rank_is_one_command_away(monkeypatch, cache, capsys):
-    """The launch that it starts is forked, as the other tests' are: a fresh one is almost all imports."""
+@pytest.fixture
+def forked_virtual(monkeypatch, cache):
+    """`study virtual` with a forked launch, as the other tests have it: a fresh one is almost all imports."""
 
     def forked(words: list[str], **options) -> subprocess.CompletedProcess:
         assert options["start_new_session"], "Ctrl-C would reach the launcher as well, which prints a traceback"
         arm, script, option, folder, *flags = words[words.index("--config_file") + 1 :]
         assert (Path(script).name, option) == ("train.py", "--run-dir")
         run = launch(Path(arm), Path(folder), *flags, cache=cache)
-        print(run.output)  # noqa: T201
-        return subprocess.CompletedProcess(words, run.code)
+        return subprocess.CompletedProcess(words, run.code, run.output)
 
-    monkeypatch.setattr(predictions.subprocess, "run", forked)
-    assert in_this_process(monkeypatch, "virtual --arm zero2 --ranks 64 --task wikitext") is None
-    printed = capsys.readouterr().out
-    assert "64 virtual ranks" in printed
-    assert "virtual, rank 0 of 64" in printed
-    assert "at the peak, all together: " in printed
-    assert any(line.startswith("all_gather") for line in printed.splitlines())
+    monkeypatch.setattr(virtual.subprocess, "run", forked)
+
+
+def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monkeypatch, tmp_path, capsys, golden):
+    """It was deleted, and the path of the deleted record was printed."""
+    folder = tmp_path / "kept"
+    words = f"virtual --arm zero2 --ranks 64 --task wikitext --run-dir {folder}"
+    assert in_this_process(monkeypatch, words) is None
+    golden("command_virtual.txt", capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
+    record = store.load(folder)
+    assert (record.status, record.observed.virtual_ranks) == ("done", 64)
+
+
+def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):
+    """Their defaults differed: fp32, 8 rows and 128 tokens beside bf16_cast, one row and 1024 tokens."""
+    words = "--model llama-micro --arm zero2 --ranks 4 --json"
+    answers = {}
+    for command in ("virtual", "estimate --device cpu"):
+        assert in_this_process(monkeypatch, f"{command} {words}") is None
+        answers[command] = json.loads(capsys.readouterr().out)
+    measured, predicted = answers["virtual"], answers["estimate --device cpu"]["estimate"]
+    assert measured["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.01)
+    for role in ("weights", "master", "moments"):
+        assert measured["after_step"][role] == predicted["after_step"][role], role
+    for kind, moved in predicted["traffic"].items():
+        assert measured["traffic"][kind] == pytest.approx(moved, rel=0.001), kind
 
 
 CONFIGS = {

@@ -18,7 +18,7 @@ from study.measure import network, readback
 from study.records import store
 from study.records.schema import Network
 from study.spec import arms
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.sweeps import launches, protocol
 from study.sweeps.protocol import Cell
 
@@ -176,7 +176,7 @@ def test_a_cell_that_cannot_be_spread_is_unavailable():
 
 
 def test_another_network_than_was_asked_for_is_a_mismatch():
-    settings = Settings(hosts=2, bandwidth_mbit=200)
+    settings = Flags(hosts=2, bandwidth_mbit=200)
     rank = {"interface": "zshost0", "bandwidth_mbit": 200.0, "limited_by": "tbf", "delayed_by": None}
     apart = [rank | {"host": "net:[1]"}, rank | {"host": "net:[2]"}]
     assert readback.other_network(settings, network.describe(apart)) == []
@@ -185,7 +185,7 @@ def test_another_network_than_was_asked_for_is_a_mismatch():
     faster = network.describe([side | {"bandwidth_mbit": 400.0} for side in apart])
     assert "observed 400.0" in readback.other_network(settings, faster)[0]
     free = network.describe([side | {"bandwidth_mbit": None} for side in apart])
-    assert readback.other_network(Settings(hosts=2, bandwidth_mbit="unlimited"), free) == []
+    assert readback.other_network(Flags(hosts=2, bandwidth_mbit="unlimited"), free) == []
     assert readback.other_network(settings, free) == ["bandwidth in Mbit/s: promised 200, observed None"]
 
 

@@ -152,6 +152,18 @@ YAML_ALONE = ZERO | {"mixed_precision": None}
         (TRAINER | {"bf16": True, "fp16": True}, None, "both true, which the Trainer refuses: set one of them"),
         (TRAINER, PLAIN | {"gradient_clipping": 1.0}, "gradient_clipping is 1.0 in the DeepSpeed config and max_"),
         (TRAINER | {"bf16": False}, PLAIN | HALF, "bf16.enabled is True in the DeepSpeed config and bf16 is False"),
+        (PLAIN | {"zero_optimization": {"stage": 2, "offload_optimiser": {"device": "cpu"}}}, None,
+         "DeepSpeed has no key offload_optimiser in zero_optimization and refuses it: write offload_optimizer"),
+        (PLAIN | {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memry": True}}}, None,
+         "DeepSpeed has no key pin_memry in zero_optimization.offload_param and refuses it: write pin_memory"),
+        (PLAIN | {"bf16": {"enable": True}}, None, "no key enable in bf16 and refuses it: write enabled"),
+        (YAML_ALONE | {"deepspeed_config": {"zero_stag": 3}}, None,
+         "Accelerate has no key zero_stag in deepspeed_config and ignores it: write zero_stage"),
+        (YAML_ALONE, PLAIN | {"zero_optimization": {"stage": 2, "overlap_com": True}},
+         "DeepSpeed has no key overlap_com in zero_optimization and refuses it: write overlap_comm"),
+        ({"distributed_type": "MULTI_GPU", "num_proceses": 2}, None,
+         "Accelerate has no key num_proceses and refuses it: write num_processes"),
+        (TRAINER | {"learning_rte": 1e-5}, None, "the Trainer has no key learning_rte and ignores it: write learning_"),
         (TRAINER, PLAIN | AUTO, None),
         (BATCH, None, None),
         (DDP | {"deepspeed_config": {}}, None, None),
@@ -181,6 +193,12 @@ def test_records_and_mixed_kinds():
         "stage", "offload_optimizer", "offload_param",
     }  # fmt: skip
     assert {"known", "other", "equal"} <= diff(a, b, as_json=True).keys()
+
+
+def test_our_configs_contradict_nothing():
+    paths = [path for path in ARMS.rglob("*") if path.suffix in (".yaml", ".json")]
+    assert len(paths) > 40
+    assert {path.name: contradictions(sources.read(path)) for path in paths} == {path.name: [] for path in paths}
 
 
 def test_arms_differ_as_they_are_meant_to():

@@ -15,7 +15,7 @@ from study.machine import doctor
 from study.measure import failures
 from study.measure.clock import Clock
 from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
@@ -231,7 +231,7 @@ def test_energy_is_what_a_gpu_may_take(on_gpu):
 @pytest.mark.parametrize(("task", "model"), [("imdb", "bert-tiny"), ("wikitext", "gpt-tiny")])
 def test_no_step_makes_the_gpu_wait(task, model, tmp_path):
     """Forward pass, backward pass and update under PyTorch's own alarm for anything that waits for the device."""
-    settings = Settings(task=task, model=model, data="embedded", init="in_place", sequence=64, cache_dir=tmp_path)
+    settings = Flags(task=task, model=model, data="embedded", init="in_place", sequence=64, cache_dir=tmp_path)
     settings = resolve(settings, True)
     data, device = load_data(settings), torch.device("cuda")
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), device)

@@ -37,6 +37,16 @@ def test_reading_judging_and_reporting_load_without_torch():
     assert loaded_by(code, HEAVY) == set()
 
 
+def test_the_package_leaves_the_path_of_a_users_script_alone():
+    """Only our own launches need ninja. Each nested process would add the folder once more."""
+    code = "import os\nbefore = os.environ['PATH']\nfrom study import watch\nassert os.environ['PATH'] == before"
+    assert loaded_by(code, {"study"}) == {"study"}
+    twice = "software.put_programs_on_path()\n" * 2
+    code = f"import os, sys\nfrom study.machine import software\nos.environ['PATH'] = '/usr/bin'\n{twice}"
+    code += "paths = os.environ['PATH'].split(':')\nassert len(paths) == 2\nassert sys.executable.startswith(paths[1])"
+    assert loaded_by(code, {"study"}) == {"study"}
+
+
 def test_the_trainer_imports_what_only_some_runs_need_where_they_need_it():
     """The embedded corpus and a built-in model need none of these, and they would take a second of each rank.
 
@@ -44,11 +54,11 @@ def test_the_trainer_imports_what_only_some_runs_need_where_they_need_it():
     """
     code = """
 from study import train
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, Settings, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
-settings = resolve(Settings(), gpu=False)
+settings = resolve(Flags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
 tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)

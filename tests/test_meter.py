@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from study.measure import memory
-from study.measure.clock import Clock, Energy
+from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.measure.memory import MemoryWatch
 
@@ -394,8 +394,27 @@ def test_disk_bytes_are_what_reaches_the_disk(tmp_path):
 
 
 @pytest.mark.skipif(CUDA, reason="there is a GPU, and it may have a counter")
-def test_energy_without_a_counter_is_not_known():
-    assert Energy().joules() is None
+def test_energy_is_of_the_timed_window_alone(monkeypatch):
+    """The ranks wait for each other before a window: what a GPU uses meanwhile is not of the steps."""
+    used_j = [0.0]
+    monkeypatch.setattr("study.measure.clock.gpu_joules", lambda: used_j[0])
+    clock = Clock()
+    for step_j in (5.0, 7.0):
+        with clock.window(lambda: used_j.append(used_j.pop() + 100)) as tick:
+            used_j.append(used_j.pop() + step_j)
+            tick()
+    assert clock.window_j == [5.0, 7.0]
+    assert clock.joules == 12.0
+
+
+def test_energy_of_no_step_or_without_a_counter_is_not_known():
+    clock = Clock()
+    assert clock.joules is None, "no step was timed"
+    with clock.window(int) as tick:
+        tick()
+    assert CUDA or clock.joules is None
+    clock.window_j = [1.0, None]
+    assert clock.joules is None
 
 
 def test_a_storage_may_be_let_go_while_roles_are_marked():

@@ -25,7 +25,7 @@ from study.records.schema import Observed, Record
 from study.report.topics import states
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.training import optimizers
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
@@ -169,7 +169,7 @@ def test_an_estimate_is_smaller_with_smaller_moments(optimizer, precision):
 def test_a_master_copy_goes_with_each_optimizer():
     model = torch.nn.Linear(8, 8).bfloat16()
     before = model.weight.detach().clone()
-    settings = Settings(optimizer="sgd", lr=0.1, precision="bf16_cast")
+    settings = Flags(optimizer="sgd", lr=0.1, precision="bf16_cast")
     optimizer = optimizers.build(settings, model, with_master=True)
     model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
@@ -182,7 +182,7 @@ def test_a_master_copy_goes_with_each_optimizer():
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
     model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 8))
-    optimizer = optimizers.build(Settings(optimizer="adamw_8bit", lr=0.1), model)
+    optimizer = optimizers.build(Flags(optimizer="adamw_8bit", lr=0.1), model)
     model(torch.ones(2, 128)).sum().backward()
     optimizer.step()
     tensors = [tensor for state in optimizer.state.values() for tensor in roles.tensors_in(state)]
@@ -242,20 +242,20 @@ def test_the_command_line_refuses_before_anything_runs(command, capsys, monkeypa
 def test_adapters_and_other_choices_of_what_trains_exclude_each_other():
     arm = read(all_paths()["ddp"])
     with pytest.raises(Stop, match="both choose the weights that train"):
-        check(Settings(lora_rank=2, train_only="bias"), arm)
+        check(Flags(lora_rank=2, train_only="bias"), arm)
     with pytest.raises(Stop, match="transformers cannot load"):
-        check(Settings(lora_rank=2, save=True), arm)
+        check(Flags(lora_rank=2, save=True), arm)
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Stop, match="needs bitsandbytes") as stopped:
-        optimizers.build(Settings(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
+        optimizers.build(Flags(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
     assert stopped.value.status == "unavailable"
 
 
 def test_another_optimizer_than_promised_fails_the_run():
-    arm, settings = read(all_paths()["ddp"]), Settings(optimizer="sgd")
+    arm, settings = read(all_paths()["ddp"]), Flags(optimizer="sgd")
     seen = Observed(distributed_type="MULTI_CPU", ranks=2, ranks_counted=2, optimizer="AdamW", parameters=4)
     wrong = readback.mismatches(arm, settings, seen.model_copy(update={"trained_parameters": 4}), 2)
     assert any("promised MasterSGD or SGD, observed AdamW" in words for words in wrong)

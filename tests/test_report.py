@@ -1,20 +1,20 @@
 """The report: a site that opens from disk, names what is broken, and replaces nothing that it did not write."""
 
+import contextlib
 import html
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import subprocess
 import time
 import tomllib
 import xml.etree.ElementTree
+from concurrent.futures import Future
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pandas as pd
 import psutil
 import pytest
@@ -30,6 +30,7 @@ from study.records.privacy import without_paths
 from study.report import claim_pages, run_pages
 from study.report import readme as digest
 from study.report import site as report
+from study.report.execution import executing
 from study.report.notebook import as_html
 from study.report.templating import prose
 from study.watcher import findings
@@ -185,12 +186,12 @@ def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, t
     bad.write_text(bad.read_text().replace("book.inventory()", "found = 1 / 0"))
     monkeypatch.setattr(report, "ROOT", tmp_path / "root")
     monkeypatch.setattr(report, "NOTEBOOKS", ("machines",))
-    monkeypatch.setattr(report.claims, "judged", lambda *_: [])
+    monkeypatch.setattr(report.claims, "judge", lambda *_: [])
     monkeypatch.setattr(report.claims, "figure", lambda *_: None)
     monkeypatch.setattr(report.style, "svg", lambda *_: "")
     monkeypatch.setattr(report, "score", lambda *_: [])
     lines: list[str] = []
-    assert report.build([real_runs], tmp_path / "out", lines.append) == ["machines"]
+    assert report.build([real_runs], tmp_path / "out", lines.append)[1] == ["machines"]
     assert "ZeroDivisionError" in "".join(lines)
     assert "ZeroDivisionError" in (tmp_path / "out" / "machines.html").read_text()
     assert "failed" in (tmp_path / "out" / "index.html").read_text()
@@ -204,12 +205,20 @@ def quick(monkeypatch):
     """A build with its pages, and without verdicts and notebooks, after doing `during`."""
 
     def build(runs: Path, out: Path, during=lambda: None) -> list[str]:
-        monkeypatch.setattr(report.claims, "judged", lambda *_: [])
+        @contextlib.contextmanager
+        def executed():
+            during()
+            nothing: Future[list[str]] = Future()
+            nothing.set_result([])
+            yield nothing
+
+        monkeypatch.setattr(report.claims, "judge", lambda *_: [])
         monkeypatch.setattr(report, "score", lambda *_: [])
-        monkeypatch.setattr(report, "execute", lambda *_: during() or [])
+        monkeypatch.setattr(report, "NOTEBOOKS", ())
+        monkeypatch.setattr(report, "executing", lambda *_: executed())
         monkeypatch.setattr(report.style, "svg", lambda *_: "")
         monkeypatch.setattr(report.claims, "figure", lambda *_: None)
-        return report.build([runs], out, lambda text: None)
+        return report.build([runs], out, lambda text: None)[1]
 
     return build
 
@@ -248,23 +257,26 @@ def test_without_a_run_nothing_is_replaced_and_the_exit_code_is_2(runs, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_workers_end_with_an_interrupted_report():
-    """Whatever they do, and what they have started: what runs a notebook is in a session of its own."""
-    spawn = multiprocessing.get_context("spawn")
-    read, write = spawn.Pipe()
-    worker = spawn.Process(target=_start, args=(write,))
-    worker.start()
-    child = psutil.Process(read.recv())
-    with pytest.raises(KeyboardInterrupt), report._ended_with_us():
+def test_the_kernel_ends_with_an_interrupted_report(tmp_path):
+    """And with it what a notebook has started."""
+    book = nbformat.v4.new_notebook()
+    tagged = nbformat.v4.new_code_cell("runs = ''", metadata={"tags": ["parameters"]})
+    note = f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
+    code = f"import os, pathlib, time\n{note}\ntime.sleep(77)"
+    book.cells = [tagged, nbformat.v4.new_code_cell(code)]
+    nbformat.write(book, tmp_path / "sleeps.ipynb")
+    kernels = []
+
+    def interrupt() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        kernels.append(psutil.Process(int((tmp_path / "pid").read_text())))
         raise KeyboardInterrupt
-    worker.join(10)
-    assert worker.exitcode == -signal.SIGKILL
-    assert psutil.wait_procs([child], timeout=10)[1] == []
 
-
-def _start(pipe) -> None:
-    pipe.send(subprocess.Popen(["sleep", "77"], start_new_session=True).pid)
-    time.sleep(77)
+    with pytest.raises(KeyboardInterrupt), executing([tmp_path / "sleeps.ipynb"], tmp_path, {}, print):
+        interrupt()
+    (kernel,) = kernels
+    assert not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/absolute", 5, "a\x00b", "n" * 300, "..", "", None, "a\\b", ["a"]])
@@ -319,7 +331,7 @@ def test_a_report_over_250_runs_takes_a_minute_of_two_cores_and_15_mb(home, tmp_
         put(tmp_path / "runs", finished(name, arm, 2, seed, micro_batch=rows, step=0.1 + seed / 1000))
     at_home(home, monkeypatch)
     started = sum(os.times()[:4])
-    assert report.build([tmp_path / "runs"], tmp_path / "site", print) == []
+    assert report.build([tmp_path / "runs"], tmp_path / "site", print)[1] == []
     assert sum(os.times()[:4]) - started < 2 * 60
     assert sum(path.stat().st_size for path in (tmp_path / "site").rglob("*") if path.is_file()) < 15e6
 
@@ -369,6 +381,6 @@ def test_figure_and_records_agree(path, judged):
 
 def test_the_first_sentence_of_every_claim_is_read_in_ten_seconds(judged):
     """At most 35 words, on what comes with the reports."""
-    sentences = {row["claim"]: row["plainly"] for each in judged.values() for row in each.verdicts}
+    sentences = {row["claim"]: row["plainly"] for each in judged.values() for row in each.rows}
     assert len(sentences) > 400
     assert {name: sentence for name, sentence in sentences.items() if len(sentence.split()) > 35} == {}

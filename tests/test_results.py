@@ -10,7 +10,7 @@ from shaped import finished as shaped
 from study.measure.clock import Clock
 from study.records import store
 from study.records.schema import Record
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.training import ending, finish
 from study.training.run import Run
 
@@ -27,7 +27,7 @@ from study.records.schema import Record
 from study.training import ending, finish
 from study.training.log import log_to
 from study.training.run import Run
-from study.spec.settings import Settings
+from study.spec.settings import Flags, Settings
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
 accelerator = Accelerator(cpu=True)
@@ -48,11 +48,11 @@ def instruments(run, step):
 finish.inspect = instruments
 log_to(folder if rank == 0 else None)
 record = store.load(folder) if rank == 0 else Record(run_id="run", started_utc=store.now_utc())
-run = Run(Settings(save=False), None, folder, record, accelerator, None)
+run = Run(Flags(save=False), None, folder, record, accelerator, None)
 in_step = finish.after_training(run, None)
 assert not in_step
 finish.print_summary(run)
-ending.leave(0, in_step)
+ending.leave(0)
 '''
 
 
@@ -102,7 +102,7 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
 
     monkeypatch.setattr(finish, "save", fail if part == "save" else lambda run: None)
     monkeypatch.setattr(finish, "inspect", fail)
-    run = Run(Settings(save=True), None, folder, store.load(folder), ALONE, None)
+    run = Run(Flags(save=True), None, folder, store.load(folder), ALONE, None)
     assert finish.after_training(run, None) is False
     (before,), kept = seen, store.load(folder)
     assert before.status == kept.status == "done"
@@ -116,7 +116,7 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
 
 def test_a_part_that_succeeds_is_not_called_failed(folder, monkeypatch, capsys):
     monkeypatch.setattr(finish, "inspect", lambda run, step: setattr(run.record.observed, "backend", step))
-    run = Run(Settings(), None, folder, store.load(folder), ALONE, None)
+    run = Run(Flags(), None, folder, store.load(folder), ALONE, None)
     assert finish.after_training(run, "step") is True
     kept = store.load(folder)
     assert (kept.status, kept.observed.instruments_failed, kept.observed.backend) == ("done", None, "step")
@@ -137,7 +137,7 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
         record=record,
         has_values=True,
         is_virtual=False,
-        settings=Settings(),
+        settings=Flags(),
         arm=types.SimpleNamespace(row_ranks=1),
         accelerator=types.SimpleNamespace(num_processes=2),
         gathered=lambda mine: [clock.step_s if mine is clocks[0].step_s else clock.window_s for clock in clocks],

@@ -4,13 +4,14 @@ import itertools
 import types
 
 import pytest
+import torch
 from conftest import ranks_of
 
 from study.errors import Stop
 from study.records import store
 from study.records.schema import Loss
-from study.spec.settings import Settings
-from study.training.run import windows
+from study.spec.settings import Flags
+from study.training.run import History, Run, show, windows
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
 RANK = """
@@ -71,7 +72,7 @@ def test_a_record_that_has_ended_is_not_written_over(tmp_path, status):
 def a_run(steps: int, **settings):
     data = types.SimpleNamespace(train={"input_ids": range(70)}, train_rows=70)  # ten steps in an epoch
     at = lambda place: None  # noqa: E731  a heartbeat
-    return types.SimpleNamespace(settings=Settings(**settings), data=data, rows_taken_per_step=7, steps=steps, at=at)
+    return types.SimpleNamespace(settings=Flags(**settings), data=data, rows_taken_per_step=7, steps=steps, at=at)
 
 
 @pytest.mark.parametrize("warmup_steps", [1, 5, 10, 13, 29])
@@ -83,6 +84,26 @@ def test_windows_end_where_something_is_due(warmup_steps, log_every, eval_every)
     cuts = {*range(0, 31, 10), *range(warmup_steps, 30, log_every), *range(0, 30, eval_every or 30)}
     by_cuts = [range(start, end) for start, end in itertools.pairwise(sorted(cuts))]
     assert [*windows(run, 0, warmup_steps), *windows(run, warmup_steps, 30)] == by_cuts
+
+
+def test_each_loss_is_gathered_once_and_then_kept_as_a_number(tmp_path):
+    """The losses of a window leave the device between windows. Nothing of them stays there for the rest of the run."""
+    gathered = []
+
+    def gather(losses: torch.Tensor) -> torch.Tensor:
+        gathered.append(losses.numel())
+        return torch.cat([losses, losses + 1])  # a second rank
+
+    accelerator = types.SimpleNamespace(is_main_process=True, gather=gather, log=lambda *_, **__: None)
+    run = Run(Flags(warmup_steps=2), None, tmp_path, None, accelerator, None, steps=5, timed_from=2)
+    history = History()
+    for window, losses in ((range(2), [1.0, 2.0]), (range(2, 5), [3.0, 4.0, 5.0])):
+        history.rates += [0.1] * len(window)
+        history.clock.step_s += [0.1] * len(window)
+        show(run, window, history, [torch.tensor(loss) for loss in losses])
+    assert gathered == [2, 3]
+    assert history.losses == [1.5, 2.5, 3.5, 4.5, 5.5]
+    assert [line["loss"] for line in store.read_steps(tmp_path)] == history.losses
 
 
 def test_the_first_windows_of_very_many_steps_come_at_once():

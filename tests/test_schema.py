@@ -11,7 +11,7 @@ from shaped import changed, failed, finished, put, script
 from study.records import runs, store
 from study.records.runs import Run
 from study.records.schema import SCHEMA, Record, Requested
-from study.spec.settings import Settings, as_dict
+from study.spec.settings import Flags, as_dict
 from study.spec.validation import sentence
 
 
@@ -65,8 +65,8 @@ def test_the_cell_of_an_old_record_is_in_its_name():
 
 
 def test_what_is_asked_for_is_every_setting_of_the_trainer():
-    assert set(Requested.model_fields) == {*as_dict(Settings()), "arm", "config_file", "repair"}
-    Requested(arm="ddp", **as_dict(Settings(run_dir=Path("runs/a"))))
+    assert set(Requested.model_fields) == {*as_dict(Flags()), "arm", "config_file", "repair"}
+    Requested(arm="ddp", **as_dict(Flags(run_dir=Path("runs/a"))))
     assert Requested(micro_batch=-1).micro_batch == -1, "a refused value is recorded as it was given"
 
 

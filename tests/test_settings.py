@@ -16,18 +16,18 @@ import tyro
 from study.errors import Stop
 from study.spec import settings
 from study.spec.options import OPTIONS, with_plain_help
-from study.spec.settings import Settings, as_dict, build, check, flag, learning_rate, resolve
+from study.spec.settings import Flags, as_dict, build, check, flag, learning_rate, resolve
 from study.spec.shapes import SHAPES
 
-FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-NUMBERS = {name: str(hint) for name, hint in get_type_hints(Settings).items() if re.search(r"int\b|float", str(hint))}
+FIELDS = {field.name: field for field in dataclasses.fields(Flags)}
+NUMBERS = {name: str(hint) for name, hint in get_type_hints(Flags).items() if re.search(r"int\b|float", str(hint))}
 MAY_BE_0 = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
 
 
 def test_every_field_is_explained():
     """A docstring directly under each field: it becomes the field's --help."""
     tree = ast.parse(inspect.getsource(settings))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings").body
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Flags").body
     named = [node.target.id for node in body if isinstance(node, ast.AnnAssign)]
     explained = [
         node.target.id
@@ -52,7 +52,7 @@ def test_an_impossible_value_is_refused(name, value):
     with pytest.raises(
         Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$"
     ) as caught:
-        check(Settings(**{name: value}))
+        check(Flags(**{name: value}))
     assert caught.value.remedy
 
 
@@ -68,7 +68,7 @@ def test_an_impossible_value_is_refused(name, value):
     ],
 )
 def test_possible_values_pass(values):
-    check(Settings(**values))
+    check(Flags(**values))
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_possible_values_pass(values):
 )
 def test_values_that_do_not_fit_each_other_are_refused(values, words):
     with pytest.raises(Stop, match=f"(?m){words}"):
-        check(Settings(**values))
+        check(Flags(**values))
 
 
 def test_epochs_are_checked_as_the_steps_they_come_to():
     with pytest.raises(Stop, match=r"^--lr-warmup-steps 100 never ends within --epochs 2 \(100 steps\)"):
-        settings.check_steps(Settings(epochs=2.0, lr_warmup_steps=100), 100)
+        settings.check_steps(Flags(epochs=2.0, lr_warmup_steps=100), 100)
     with pytest.raises(Stop, match=r"^--epochs 1e\+30 .* is more than 10000000 steps"):
-        settings.check_steps(Settings(epochs=1e30), int(1e30 * 100))
+        settings.check_steps(Flags(epochs=1e30), int(1e30 * 100))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_bad_value_in_a_file_names_the_file(values, words):
 
 
 def test_values_in_a_file_are_settings():
-    assert build({"lr": 1, "micro_batch": 4}, "a.toml") == Settings(lr=1, micro_batch=4)
+    assert build({"lr": 1, "micro_batch": 4}, "a.toml") == Flags(lr=1, micro_batch=4)
 
 
 RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows, attention
@@ -126,20 +126,20 @@ RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, e
 
 @pytest.mark.parametrize(("task", "gpu"), RESOLVED)
 def test_defaults_depend_on_task_and_gpu(task, gpu):
-    s = resolve(Settings(task=task), gpu)
+    s = resolve(Flags(task=task), gpu)
     resolved = (s.model, s.data, s.init, s.sequence, s.lr, s.train_rows, s.eval_rows, s.attention)
     assert resolved == RESOLVED[task, gpu]
 
 
 def test_the_embedded_corpus_on_a_gpu_needs_no_hub():
-    s = resolve(Settings(data="embedded"), gpu=True)
+    s = resolve(Flags(data="embedded"), gpu=True)
     assert (s.model, s.init) == ("bert-large", "random"), "the same shape, by its built-in name"
 
 
 @pytest.mark.parametrize("task", ["imdb", "wikitext"])
 def test_what_stays_blank_is_decided_later(task):
     """By the arm, the model, the data or the machine; everything else is filled in."""
-    values = as_dict(resolve(Settings(task=task), gpu=False))
+    values = as_dict(resolve(Flags(task=task), gpu=False))
     blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
     blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only"}
     blank |= {"checkpoint_every", "dies_after", "resume"}
@@ -149,8 +149,8 @@ def test_what_stays_blank_is_decided_later(task):
 
 def test_given_values_stay():
     values = {"model": "bert-base", "data": "embedded", "init": "in_place", "sequence": 64, "lr": 1e-4, "seed": 3}
-    given = Settings(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("/kept"))
-    assert resolve(given, gpu=True) == given
+    given = Flags(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("/kept"))
+    assert as_dict(resolve(given, gpu=True)) == as_dict(given)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_given_values_stay():
 )
 def test_published_weights_are_the_default_of_a_hub_name_alone(model, init):
     """A built-in shape and a local folder start from drawn weights."""
-    assert resolve(Settings(model=model), gpu=False).init == init
+    assert resolve(Flags(model=model), gpu=False).init == init
 
 
 EAGER = ["gpt-j-6b", "EleutherAI/gpt-j-6b", "gemma2-9b", "google/gemma-2-9b"]
@@ -170,7 +170,7 @@ UNKNOWN = ["somebody/gpt-joke", "x" * 5000]  # until transformers has read its c
 @pytest.mark.parametrize("model", EAGER + FUSED + UNKNOWN)
 def test_attention_is_written_out_for_the_types_that_need_it(model):
     """By the type of the model, not by what its name contains."""
-    attention = resolve(Settings(task="wikitext", model=model), gpu=False).attention
+    attention = resolve(Flags(task="wikitext", model=model), gpu=False).attention
     assert attention == ("eager" if model in EAGER else "sdpa" if model in FUSED else None)
 
 
@@ -178,36 +178,36 @@ def test_attention_is_written_out_for_the_types_that_need_it(model):
 def test_the_type_of_a_folder_is_in_its_config(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     attention = "sdpa" if kind == "gpt2" else "eager"
-    assert resolve(Settings(model=str(tmp_path)), gpu=False).attention == attention
+    assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", "not json", None])
 def test_a_folder_that_does_not_say_its_type_ends_nothing_here(tmp_path, config):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert resolve(Settings(model=str(tmp_path)), gpu=False).attention is None
+    assert resolve(Flags(model=str(tmp_path)), gpu=False).attention is None
 
 
 @pytest.mark.parametrize(("data", "sequence"), [("hub", 1024), ("some/folder", 1024), ("embedded", 128)])
 def test_rows_of_real_text_are_longer(data, sequence):
-    assert resolve(Settings(task="wikitext", data=data), gpu=False).sequence == sequence
+    assert resolve(Flags(task="wikitext", data=data), gpu=False).sequence == sequence
 
 
 def test_a_tiny_model_on_a_gpu_needs_no_network():
-    s = resolve(Settings(model="bert-tiny"), gpu=True)
+    s = resolve(Flags(model="bert-tiny"), gpu=True)
     assert (s.data, s.lr) == ("embedded", 1e-3)
 
 
 def test_the_cache_is_a_real_path(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert resolve(Settings(cache_dir=Path("~/kept")), gpu=False).cache_dir == Path("/home/somebody/kept")
+    assert resolve(Flags(cache_dir=Path("~/kept")), gpu=False).cache_dir == Path("/home/somebody/kept")
 
 
 # --- learning rate -------------------------------------------------------------------------------------------------
 
 
 def rates(warmup: int, steps: int, lr: float = 1.0) -> list[float]:
-    settings = Settings(lr=lr, lr_warmup_steps=warmup)
+    settings = Flags(lr=lr, lr_warmup_steps=warmup)
     return [learning_rate(settings, step, steps) for step in range(steps)]
 
 
@@ -225,7 +225,7 @@ def test_rates_by_hand():
 
 def test_as_dict_is_complete_and_plain():
     """Every field is there, as JSON can hold it."""
-    values = as_dict(resolve(Settings(run_dir=Path("runs/a"), seed=7), gpu=False))
+    values = as_dict(resolve(Flags(run_dir=Path("runs/a"), seed=7), gpu=False))
     assert list(values) == list(FIELDS)
     assert json.loads(json.dumps(values)) == values
     assert (values["run_dir"], values["seed"], values["nvme_dir"]) == ("runs/a", 7, None)
@@ -233,7 +233,7 @@ def test_as_dict_is_complete_and_plain():
 
 def test_the_help_of_an_option_is_one_paragraph():
     """tyro broke every line of a docstring that goes on where the source broke it."""
-    options = with_plain_help(Settings)
+    options = with_plain_help(Flags)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
         tyro.cli(options, args=["--help"], registry=OPTIONS)
@@ -241,4 +241,4 @@ def test_the_help_of_an_option_is_one_paragraph():
     (at,) = [number for number, line in enumerate(lines) if "synthetic: random" in line]
     assert "rows of the shape" in f"{lines[at]} {lines[at + 1]}"
     assert not lines[at].endswith("synthetic: random"), "no line ends where the source's did"
-    assert with_plain_help(with_plain_help(Settings)).__doc__ == options.__doc__, "twice is once"
+    assert with_plain_help(with_plain_help(Flags)).__doc__ == options.__doc__, "twice is once"

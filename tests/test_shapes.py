@@ -6,7 +6,7 @@ import pytest
 
 from study.errors import Stop
 from study.models.config import class_for, kind_of, load
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, shape_of
 from study.training import models
 
@@ -50,7 +50,7 @@ def task_of(model: str) -> str:
 
 
 def settings_for(model: str, sequence: int = 64, **more) -> Settings:
-    return Settings(model=model, task=task_of(model), sequence=sequence, attention="eager", **more)
+    return Flags(model=model, task=task_of(model), sequence=sequence, attention="eager", **more)
 
 
 def config_of(settings: Settings, vocabulary: int = 2048):
@@ -89,7 +89,7 @@ def test_our_own_shape_takes_the_vocabulary_of_its_data(vocabulary):
 @pytest.mark.parametrize("model", FAMILIES)
 def test_a_shape_is_built_with_its_default_attention(model):
     """Attention is fused if transformers' classes support it."""
-    settings = resolve(Settings(model=model, task=task_of(model), sequence=64), gpu=False)
+    settings = resolve(Flags(model=model, task=task_of(model), sequence=64), gpu=False)
     assert class_for(config_of(settings))._supports_sdpa == (model not in UNFUSED)
     attention = built(settings).config._attn_implementation
     assert attention == "eager" if model in UNFUSED else "sdpa" in attention
@@ -99,7 +99,7 @@ def test_a_shape_is_built_with_its_default_attention(model):
 @pytest.mark.parametrize("model", UNFUSED)
 def test_fused_attention_where_there_is_none_is_refused(model):
     with pytest.raises(Stop, match="no fused attention") as caught:
-        config_of(Settings(model=model, task="wikitext", sequence=128, attention="sdpa"))
+        config_of(Flags(model=model, task="wikitext", sequence=128, attention="sdpa"))
     assert caught.value.remedy == "give --attention eager"
 
 
@@ -108,7 +108,7 @@ def test_a_model_that_does_not_fit_its_task_is_refused(model):
     other = task_of(model)
     task = "wikitext" if other == "imdb" else "imdb"
     with pytest.raises(Stop, match=rf"--model {model} \(\w+\) does not fit task {task}") as caught:
-        config_of(Settings(model=model, task=task, sequence=128))
+        config_of(Flags(model=model, task=task, sequence=128))
     assert f"--task {other}" in caught.value.remedy
 
 
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_had_is_refused(tmp_path):
 def test_a_local_folder_is_a_shape_of_its_own(tmp_path):
     """By its config.json alone."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["bert-tiny"] | {"num_hidden_layers": 1}))
-    model = built(Settings(model=str(tmp_path), task="imdb", sequence=128, attention="eager"))
+    model = built(Flags(model=str(tmp_path), task="imdb", sequence=128, attention="eager"))
     one_layer = 4 * (128**2 + 128) + 2 * 128 * 512 + 512 + 128 + 4 * 128
     assert parameters_of(model) == 4_386_178 - one_layer
 

@@ -8,7 +8,7 @@ import pytest
 from study.errors import Stop
 from study.records import store
 from study.spec.arms import all_paths, read
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, resolve
 from study.training import setup
 from study.training.launch import Launch
 
@@ -16,7 +16,11 @@ LAUNCH = Launch(pid=7, started=time.time(), config_file="x", num_processes=None)
 
 
 def opened(folder: Path | None, rank: int = 0) -> Path:
-    return setup.open_folder(resolve(Settings(run_dir=folder), gpu=False), read(all_paths()["ddp"]), LAUNCH, rank)
+    settings = resolve(Flags(run_dir=folder), gpu=False)
+    path, record = setup.open_folder(settings, read(all_paths()["ddp"]), LAUNCH, rank)
+    if rank == 0:
+        assert record == store.load(path), "the trainer goes on with what it has written, and reads nothing again"
+    return path
 
 
 def test_a_sweeps_output_may_be_in_the_folder(tmp_path):
@@ -57,7 +61,7 @@ def test_on_several_machines_the_folder_has_to_be_named(rank, tmp_path, monkeypa
 def test_on_several_machines_each_disk_has_to_be_named(tmp_path, monkeypatch):
     """The folder beside the run folder may be on another machine's disk."""
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    settings = resolve(Settings(task="wikitext", model="gpt2"), gpu=False)
+    settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
     with pytest.raises(Stop, match="zero3_nvme on several machines needs --nvme-dir"):
         setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
 
@@ -71,7 +75,7 @@ def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, virtual, sha
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.setattr(setup.nvme, "check_libaio", lambda: None)
     monkeypatch.setattr(setup.nvme, "give", lambda base, launcher, needed_bytes: (base, launcher, needed_bytes))
-    settings = resolve(Settings(task="wikitext", model="gpt2", virtual_ranks=virtual), gpu=False)
+    settings = resolve(Flags(task="wikitext", model="gpt2", virtual_ranks=virtual), gpu=False)
     base, launcher, needed_bytes = setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
     assert (base, launcher) == (tmp_path / "nvme", 7)
     assert needed_bytes == 124_439_808 * setup.nvme.BYTES_PER_PARAMETER // share

@@ -17,7 +17,7 @@ from conftest import SHARED
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study.errors import Stop
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import VOCABULARY
 from study.training import corpus, models, tasks
 from study.training.data import ROWS, SPLIT_SEED, load_data, load_file, save_file
@@ -37,7 +37,7 @@ def own_datasets_cache(tmp_path_factory):
 
 
 def settings_for(task: str, **more) -> Settings:
-    return resolve(Settings(task=task, **more), gpu=False)
+    return resolve(Flags(task=task, **more), gpu=False)
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ import pytest
 from conftest import TRAINED
 
 from study.errors import Stop
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 from study.training.setup import tracker_options
 
 FLAGS = ("--steps", "12", "--no-instruments", "--eval-rows", "16")
 
 
 def test_without_one_accelerate_gets_none(tmp_path, trained):
-    assert tracker_options(Settings(), tmp_path) == {}
+    assert tracker_options(Flags(), tmp_path) == {}
     record = trained("single", *TRAINED).record
     assert record["requested"]["log_with"] is None
     assert record["observed"]["trackers"] == []
@@ -24,7 +24,7 @@ def test_without_one_accelerate_gets_none(tmp_path, trained):
 def test_one_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Stop, match="--log-with comet_ml needs comet-ml, which is not installed") as caught:
-        tracker_options(Settings(log_with="comet_ml"), tmp_path)
+        tracker_options(Flags(log_with="comet_ml"), tmp_path)
     assert caught.value.remedy == "pip install comet-ml"
 
 

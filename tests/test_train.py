@@ -9,7 +9,7 @@ from study.predictor import nodes
 from study.records.schema import Observed, Record
 from study.spec import node_traffic
 from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 
 CPU_ADAM = "DeepSpeedCPUAdam"
 
@@ -286,7 +286,7 @@ def test_two_ranks_learn_what_one_would_from_twice_the_rows(trained):
 
 def test_an_arm_that_is_not_wrapped_is_a_mismatch(trained):
     """On one GPU Accelerate leaves a model as it is: the record of such a run would say DDP and hold none."""
-    arm, settings = read(all_paths()["ddp"]), Settings(steps=60)
+    arm, settings = read(all_paths()["ddp"]), Flags(steps=60)
     seen = Observed.model_validate(trained("ddp", *TRAINED).record["observed"])
     assert readback.mismatches(arm, settings, seen, 2) == []
     bare = seen.model_copy(update={"wrapper": "BertModel", "bucket_bytes": None})
@@ -295,7 +295,7 @@ def test_an_arm_that_is_not_wrapped_is_a_mismatch(trained):
 
 def test_fsdp_that_is_not_fsdp_is_not_called_so(trained):
     """Without the patch Accelerate trains DDP on a CPU, or a model on each rank; and a policy may be another."""
-    arm, settings = read(all_paths()["fsdp2"]), Settings(steps=60)
+    arm, settings = read(all_paths()["fsdp2"]), Flags(steps=60)
     seen = Observed.model_validate(trained("fsdp2", *TRAINED).record["observed"])
     assert seen.patches == ["fsdp_without_a_gpu"]
     assert readback.mismatches(arm, settings, seen, 2) == []

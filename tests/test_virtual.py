@@ -12,7 +12,7 @@ from study.errors import Stop
 from study.predictor import room
 from study.records.schema import Record
 from study.spec.arms import NAMES, all_paths, read
-from study.spec.settings import Settings, resolve
+from study.spec.settings import Flags, resolve
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
 SHARED_ARMS = [name for name in NAMES if name not in ("single", *DECODERS_ALONE)]
@@ -182,7 +182,7 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch):
     def needed(available: float = 1e12, **values) -> float:
         """What a virtual rank is said to need, if the check on a machine with so much memory to spare lets it pass."""
         monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=available))
-        settings = Settings(task="wikitext", model="gpt2-medium", virtual_ranks=64, **{"micro_batch": 1} | values)
+        settings = Flags(task="wikitext", model="gpt2-medium", virtual_ranks=64, **{"micro_batch": 1} | values)
         room.check(resolve(settings, gpu=False), arm, gpu=False)
         return room.needed_bytes(resolve(settings, gpu=False), arm, gpu=False)
 
@@ -198,7 +198,7 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch):
 
 
 def test_on_a_gpu_the_host_holds_what_is_offloaded():
-    settings = resolve(Settings(model="bert-large", virtual_ranks=8, init="in_place"), gpu=True)
+    settings = resolve(Flags(model="bert-large", virtual_ranks=8, init="in_place"), gpu=True)
     needed = {name: room.needed_bytes(settings, read(all_paths()[name]), True) for name in ("zero3", "zero3_cpu")}
     assert needed["zero3"] == room.PROCESS_BYTES
     assert needed["zero3_cpu"] > needed["zero3"] + 16 * 335e6 / 8

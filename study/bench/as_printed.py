@@ -24,12 +24,13 @@ import tyro
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from study.errors import Stop
+from study.machine import software
 from study.measure import memory
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Evaluation, Loss, Memory, Observed, ScriptTraining, Time
+from study.records.schema import Evaluation, Loss, Memory, Observed, Record, ScriptTraining, Time
 from study.spec import arms
-from study.spec.settings import Repair, Settings, check, resolve
+from study.spec.settings import Flags, Repair, Settings, check, resolve
 from study.training import ending, models, setup
 from study.training.data import Data, load_data
 from study.training.launch import find_launch
@@ -43,7 +44,7 @@ NEEDED_TO_ENGAGE = {"train_micro_batch_size_per_gpu": "auto"}  # without it Deep
 LOGGING_STEPS, EVAL_STEPS = 10, 50  # as published
 
 
-def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) -> None:
+def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> None:
     """Train three times as the published script does.
 
     Args:
@@ -52,6 +53,7 @@ def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) 
         settings: The trainer's settings. --micro-batch is the batch of the first two trainings; the third has twice it.
     """
     ending.interrupt_on_signals(os.getppid())
+    software.put_programs_on_path()
     folder, launch, code = None, None, 1
     try:
         launch = find_launch()
@@ -59,19 +61,18 @@ def main(repair: Repair, settings: Annotated[Settings, tyro.conf.arg(name="")]) 
         if arm.deepspeed is not None or "LOCAL_RANK" in os.environ:
             raise Stop("the published script sets up DeepSpeed by itself, on one device", "launch it with arm `single`")
         settings = resolve(settings, CUDA)
-        folder = setup.open_folder(settings, arm, launch, rank=0)
+        folder, record = setup.open_folder(settings, arm, launch, rank=0)
         check(settings)
         set_threads(settings.threads)
-        run_to_the_end(settings, repair, folder)
+        run_to_the_end(settings, repair, folder, record)
         code = 0
     except BaseException as error:
         ending.fail(folder, int(os.environ.get("RANK", 0)), error, launch)
     ending.leave(code)
 
 
-def run_to_the_end(settings: Settings, repair: Repair, folder: Path) -> None:
+def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Record) -> None:
     started = time.perf_counter()
-    record = store.load(folder)
     record.requested.repair = repair
     data = load_data(settings)
     calls = count_initialize()

@@ -30,7 +30,7 @@ from study.records import store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
 from study.spec.options import parsed
-from study.spec.settings import Settings, check, options
+from study.spec.settings import Flags, check, options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
@@ -66,7 +66,7 @@ def main() -> None:
 
 def run(bench: Bench) -> None:
     settings = requested(bench)
-    check(Settings(**settings))
+    check(Flags(**settings))
     if bench.repeats < 2:
         raise Stop(f"--repeats must be at least 2 (got {bench.repeats})", "give 2 or more: one has no interval")
     if bench.peaks and not bench.peaks.is_file():

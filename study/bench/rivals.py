@@ -25,7 +25,7 @@ from torch.utils.data import StackDataset
 from study.errors import Stop, exit_on_stop
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
-from study.spec.settings import Settings, check, flag, learning_rate, resolve
+from study.spec.settings import Flags, Settings, check, flag, learning_rate, resolve
 from study.training import limits, log, models, tasks
 from study.training.data import Rows, load_data
 
@@ -35,7 +35,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 def main(
     rival: tyro.conf.Positional[Literal["bare", "hf"]],
-    settings: Annotated[Settings, tyro.conf.arg(name="")],
+    settings: Annotated[Flags, tyro.conf.arg(name="")],
     out: Path,
     kernels: Path | None = None,
 ) -> None:

@@ -22,10 +22,10 @@ COMMANDS = {
     "arms": ("study.cli.machine:arms", "list the ways to distribute a training (arms), and which can run here"),
     "doctor": ("study.cli.machine:doctor", "what this machine has and lacks, and what to do about it"),
     "operators": ("study.cli.machine:operators", "compile the DeepSpeed operators that are missing"),
-    "advise": ("study.cli.predictions:advise", "which arm to use on your GPUs, or how many GPUs you need"),
+    "advise": ("study.cli.advice:advise", "which arm to use on your GPUs, or how many GPUs you need"),
     "estimate": ("study.cli.predictions:estimate", "predict the memory and the traffic of one rank"),
     "timeline": ("study.cli.steps:timeline", "predict the time of a step, and what overlaps in it"),
-    "virtual": ("study.cli.predictions:virtual", "measure memory and traffic of one rank of N, run alone"),
+    "virtual": ("study.cli.virtual:virtual", "measure memory and traffic of one rank of N, run alone"),
     "sweep": ("study.cli.experiments:sweep", "run an experiment (a protocol); run it again to continue"),
     "cluster": (
         "study.extras.cluster.command:cluster",

@@ -4,7 +4,6 @@ A check computes every verdict. Verdicts that rest on a source, or on a document
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from study.errors import Stop
 from study.io.numbers import count, quantity, short
 from study.ledger import evidence as evidence_of_runs
-from study.ledger import files, probes
+from study.ledger import probes
 from study.ledger.arguments import as_list, is_number
 from study.ledger.evidence import Evidence
 from study.ledger.model import Case, Check, Claim, Reference
@@ -41,7 +40,6 @@ from study.ledger.verdict import verdict as compare
 from study.records.runs import Runs
 
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
-KEPT_RESULTS = 4  # sets of runs whose verdicts are remembered
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,6 @@ class Verdict:
     def rests_on(self) -> str | None:
         """Return the basis; None if the claim was not tested."""
         return None if self.verdict == NOT_TESTED else self.basis
-
-
-@functools.lru_cache(KEPT_RESULTS)
-def judged(runs: Runs) -> tuple[Verdict, ...]:
-    """Return the verdicts on all claims of this study. The same runs are judged once in a process."""
-    return tuple(judge_all(files.read_all(), runs))
 
 
 def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None) -> list[Verdict]:

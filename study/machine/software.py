@@ -28,6 +28,14 @@ def pins(constraints: Path) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
 
 
+def put_programs_on_path() -> None:
+    """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
+    folder = str(Path(sys.executable).parent)
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if folder not in paths:
+        os.environ["PATH"] = os.pathsep.join([*paths, folder])
+
+
 def operators_folder() -> Path:
     """The folder for DeepSpeed's compiled operators: in the Python environment whose PyTorch they are compiled against.
 

@@ -1,6 +1,7 @@
 """Measures time and energy of the timed steps. Within a timed window it only reads a clock."""
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,13 @@ class Clock:
     def __init__(self):
         self.step_s: list[float] = []
         self.window_s: list[float] = []  # the sum of the steps of each window
+        self.window_j: list[float | None] = []  # the energy of the GPU in each window
+
+    @property
+    def joules(self) -> float | None:
+        """The energy of all windows. None if it was not counted, or if there was no window."""
+        known = [joules for joules in self.window_j if joules is not None]
+        return sum(known) if known and len(known) == len(self.window_j) else None
 
     @contextlib.contextmanager
     def window(self, barrier: Callable[[], object]) -> Iterator[Callable[[], object]]:
@@ -23,13 +31,17 @@ class Clock:
         barrier()
         if CUDA:
             torch.cuda.synchronize()
+        # After the barrier and the synchronization, so that no waiting for other ranks counts.
+        start_j = gpu_joules()
         marks = [_now()]
         yield lambda: marks.append(_now())
         if CUDA:
             torch.cuda.synchronize()
+        end_j = gpu_joules()
         step_s = _between(marks)
         self.step_s += step_s
         self.window_s.append(sum(step_s))
+        self.window_j.append(None if start_j is None or end_j is None else end_j - start_j)
 
 
 class Marks:
@@ -65,22 +77,28 @@ def _now() -> float | torch.cuda.Event:
     return event
 
 
-class Energy:
-    """Joules of this process's GPU since this object was created, by NVML's counter; None without such a counter."""
+def gpu_joules() -> float | None:
+    """The energy that this process's GPU has used, by NVML's counter. None without a GPU or without that counter."""
+    if (gpu := _counted_gpu()) is None:
+        return None
+    import pynvml
 
-    def __init__(self):
-        self._handle = None
-        if CUDA:
-            import pynvml
+    try:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000
+    except pynvml.NVMLError:
+        return None
 
-            try:
-                pynvml.nvmlInit()
-                uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-                self._read = pynvml.nvmlDeviceGetTotalEnergyConsumption
-                self._start = self._read(self._handle)
-            except pynvml.NVMLError:
-                self._handle = None
 
-    def joules(self) -> float | None:
-        return (self._read(self._handle) - self._start) / 1000 if self._handle else None
+@functools.cache
+def _counted_gpu() -> object | None:
+    """NVML's handle of this process's GPU."""
+    if not CUDA:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+    except pynvml.NVMLError:
+        return None

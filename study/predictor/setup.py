@@ -6,7 +6,7 @@ from typing import Literal
 from study.errors import Stop
 from study.predictor.architecture import Architecture
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
-from study.spec import arms
+from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 
 Loss = Literal["whole", "in_place", "chunked"]
@@ -79,7 +79,7 @@ class Setup:
 
     @property
     def stage(self) -> int:
-        return self._zero.get("stage", 0)
+        return self._zero["stage"]
 
     @property
     def sharing_ranks(self) -> int:
@@ -89,12 +89,12 @@ class Setup:
     @property
     def second_partition(self) -> int | None:
         """How many ranks share a second copy of the weights for the backward pass (ZeRO++'s hpZ). None: no copy."""
-        among = self._zero.get("zero_hpz_partition_size", 1)
+        among = self._zero["zero_hpz_partition_size"]
         return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
     @property
     def _zero(self) -> dict:
-        return (self.deepspeed or {}).get("zero_optimization", {})
+        return library_defaults.zero_optimization(self.deepspeed)
 
     @property
     def on_gpu(self) -> bool:

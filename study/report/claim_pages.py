@@ -13,7 +13,6 @@ from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, otherwise
 from study.ledger.model import Check, Claim
 from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
-from study.records.privacy import without_paths
 from study.records.runs import Run
 from study.report.templating import write_page
 from study.spec.arms import PACKAGE
@@ -60,7 +59,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     for number, verdict in enumerate(verdicts):
         neighbours = (verdicts[number - 1] if number else None, (verdicts[number + 1 :] or [None])[0])
         values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": neighbours}
-        values |= without_paths(page(verdict)) | {"evidence": evidence(verdict, runs), "here": "claim"}
+        values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
         further = zip(verdict.claim.also, verdict.also, strict=True)
         values["also"] = [_further(check, other, runs) for check, other in further]
         write_page(below(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)

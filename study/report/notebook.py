@@ -4,6 +4,7 @@ Where `data` names a folder, the rows behind each figure and table are also writ
 and the scoreboard, which `study report` makes once; without it a notebook judges the claims itself.
 """
 
+import functools
 import html
 import itertools
 import json
@@ -47,7 +48,9 @@ class Book:
     """One notebook over some runs."""
 
     def __init__(self, name: str, runs: str, data: str = ""):
-        self.name, self.data, self.runs = name, Path(data) if data else None, records.load_to_share(runs)
+        self.name, self.data = name, Path(data) if data else None
+        # A report gives the same data folder to all notebooks, and its runs do not change while it is made.
+        self.runs = _loaded(runs) if data else records.load_to_share(runs)
         for folder in self.runs.folders:
             if not folder.is_dir():
                 known = ", ".join(map(str, evidence.default_folders())) or "none: study sweep smoke makes some"
@@ -144,6 +147,11 @@ class Book:
 
     def _kept(self, name: str) -> list[dict]:
         return json.loads((self.data / name).read_text()) if self.data and (self.data / name).exists() else []
+
+
+@functools.cache
+def _loaded(runs: str) -> records.Runs:
+    return records.load_to_share(runs)
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:

@@ -8,7 +8,6 @@ these parts, and a test fails if the text and the records disagree.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
@@ -17,9 +16,10 @@ from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
 from study.records import runs as records
 from study.records import store
-from study.records.runs import Run, Runs
+from study.records.runs import Run
 from study.report import headline, style
 from study.report.topics import claims
+from study.report.topics.claims import Judged
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
@@ -38,25 +38,20 @@ def check(readme: Path) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Runs, and the verdicts over them."""
-
-    runs: Runs
-    verdicts: list[dict]
-
-
-def judge(text: str) -> dict[str, Judged]:
-    """The runs and verdicts of every folder that is named in the marked parts of a text."""
-    folders = dict.fromkeys(marked[3] for marked in MARKED.finditer(text))
-    loaded = {folder: records.load(folder) for folder in folders}
-    return {folder: Judged(runs, claims.table(runs)) for folder, runs in loaded.items()}
+def judge(text: str, known: dict[str, Judged] | None = None) -> dict[str, Judged]:
+    """Return the runs and verdicts of every folder that the marked parts of a text name; `known` are judged already."""
+    by_folder = dict(known or {})
+    for folder in dict.fromkeys(marked[3] for marked in MARKED.finditer(text)):
+        if folder not in by_folder:
+            runs = records.load(folder)
+            by_folder[folder] = Judged(runs, claims.judge(runs))
+    return by_folder
 
 
-def renew(readme: Path) -> None:
+def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
     """Renew the marked parts of a file, and the figure beside the runs that each names."""
     text = check(readme)
-    by_folder = judge(text)
+    by_folder = judge(text, known)
     store.replace(readme, renewed(text, by_folder))
     for folder, judged in by_folder.items():
         (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
@@ -72,14 +67,14 @@ def renewed(text: str, by_folder: dict[str, Judged]) -> str:
 
 def drawn(judged: Judged) -> str:
     """The verdicts by document, as a figure."""
-    return style.svg(claims.figure(judged.verdicts), "Verdicts by document")
+    return style.svg(claims.figure(judged.rows), "Verdicts by document")
 
 
 def answers(folder: str, judged: Judged) -> str:
     """The picture and the findings, as Markdown. Where records lack what the picture shows, the verdicts alone."""
-    lines = [claims.sentence(judged.verdicts)]
+    lines = [claims.sentence(judged.rows)]
     if answer := headline.of(judged.runs):
-        findings = enumerate(headline.findings(answer, judged.verdicts), 1)
+        findings = enumerate(headline.findings(answer, judged.rows), 1)
         picture = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
         lines = [picture, "", *(f"{number}. {text}" for number, text in findings), "", *lines]
     return "\n".join(lines) + "\n"
@@ -87,7 +82,7 @@ def answers(folder: str, judged: Judged) -> str:
 
 def verdicts(folder: str, judged: Judged) -> str:
     """The verdicts by document, how many runs they rest on, and the machines, as Markdown."""
-    runs, rows = judged.runs, judged.verdicts
+    runs, rows = judged.runs, judged.rows
     documents = [{name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(rows)]
     bases = [
         {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"} | {name: row[name] for name in VERDICTS}

@@ -2,9 +2,7 @@
 
 import contextlib
 import itertools
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from study.bench.prediction import predicted
@@ -27,7 +25,7 @@ from study.watcher import findings
 from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
-RAW = ("record.json", "log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site
+LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
 FORMULAS = "by formulas"  # the bar of what was predicted
 NAMES = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
@@ -56,7 +54,7 @@ def write(
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
     for row, run in zip(every_run.table(runs), runs, strict=True):
         try:
-            row, slug, texts = without_paths(row), names[run], _texts(run.folder)
+            slug, texts = names[run], _texts(run)
             for file, content in texts.items():
                 below(folder, f"{slug}.{file}").write_text(content, errors="replace")
             log = texts.get("log.txt") or texts.get("output.txt") or ""
@@ -70,14 +68,14 @@ def write(
 
 
 def page(run: Run) -> dict:
-    """What the page of a run shows, without paths of the machine."""
-    record = without_paths(run.record.model_dump(by_alias=True))
+    """Return what the page of a run shows."""
+    record = run.record.model_dump(by_alias=True, include={"error", "requested", "observed"})
     judged, unknown = findings.looked_at(run.record)
     ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
     return {
         "results": _results(run),
         "error": record["error"],
-        "findings": without_paths([asdict(finding) for finding in findings.diagnose(run.record)]),
+        "findings": findings.diagnose(run.record),
         "judged": judged,
         "not_judged": unknown,
         "losses": _losses(run),
@@ -86,7 +84,7 @@ def page(run: Run) -> dict:
         "components": _components(run),
         "peaks": sorted({rank.tracked_peak_bytes for rank in ranks}),
         "traffic": _traffic(run),
-        "asked": without_paths(list(_asked(run.record))),
+        "asked": list(_asked(run.record)),
         "settings": _flat(record["requested"]),
         "observed": _flat(record["observed"]),
     }
@@ -219,15 +217,16 @@ def _asked(record: Record) -> Iterator[dict]:
             yield {"what": what, "asked": asked, "observed": observed, "differs": differs}
 
 
-def _texts(folder: Path) -> dict[str, str]:
-    """The files of a run folder, without paths of the machine. Symbolic links are left out: they may lead anywhere."""
-    texts = {}
-    for name in RAW:
+def _texts(run: Run) -> dict[str, str]:
+    """Return the files of a run's page: its record, and its logs without paths of the machine.
+
+    Symbolic links are left out: they may lead anywhere.
+    """
+    texts = {store.RECORD: run.record.model_dump_json(by_alias=True) + "\n"}
+    for name in LOGS:
         with contextlib.suppress(OSError):
-            texts[name] = files.read_below(folder, name, MOST_RAW_BYTES).decode(errors="replace")
-    content = without_paths(json.loads(texts.pop(store.RECORD)))
-    record = json.dumps(content, separators=(",", ":")) + "\n"
-    return {store.RECORD: record} | {name: without_paths(text) for name, text in texts.items()}
+            texts[name] = without_paths(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))
+    return texts
 
 
 def _flat(section: dict) -> dict:

@@ -1,32 +1,24 @@
-"""Runs in, a small static site out: every notebook executed, every run a page, the verdicts first. No network.
+"""Write a report: a small static site with every notebook executed, a page for each run and claim, verdicts first.
 
-Templates, the style sheet and the script are in `templates/`.
+Templates, the style sheet and the script are in `templates/`. Nothing is loaded from a network.
 """
 
-import contextlib
 import json
-import multiprocessing
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
-import psutil
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 from study.errors import Stop
 from study.io.files import below
 from study.io.tables import say
 from study.ledger import ledger, words
-from study.ledger.ledger import Verdict
 from study.ledger.verdict import VERDICTS
 from study.machine import output
 from study.records import runs as records
@@ -44,8 +36,10 @@ from study.report import (
 )
 from study.report import readme as digest
 from study.report.answers import Answer
+from study.report.execution import executing
 from study.report.templating import TEMPLATES, write_page
 from study.report.topics import claims
+from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
@@ -54,34 +48,40 @@ SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
 def command(runs: tuple[Path, ...], out: Path, readme: Path | None) -> int:
-    """What `study report` does. The exit code is 1 if a notebook failed."""
+    """Write the site and renew a README. Return 1 if a notebook failed."""
     if readme:
         digest.check(readme)  # before the minutes that a build takes
-    failed = build(list(runs), out)
+    judged, failed = build(list(runs), out)
     if readme:
-        digest.renew(readme)
+        digest.renew(readme, {str(folder): judged for folder in runs if len(runs) == 1})
     return 1 if failed else 0
 
 
-def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> list[str]:
-    """Judge the claims, execute the notebooks, write the pages. Returns the notebooks that failed.
+def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> tuple[Judged, list[str]]:
+    """Write the site. Return what was judged, and the names of notebooks that failed.
 
-    The flow goes one way: runs, verdicts, data files, notebooks that read them, pages.
+    Runs are loaded once and claims judged once, here; the notebooks read the verdicts from a file.
     """
     started, runs = time.monotonic(), records.load_to_share(folders)
     check(runs, out)
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
             (site / name).mkdir()
-        judged = claims.judged(runs)
-        verdicts = [claims.row(each) for each in judged]
-        for name, rows in ((notebook.VERDICTS, verdicts), (notebook.SCORES, score(runs, say))):
+        with ThreadPoolExecutor(1) as pool:
+            scores = pool.submit(score, runs, say)
+            judged = Judged(runs, claims.judge(runs))
+        for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, scores.result())):
             (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
-        failed = execute(folders, site / "notebooks", site / "data", say)
-        write_pages(runs, judged, site, failed)
+        paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS]
+        parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
+        with executing(paths, site / "notebooks", parameters, say) as executed:
+            rows, problems = write_run_and_claim_pages(judged, site, titles_of(paths))
+            failed = executed.result()
+        write_notebook_pages(site, judged, failed)
+        write_index(site, judged, failed, rows, [*notebook.set_aside(runs), *problems])
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
-    return failed
+    return judged, failed
 
 
 def check(runs: Runs, out: Path) -> None:
@@ -98,7 +98,7 @@ def check(runs: Runs, out: Path) -> None:
 
 
 def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
-    """The cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
+    """Return the cells of the scoreboard, from a process of its own, because it needs DeepSpeed; none if that fails."""
     folders = sorted(f"{run.folder}\n" for run in runs.done if run.components)
     if not folders:
         return []
@@ -111,77 +111,7 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
     return json.loads(scored.stdout)
 
 
-def execute(folders: list[Path], into: Path, data: Path | None, say: Callable[[str], None]) -> list[str]:
-    """Execute every notebook in a process of its own. A notebook that fails keeps its outputs and its error."""
-    failed, parameters = [], {"runs": ",".join(map(str, folders)), "data": str(data or "")}
-    # Forked, because a kernel for each would import everything anew, four seconds of it. In their own sessions, because
-    # Ctrl-C is for this process, which ends them.
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(os.cpu_count(), fork, initializer=os.setsid) as pool, _ended_with_us():
-        name_of = {pool.submit(_execute, ROOT / "notebooks", name, into, parameters): name for name in NOTEBOOKS}
-        for number, done in enumerate(as_completed(name_of), 1):
-            elapsed_s, problem = done.result()
-            failed += [name_of[done]] if problem else []
-            problem = f"  FAILED: {problem}" if problem else ""
-            say(f"[{number}/{len(NOTEBOOKS)}] {name_of[done]}  {elapsed_s:.1f} s{problem}")
-    return failed
-
-
-@contextlib.contextmanager
-def _ended_with_us() -> Iterator[None]:
-    """If this process is interrupted, the processes of the pool and their children end at once."""
-    try:
-        yield
-    except BaseException:
-        for worker in multiprocessing.active_children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(worker.pid)
-                for each in (*process.children(recursive=True), process):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-        raise
-
-
-def _execute(notebooks: Path, name: str, into: Path, parameters: dict) -> tuple[float, str | None]:
-    """The seconds that a notebook took, and what it failed with. The parameters become a cell, as papermill's do."""
-    started, problem, path = time.monotonic(), None, into / f"{name}.ipynb"
-    book = nbformat.read(notebooks / path.name, as_version=4)
-    (place,) = (at for at, cell in enumerate(book.cells, 1) if "parameters" in cell.metadata.get("tags", []))
-    assignments = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
-    book.cells.insert(place, nbformat.v4.new_code_cell(f"# Parameters\n{assignments}"))
-    shell = _shell()
-    for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
-        cell.execution_count = number
-        cell.outputs, problem = _run(shell, cell.source)
-        if problem:
-            break
-    store.replace(path, json.dumps(without_paths(book), separators=(",", ":"), ensure_ascii=False) + "\n")
-    return time.monotonic() - started, problem
-
-
-def _shell() -> InteractiveShell:
-    """IPython with no names in it, which keeps no history."""
-    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    shell.reset()
-    return shell
-
-
-def _run(shell: InteractiveShell, source: str) -> tuple[list[nbformat.NotebookNode], str | None]:
-    """What a cell shows, and what it failed with."""
-    errors: list[nbformat.NotebookNode] = []
-    shell._showtraceback = lambda kind, error, lines: errors.append(  # what a kernel does with it
-        nbformat.v4.new_output("error", ename=kind.__name__, evalue=str(error), traceback=lines)
-    )
-    with capture_output() as shown:
-        shell.run_cell(source)
-    streams = [(name, text) for name, text in (("stdout", shown.stdout), ("stderr", shown.stderr)) if text]
-    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in streams]
-    for each in shown.outputs:
-        outputs.append(nbformat.v4.new_output("display_data", data=each.data, metadata=each.metadata))
-    return outputs + errors, f"{errors[0].ename}: {errors[0].evalue}" if errors else None
-
-
-# --- pages ---------------------------------------------------------------------------------------------------------
+# --- pages -----------------------------------------------------------------------------------------------------------
 
 
 def _answer(answer: Answer, out: Path) -> dict:
@@ -196,24 +126,39 @@ def _answer(answer: Answer, out: Path) -> dict:
     return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
 
 
-def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str]) -> None:
-    """All pages, from the runs, the verdicts and the executed notebooks."""
-    verdicts, slugs = [claims.row(each) for each in judged], run_pages.slugs(runs)
-    paths = {name: out / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
-    cells_of = {name: nbformat.read(path, 4).cells for name, path in paths.items() if path.exists()}
-    titles = {name: cells[0].source.partition("\n")[0].removeprefix("# ") for name, cells in cells_of.items()}
-    known = {each.claim.id for each in judged}
-    for name, cells in cells_of.items():
-        texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
-        headings = re.findall(r"^## (.*)$", "\n".join(texts), re.MULTILINE)
-        about = {"title": titles[name], "headings": headings, "failed": name in failed, "claims": known}
-        write_page(out / f"{name}.html", "notebook.html", cells=cells, titles=titles, here=name, **about)
-    rows, problems = run_pages.write(runs, slugs, judged, out / "run", titles)
-    with_page = {run: slug for run, slug in slugs.items() if below(out / "run", f"{slug}.html").exists()}
-    claim_pages.write(judged, with_page, out, titles)
-    calculator.write(out, titles)
+def titles_of(paths: list[Path]) -> dict[str, str]:
+    """Return the titles of notebooks by their names."""
+    first = {path.stem: nbformat.read(path, 4).cells[0].source for path in paths if path.exists()}
+    return {name: source.partition("\n")[0].removeprefix("# ") for name, source in first.items()}
+
+
+def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]) -> tuple[list[dict], list[str]]:
+    """Write the pages of runs and claims. Return a row for each run, and a sentence for each that has no page."""
+    slugs = run_pages.slugs(judged.runs)
+    rows, problems = run_pages.write(judged.runs, slugs, judged.verdicts, site / "run", titles)
+    with_page = {row["slug"] for row in rows}
+    claim_pages.write(judged.verdicts, {run: slug for run, slug in slugs.items() if slug in with_page}, site, titles)
+    calculator.write(site, titles)
+    return rows, problems
+
+
+def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
+    """Write a page for each executed notebook."""
+    paths = sorted((site / "notebooks").glob("*.ipynb"), key=lambda path: NOTEBOOKS.index(path.stem))
+    titles, known = titles_of(paths), {each.claim.id for each in judged.verdicts}
+    for path in paths:
+        cells = nbformat.read(path, 4).cells
+        texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        headings = re.findall(r"^## (.*)$", texts, re.MULTILINE)
+        about = {"title": titles[path.stem], "headings": headings, "failed": path.stem in failed, "claims": known}
+        write_page(site / f"{path.stem}.html", "notebook.html", cells=cells, titles=titles, here=path.stem, **about)
+
+
+def write_index(site: Path, judged: Judged, failed: list[str], rows: list[dict], problems: list[str]) -> None:
+    """Write the first page: the answers, the verdicts, every run."""
+    verdicts = judged.rows
     values = {
-        "answers": [_answer(each, out) for each in answers.of(runs)],
+        "answers": [_answer(each, site) for each in answers.of(judged.runs)],
         "advice": answers.advice(),
         "findings": headline.beyond_papers(verdicts),
         "figure": style.svg(claims.figure(verdicts), "verdicts", claims.figure.__doc__),
@@ -222,10 +167,13 @@ def write_pages(runs: Runs, judged: list[Verdict], out: Path, failed: list[str])
         "bases": ledger.by_basis(verdicts),
         "meanings": words.WHAT_A_BASIS_IS,
         "verdicts": VERDICTS,
-        "folders": [without_paths(str(folder)) for folder in runs.folders],
-        "problems": without_paths([*notebook.set_aside(runs), *problems]),
+        "folders": [without_paths(str(folder)) for folder in judged.runs.folders],
+        "problems": without_paths(problems),
+        "failed": failed,
+        "runs": rows,
+        "built_utc": store.now_utc(),
     }
-    values |= {"failed": failed, "runs": rows, "built_utc": store.now_utc()}
-    write_page(out / "index.html", "index.html", titles=titles, here="index", **values)
+    titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])
+    write_page(site / "index.html", "index.html", titles=titles, here="index", **values)
     for name in ("site.css", "site.js", *calculator.SCRIPTS):
-        shutil.copyfile(TEMPLATES / name, out / name)
+        shutil.copyfile(TEMPLATES / name, site / name)

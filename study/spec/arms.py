@@ -16,6 +16,7 @@ from typing import Any
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.spec import library_defaults
 from study.spec.shapes import is_local
 from study.spec.validation import nearest
 
@@ -74,8 +75,8 @@ class Arm:
 
     def second_partition(self, ranks: int) -> int | None:
         """The number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
-        zero = (self.deepspeed or {}).get("zero_optimization", {})
-        among = zero.get("zero_hpz_partition_size", 1) if self.stage == 3 else 1
+        zero = library_defaults.zero_optimization(self.deepspeed)
+        among = zero["zero_hpz_partition_size"] if self.stage == 3 else 1
         return min(among, ranks) if among > 1 else None
 
     @property
@@ -151,9 +152,10 @@ def read(path: Path) -> Arm:
         return Arm(path.stem, path, kind, processes)
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
     zero, clipping = deepspeed.get("zero_optimization", {}), deepspeed.get("gradient_clipping", "auto")
-    clipping = 1.0 if clipping == "auto" else clipping  # the default of DeepSpeed since 0.19, and Accelerate's "auto"
+    if clipping == "auto":  # Accelerate fills in the same value
+        clipping = library_defaults.sections("deepspeed")[""]["gradient_clipping"]
     homes = [zero.get(part, {}).get("device", "none") for part in OFFLOADS]
-    stage = zero.get("stage", 0)
+    stage = library_defaults.zero_optimization(deepspeed)["stage"]
     shared = {"sequence_ranks": _sequence_ranks(path, config.get("parallelism_config"))}
     return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping, **shared)
 

@@ -2,7 +2,7 @@
 
 from study.errors import Stop
 from study.spec.arms import Arm
-from study.spec.settings import Settings
+from study.spec.settings import Flags
 
 CLASSES = {
     "adamw": "AdamW",
@@ -63,7 +63,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
     return None
 
 
-def check(settings: Settings, arm: Arm) -> None:
+def check(settings: Flags, arm: Arm) -> None:
     """A Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     if settings.lora_rank is not None and settings.train_only is not None:
         raise Stop("--lora-rank and --train-only both choose the weights that train", "give one of them")

@@ -125,7 +125,7 @@ def _progress(run: Run, history: History, step: int, random_states: list[str]) -
         data_checksum=run.data.checksum,
         step=step,
         steps=run.steps,
-        losses=history.earlier_losses + run.mean_losses(history.losses),
+        losses=history.losses,
         rates=history.rates,
         evals=history.evals,
         random_states=random_states,
@@ -217,7 +217,9 @@ def _resume(run: Run, history: History, source: Source) -> int:
     cost = _outside_steps(history, lambda: _load(run, source))
     _refuse_other_weights(run, source)
     history.peaks = None  # peaks count again after the warm-up, which is repeated
-    history.earlier_losses, history.rates, history.evals = progress.losses, progress.rates, progress.evals
+    history.losses = list(progress.losses)
+    history.rates = list(progress.rates)
+    history.evals = list(progress.evals)
     restored_here = progress.random_states[run.accelerator.process_index :][:1] == [_random_states()]
     restored = all(run.gathered(restored_here))
     if not restored and not _is_elsewhere(run, source):

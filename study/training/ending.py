@@ -8,8 +8,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import NoReturn
 
 from study.errors import Stop
 from study.machine.linux import (
@@ -19,7 +18,7 @@ from study.machine.linux import (
     oom_kills,
     private_memory_is_capped,
 )
-from study.measure.collectives import Heartbeat, print_stacks_when_asked
+from study.measure.collectives import print_stacks_when_asked
 from study.measure.failures import device_is_full, host_is_full, lost_connection
 from study.measure.hardware import CUDA
 from study.records import store
@@ -217,16 +216,12 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
 
 
-def leave(code: int, in_step: bool = True, heartbeat: Heartbeat | None = None) -> None:
-    """End this process with this exit code, and remove its heartbeat file.
+def leave(code: int) -> NoReturn:
+    """End this process with this exit code.
 
     Gloo's threads sometimes abort a process that exits normally (torch 2.13, about 3 in 20), hence os._exit. After a
     failure the launcher prints its own traceback below our sentence, and also ends with exit code 1.
     """
-    if code == 0 and in_step and dist.is_initialized():  # out of step, this call could wait for another rank
-        dist.destroy_process_group()
-    if heartbeat is not None:
-        heartbeat.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -37,7 +37,7 @@ def finish(run: Run, history: History) -> None:
     record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
-    losses, evals = history.earlier_losses + run.mean_losses(history.losses), history.evals
+    losses, evals = history.losses, history.evals
     record.loss = Loss(train=losses, eval=evals)
     if losses:  # not in a virtual run
         record.loss.final_train, record.loss.final_eval = losses[-1], evals[-1]
@@ -46,10 +46,9 @@ def finish(run: Run, history: History) -> None:
     if history.link:
         links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
-    energy_j = None if None in history.energy_j else sum(history.energy_j)
     if run.settings.checkpoint_every or run.source:
         record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
-    record.energy = Energy(joules_per_rank=run.gathered(energy_j), steps=len(history.clock.step_s))
+    record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
     written = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown
@@ -126,7 +125,9 @@ def _end_with_the_others(run: Run, over: threading.Event) -> None:
                 _give_up(run, failed[0], reasons[failed[0]])
                 print_summary(run)
                 nvme.empty(run.disk)
-                ending.leave(0, in_step=False, heartbeat=run.heartbeat)
+                if run.heartbeat is not None:
+                    run.heartbeat.close()
+                ending.leave(0)
 
 
 def save(run: Run) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from study.errors import Stop
-from study.machine import linux
+from study.machine import linux, software
 from study.machine.gpus import num_gpus
 from study.machine.operators import OPERATORS, compiled, folder, why_not
 
@@ -118,6 +118,7 @@ def main(names: list[str]) -> int:
     """Load operators as the trainer does, in a separate process. The exit code says whether it worked."""
     started = time.monotonic()
     _end_compilers_with_this_process()
+    software.put_programs_on_path()
     try:
         with contextlib.redirect_stdout(Path(os.devnull).open("w")):  # DeepSpeed logs there
             load(names, num_gpus(), lambda text: say(f"  {text}"))

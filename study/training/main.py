@@ -6,27 +6,28 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import tyro
 from accelerate.utils import DummyOptim
 from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.machine import operators
+from study.machine import operators, software
 from study.measure import network, readback
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.models.adapters import freeze
-from study.records import store
 from study.records.schema import Observed, Record, Time
 from study.spec import arms
 from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS, with_plain_help
-from study.spec.settings import Settings, as_dict, check, check_steps, resolve
+from study.spec.settings import Flags, Settings, as_dict, check, check_steps, resolve
 from study.training import (
     checkpoints,
     ending,
@@ -48,76 +49,101 @@ from study.training.run import Run
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
 
 
+@dataclass
+class Opened:
+    """The launch and the run folder of this process, as soon as they are known."""
+
+    launch: Launch | None
+    folder: Path | None = None
+
+
 def main(train: Train, launch: Launch | None = None) -> None:
     """Run the trainer, and leave a record however it ends. `launch` is looked up unless it is given."""
-    rank, parent = int(os.environ.get("RANK", 0)), os.getppid()
+    rank = int(os.environ.get("RANK", 0))
+    parent = os.getppid()
+    flags = read_flags(train, rank)
+    ending.interrupt_on_signals(parent)
+    software.put_programs_on_path()
+    if not CUDA:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
+    opened = Opened(launch)
+    code = 1
+    with contextlib.ExitStack() as stack:
+        try:
+            run_to_the_end(train, flags, rank, opened, stack)
+            code = 0
+        except BaseException as error:
+            ending.fail(opened.folder, rank, error, opened.launch)
+    ending.leave(code)
+
+
+def read_flags(train: Train, rank: int) -> Flags:
+    """Read the flags from the command line. Only the first rank prints help or a mistake."""
+    text = sys.modules[train.__module__].__doc__
     try:
-        text = sys.modules[train.__module__].__doc__
-        settings = tyro.cli(
-            with_plain_help(Settings), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
+        return tyro.cli(
+            with_plain_help(Flags), prog="train.py", description=text, console_outputs=rank == 0, registry=OPTIONS
         )
     except SystemExit as error:
         if rank != 0 and error.code:
             time.sleep(ending.LINGER_S)  # rank 0 prints the mistake; torchrun must see it end first
         raise
-    ending.interrupt_on_signals(parent)
-    if not CUDA:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
-    folder, disk, heartbeat, in_step, code = None, None, None, False, 1
-    try:
-        launch = launch or find_launch()
-        arm = arms.read(arms.find(launch.config_file))
-        if settings.virtual_ranks and rank != 0:
-            os._exit(0)
-        if has_surplus_ranks(arm, launch):
-            shrink_group()
-        settings = resolve(settings, CUDA)
-        folder = setup.open_folder(settings, arm, launch, rank)
-        end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
-        heartbeat = Heartbeat(folder, rank, on_other_signal=end)
-        check(settings)
-        combinations.check(settings, arm)
-        if settings.virtual_ranks:
-            arms.check_virtual(arm, settings.init)
-        limits.set_threads(settings.threads, settings.hosts)
-        disk = setup.claim_disk(settings, arm, launch, folder)
-        in_step = run_to_the_end(train, settings, arm, folder, disk, heartbeat)
-        code = 0
-    except BaseException as error:
-        ending.fail(folder, rank, error, launch)
-    nvme.empty(disk)
-    ending.leave(code, in_step, heartbeat)
 
 
-def run_to_the_end(
-    train: Train, settings: Settings, arm: Arm, folder: Path, disk: Path | None, heartbeat: Heartbeat
-) -> bool:
-    """Everything between the command line and the end. Returns whether all ranks reached the end together."""
+def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack: contextlib.ExitStack) -> None:
+    """Check what was asked for, open the run folder, and train. `stack` closes what this opens."""
+    launch = opened.launch = opened.launch or find_launch()
+    arm = arms.read(arms.find(launch.config_file))
+    if flags.virtual_ranks and rank != 0:
+        os._exit(0)
+    if has_surplus_ranks(arm, launch):
+        shrink_group()
+    settings = resolve(flags, CUDA)
+    folder, record = setup.open_folder(settings, arm, launch, rank)
+    opened.folder = folder
+    end = functools.partial(ending.end_if_unresponsive, folder, rank, launch)
+    heartbeat = Heartbeat(folder, rank, on_other_signal=end)
+    stack.callback(heartbeat.close)
+    check(settings)
+    combinations.check(settings, arm)
+    if settings.virtual_ranks:
+        arms.check_virtual(arm, settings.init)
+    limits.set_threads(settings.threads, settings.hosts)
+    disk = setup.claim_disk(settings, arm, launch, folder)
+    stack.callback(nvme.empty, disk)
     started = time.perf_counter()
-    run = open_run(settings, arm, folder, disk, heartbeat)
+    run = open_run(settings, arm, folder, record, disk, heartbeat)
     run.source = checkpoints.find(run)
-    cap = limits.cap_memory(settings.memory_cap_gib)
-    if CUDA and arm.deepspeed:
-        patches.deepspeed_sees_free_memory(cap)
-    sharded_by_fsdp = arm.fsdp is not None
-    with virtual.without_values(sharded_by_fsdp) if settings.init == "none" else contextlib.nullcontext():
-        try:
-            prepare(run)
-            run.record.observed.memory_cap = cap
-            run.record.time = Time(setup_s=time.perf_counter() - started)
-            step_again = train(run)
-        except Exception as error:
-            if stop := ending.without_cuda(arm, error):
-                raise stop from error
-            raise
-        in_step = finish.after_training(run, step_again)
+    values = virtual.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext()
+    with values:
+        in_step = train_and_inspect(train, run, started)
     finish.print_summary(run)
     if in_step and settings.log_with:
         run.accelerator.end_training()  # lets the trackers finish, and ends the process group
-    return in_step
+    if in_step and dist.is_initialized():  # out of step, this call could wait for another rank
+        dist.destroy_process_group()
 
 
-def open_run(settings: Settings, arm: Arm, folder: Path, disk: Path | None, heartbeat: Heartbeat) -> Run:
+def train_and_inspect(train: Train, run: Run, started: float) -> bool:
+    """Prepare the model, train it, and run the instruments. Returns whether all ranks reached the end together."""
+    cap = limits.cap_memory(run.settings.memory_cap_gib)
+    if CUDA and run.arm.deepspeed:
+        patches.deepspeed_sees_free_memory(cap)
+    try:
+        prepare(run)
+        run.record.observed.memory_cap = cap
+        run.record.time = Time(setup_s=time.perf_counter() - started)
+        step_again = train(run)
+    except Exception as error:
+        if stop := ending.without_cuda(run.arm, error):
+            raise stop from error
+        raise
+    return finish.after_training(run, step_again)
+
+
+def open_run(
+    settings: Settings, arm: Arm, folder: Path, record: Record, disk: Path | None, heartbeat: Heartbeat
+) -> Run:
     """Open the accelerator, load the rows, and check that they are enough for the steps."""
     if arm.deepspeed is not None:
         setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), folder)
@@ -129,16 +155,15 @@ def open_run(settings: Settings, arm: Arm, folder: Path, disk: Path | None, hear
         setup.announce(settings, arm, accelerator.num_processes, folder)
     with accelerator.main_process_first():  # the first rank prepares the rows, the others find them in the cache
         data = load_data(settings)
-    first = accelerator.is_main_process
-    record = store.load(folder) if first else Record(run_id=folder.name, started_utc=store.now_utc())
     run = Run(settings, arm, folder, record, accelerator, data, disk, heartbeat=heartbeat)
     run.at("preparing the model")
     record.machines = machines.describe(run)
-    needed, have = run.rows_taken_per_step, data.train_rows
-    if needed > have:
+    needed = run.rows_taken_per_step
+    if needed > data.train_rows:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"
-        raise Stop(f"one step needs {needed} rows, and there are {have}", remedy)
-    run.steps = settings.steps or max(settings.warmup_steps + 1, int(settings.epochs * (have // needed)))
+        raise Stop(f"one step needs {needed} rows, and there are {data.train_rows}", remedy)
+    of_epochs = int(settings.epochs * (data.train_rows // needed))
+    run.steps = settings.steps or max(settings.warmup_steps + 1, of_epochs)
     check_steps(settings, run.steps)
     return run
 

@@ -100,15 +100,13 @@ class Run:
 
 @dataclass
 class History:
-    """What the training loop collects: losses and rates of all steps; times, energy and disk traffic of timed steps."""
+    """Collects losses and rates of all steps, and times, energy and disk traffic of the timed steps."""
 
-    losses: list[torch.Tensor] = field(default_factory=list)  # of this process
-    earlier_losses: list[float] = field(default_factory=list)  # of the run that it resumes
+    losses: list[float] = field(default_factory=list)  # averaged over the ranks; also of the run that it resumes
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     last_batch: Rows | None = None
     clock: Clock = field(default_factory=Clock)
-    energy_j: list[float | None] = field(default_factory=list)
     disk_before: dict[str, int | None] | None = None
     link_before: LinkTraffic | None = None  # on an emulated cluster
     link: LinkTraffic | None = None  # of the timed steps
@@ -152,9 +150,10 @@ def arrange(run: Run, window: range) -> list[Rows]:
     return [{name: values[i] for name, values in chosen.items()} for i in range(len(window))]
 
 
-def show(run: Run, window: range, history: History) -> None:
+def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) -> None:
     """Between windows: fetch and write the losses, print the last one, and stop if the run has diverged."""
-    values = run.mean_losses(history.losses[-len(window) :])
+    values = run.mean_losses(losses)
+    history.losses += values
     if run.accelerator.is_main_process:
         for step, loss in zip(window, values or [None] * len(window), strict=True):
             finite = loss if loss is not None and math.isfinite(loss) else None

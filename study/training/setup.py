@@ -24,7 +24,7 @@ from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import store
-from study.records.schema import Requested
+from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
@@ -36,8 +36,8 @@ BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs al
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
 
 
-def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path:
-    """The run folder, with a record whose status is running. Every rank computes its name; the first creates it."""
+def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
+    """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it."""
     if settings.run_dir is None and machines.several():
         raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
     if settings.run_dir == Path():
@@ -47,7 +47,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path
     folder = (settings.run_dir or below(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
-        return folder
+        return folder, Record(run_id=folder.name, started_utc=store.now_utc())
     if taken := [name for name in OUR_FILES if (folder / name).exists()]:
         raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
     try:
@@ -62,7 +62,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> Path
         store.write(folder, record)
     except OSError as error:
         raise Stop(f"--run-dir {folder} cannot be written ({error.strerror})", "give another folder") from None
-    return folder
+    return folder, record
 
 
 def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> Requested:

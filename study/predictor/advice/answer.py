@@ -135,7 +135,7 @@ def assumptions(question: Question) -> list[str]:
         "sequence": f"{question.sequence} tokens per row (--sequence)",
         "batch": f"{question.batch} rows per step (--batch)",
         "link": f"{question.link} between GPUs (--link)" if question.gpus > 1 else "",
-        "host_memory_bytes": f"{size(question.host_memory_bytes)} of host memory in a node (--host-memory)",
+        "host_memory": f"{size(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         "gpus_per_node": f"{question.local} GPUs in a node (--gpus-per-node)" if question.gpus > 1 else "",
     }
     by_default = "; ".join(values[name] for name in question.defaults if values.get(name))

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from study.errors import Stop
 from study.machine.gpus import GPUS, Gpu, gpu_named
@@ -13,30 +13,39 @@ from study.predictor.tracing.transformer import Transformer
 from study.spec.validation import nearest
 
 # All of these are assumed, and an advice says so.
-SEQUENCE, BATCH = (
-    2048,
-    128,
-)  # tokens of a row, if the model reads as many; rows of a step, rounded up to a multiple of the GPUs
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16_cast", "bf16_pure")  # that the trainer has
-LEAST_HOST_BYTES, HOST_SHARE = 64e9, 2  # the memory of most nodes is at least twice that of their GPUs
+SEQUENCE = 2048  # tokens of a row, if the model reads as many
+BATCH = 128  # rows of a step, rounded up to a multiple of the GPUs
+Precision = Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"]  # of the trainer
+LEAST_HOST_BYTES = 64e9
+HOST_SHARE = 2  # the memory of most nodes is at least twice that of their GPUs
 NODE_GPUS = 8
 MOST_ROWS = 10**9  # of a step: a larger batch is a typing error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a user says besides the model and the GPUs. None: the default, or all possibilities are tried."""
+    """What a user says besides the model and the GPUs."""
 
     sequence: int | None = None
+    """Tokens per row. Default: 2048, or as many as the model reads."""
     batch: int | None = None
-    link: str | None = None
-    host_memory_bytes: float | None = None
-    gpus_per_node: int | None = None
-    precision: str | None = None
-    checkpointing: bool | None = None
-    disk_bytes_per_s: float | None = None
+    """Rows per optimizer step, over all GPUs. Default: 128, or the next multiple of the GPUs."""
+    precision: Precision | None = None
+    """As in the trainer. Default: 16 bits, in the usual way of each arm."""
+    checkpointing: Literal["try", "on", "off"] = "try"
+    """Recompute activations in the backward pass. try: only if it helps."""
     frozen: Frozen = "bf16"
+    """The dtype of weights that do not train, as with --lora-rank: bf16, or that of the other weights."""
     optimizer: Optimizer = "fused"
+    """fused: PyTorch's fused AdamW. foreach: AdamW with a copy of a moment. The others are the trainer's."""
+    link: str | None = None
+    """The slowest link between the GPUs: nvlink, pcie4, ib-hdr and others. Default: as such machines have."""
+    host_memory: str | None = None
+    """Host memory of a node, such as 1TB. Default: twice that of its GPUs, and at least 64 GB."""
+    disk: str | None = None
+    """Read and write speed of a node's disk, such as 6GB/s. Without it nothing is offloaded to disk."""
+    gpus_per_node: int | None = None
+    """GPUs that share a host. Default: as many as such machines have, mostly 8."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +79,22 @@ class Question:
     def of(cls, model: Architecture | Transformer, gpus: int, gpu: str, given: Given) -> "Question":
         """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
-        kind = GPUS[name]
         per_node = node_size(gpus, name, given.gpus_per_node)
         local = min(gpus, per_node)
-        host = max(LEAST_HOST_BYTES, HOST_SHARE * local * kind.memory_bytes)
+        host_bytes = max(LEAST_HOST_BYTES, HOST_SHARE * local * GPUS[name].memory_bytes)
+        if given.host_memory is not None:
+            host_bytes = bytes_of(given.host_memory, "--host-memory")
         return cls(
             model=model,
             gpus=gpus,
             gpu=name,
-            link=None if gpus == 1 else link_named(given.link, kind, several_nodes=gpus > local),
-            host_memory_bytes=given.host_memory_bytes or host,
+            link=None if gpus == 1 else link_named(given.link, GPUS[name], several_nodes=gpus > local),
+            host_memory_bytes=host_bytes,
             sequence=min(SEQUENCE, model.positions or SEQUENCE) if given.sequence is None else given.sequence,
             batch=-(-BATCH // gpus) * gpus if given.batch is None else given.batch,
             precision=given.precision,
-            checkpointing=given.checkpointing,
-            disk_bytes_per_s=given.disk_bytes_per_s,
+            checkpointing={"try": None, "on": True, "off": False}[given.checkpointing],
+            disk_bytes_per_s=None if given.disk is None else bytes_of(given.disk, "--disk", "B/s"),
             gpus_per_node=per_node,
             frozen=given.frozen,
             optimizer=given.optimizer,
@@ -140,23 +150,26 @@ def counts_of(text: str) -> tuple[int, ...]:
 
 def check(question: Question) -> None:
     """Refuse an impossible question."""
-    known = {"GPU": (question.gpu, GPUS)}
+    _check_name("GPU", question.gpu, list(GPUS))
     if question.precision is not None:
-        known["precision"] = (question.precision, PRECISIONS)
+        _check_name("precision", question.precision, list(get_args(Precision)))
     if question.gpus > 1 or question.link is not None:
-        known["link between GPUs"] = (question.link, papers.LINKS)
-    for what, (name, names) in known.items():
-        if name not in names:
-            missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
-            raise Stop(missing, nearest(name or "", names, most=3))
-    if question.batch > MOST_ROWS:
-        raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
+        _check_name("link between GPUs", question.link, list(papers.LINKS))
     for name in ("gpus", "batch", "sequence"):
         if (value := getattr(question, name)) < 1:
             raise Stop(f"{name} must be a whole number, at least 1 (got {value})", "give 1 or more")
     if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
         raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
     node_size(question.gpus, question.gpu, question.gpus_per_node)
+    if question.batch > MOST_ROWS:
+        raise Stop(f"--batch {question.batch} is more than {MOST_ROWS} rows", "give the rows of one step")
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")
+
+
+def _check_name(what: str, name: str | None, known: list[str]) -> None:
+    if name in known:
+        return
+    missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
+    raise Stop(missing, nearest(name or "", known, most=3))

@@ -12,16 +12,17 @@ from study.predictor.memory.moments import Piece
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
 from study.predictor.setup import Setup
+from study.spec import library_defaults
 
 
 class Engine:
-    """The settings that decide how a rank's memory changes. A silent config means DeepSpeed's default (zero/config.py).
+    """The settings that decide how a rank's memory changes. A silent config means DeepSpeed's default.
 
     Stage 0 is one process or DDP.
     """
 
     def __init__(self, setup: Setup):
-        zero = (setup.deepspeed or {}).get("zero_optimization", {})
+        zero = library_defaults.zero_optimization(setup.deepspeed)
         # If ranks divide layers, those with the same part of the layers share its states.
         self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks // setup.tensor_ranks
         self.divides_layers = setup.tensor_ranks > 1
@@ -43,20 +44,19 @@ class Engine:
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
         self.optimizer, self.on_gpu = setup.optimizer, setup.on_gpu
         self.accumulation = setup.accumulation
-        self.bucket_elements = int(zero.get("reduce_bucket_size", 5e8))
-        overlap = zero.get("overlap_comm")
+        self.bucket_elements = int(zero["reduce_bucket_size"])
+        overlap = zero["overlap_comm"]
         self.overlap = self.stage == 3 if overlap is None else bool(overlap)
-        self.reduces_by_all_reduce = zero.get("use_multi_rank_bucket_allreduce", True)  # stages 1 and 2
+        self.reduces_by_all_reduce = zero["use_multi_rank_bucket_allreduce"]  # stages 1 and 2
         # ZeRO++ sends weights in 8 bits and gradients in 4. Its scales are left out.
-        self.gathered_bytes = 1 if zero.get("zero_quantized_weights") else self.weight_bytes
-        self.quantizes_gradients = bool(zero.get("zero_quantized_gradients"))
-        self.prefetch_elements = int(zero.get("stage3_prefetch_bucket_size", 5e7))
-        self.persistent_elements = int(zero.get("stage3_param_persistence_threshold", 1e5))
+        self.gathered_bytes = 1 if zero["zero_quantized_weights"] else self.weight_bytes
+        self.quantizes_gradients = bool(zero["zero_quantized_gradients"])
+        self.prefetch_elements = int(zero["stage3_prefetch_bucket_size"])
+        self.persistent_elements = int(zero["stage3_param_persistence_threshold"])
         self.persistent = [tensor for tensor in self.all_tensors if tensor.elements <= self.persistent_elements]
-        reuse = (zero.get("stage3_max_reuse_distance", 1e9), zero.get("stage3_max_live_parameters", 1e9))
-        self.reuse_elements = min(map(int, reuse))
-        self.live_elements = int(zero.get("stage3_max_live_parameters", 1e9))
-        homes = [(zero.get(f"offload_{part}") or {}).get("device") or "none" for part in ("optimizer", "param")]
+        self.live_elements = int(zero["stage3_max_live_parameters"])
+        self.reuse_elements = min(int(zero["stage3_max_reuse_distance"]), self.live_elements)
+        homes = [(zero[f"offload_{part}"] or {}).get("device") or "none" for part in ("optimizer", "param")]
         if self.stage < 3:  # stages 1 and 2 take nvme for cpu
             homes = ["cpu" if home == "nvme" else home for home in homes]
         self.optimizer_home, self.weights_home = homes

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 from matplotlib.figure import Figure
 
 from study.io.words import joined
 from study.ledger import ledger
+from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
@@ -20,9 +23,22 @@ COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
-def judged(runs: Runs, document: str | None = None) -> list[Verdict]:
-    """The claims of one document, or of all, judged by these runs."""
-    return [each for each in ledger.judged(runs) if document in (None, each.claim.document)]
+@dataclass(frozen=True)
+class Judged:
+    """Runs, and the verdicts over them."""
+
+    runs: Runs
+    verdicts: list[Verdict]
+
+    @cached_property
+    def rows(self) -> list[dict]:
+        """The verdicts as rows."""
+        return [row(each) for each in self.verdicts]
+
+
+def judge(runs: Runs, document: str | None = None) -> list[Verdict]:
+    """Judge the claims of one document, or of all, by these runs."""
+    return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
 
 
 def row(verdict: Verdict) -> dict:
@@ -32,7 +48,7 @@ def row(verdict: Verdict) -> dict:
 
 def table(runs: Runs, document: str | None = None) -> list[dict]:
     """The claims of one document, or of all, with their verdicts over these runs."""
-    return [row(each) for each in judged(runs, document)]
+    return [row(each) for each in judge(runs, document)]
 
 
 def tallied(verdicts: list[dict]) -> list[dict]:

@@ -1,0 +1,82 @@
+"""`study advise`: which arm to use on given GPUs, or how many GPUs a training needs."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from study.cli.steps import wrapped
+from study.errors import Stop
+from study.io.tables import say, show
+from study.machine.gpus import GPUS, gpu_named
+from study.predictor.advice import answer, configure
+from study.predictor.advice.advise import advise as recommend
+from study.predictor.advice.purchase import fewest, remedies
+from study.predictor.advice.question import Given, Question, counts_of
+from study.predictor.architecture import Architecture
+from study.predictor.outside.written import accuracy
+from study.predictor.tracing.transformer import Transformer
+from study.predictor.wanted import Wanted, asked_for
+from study.spec.options import AsJson
+
+
+def advise(
+    wanted: Annotated[Wanted, tyro.conf.arg(name="")],
+    given: Annotated[Given, tyro.conf.arg(name="")],
+    *,
+    gpus: str = "1..64",
+    gpu: str | None = None,
+    write: Path | None = None,
+    nvme_dir: Path | None = None,
+    as_json: AsJson = False,
+) -> dict | None:
+    """Recommend an arm for a model on your GPUs, or say how many of which GPUs it needs. Nothing is run.
+
+    Give --gpu and one number as --gpus for a recommendation. Otherwise the answer is a number of GPUs.
+
+    Args:
+        wanted: The model.
+        given: The training and the machine.
+        gpus: Number of GPUs over all nodes, such as 8. Or a range to try, such as 1..64.
+        gpu: Kind of GPU: H100, A100-40GB, L4, RTX4090 and others. Default: all kinds are tried.
+        write: Write the recommended Accelerate config into this new file, with a DeepSpeed json beside it if needed.
+        nvme_dir: For --write: the folder on the disk for offloading.
+        as_json: Print the answer as JSON.
+    """
+    counts = counts_of(gpus)
+    model = asked_for(wanted, given.sequence or 1)
+    if gpu is None or len(counts) > 1:
+        if write is not None:
+            raise Stop("--write needs one machine", "give --gpu and one number as --gpus")
+        return _advise_number(model, counts, [gpu_named(gpu)] if gpu else list(GPUS), given, as_json)
+    advice = recommend(Question.of(model, counts[0], gpu, given))
+    for path in configure.write(write, advice, nvme_dir=nvme_dir) if write else []:
+        sys.stderr.write(f"written: {path}\n")
+    lines = answer.in_words(advice)
+    if advice.choice is None:
+        lines += answer.remedies_in_words(remedies(advice.question, given))
+    assumed = answer.assumptions(advice.question)
+    if as_json:
+        return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
+    say(*wrapped(lines), "")
+    show(answer.table(advice))
+    say("", "Assumed:", *wrapped(assumed, "- "), "", *wrapped([accuracy()]))
+    return None
+
+
+def _advise_number(
+    model: Architecture | Transformer, counts: tuple[int, ...], kinds: list[str], given: Given, as_json: bool
+) -> dict | None:
+    """Print the fewest GPUs of each kind that are enough."""
+    enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]
+    line = answer.needed_in_words(enough, counts)
+    if as_json:
+        return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
+    say(*wrapped([line]), "")
+    show(answer.needed_table(enough))
+    if enough:
+        say("", "Assumed, for the first of them; give --gpus and --gpu for another:")
+        say(*wrapped(answer.assumptions(enough[0].question), "- "))
+    return None

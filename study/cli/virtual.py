@@ -1,0 +1,150 @@
+"""`study virtual`: measures the memory and the traffic of one rank of N, which runs alone."""
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from study.cli.steps import default_sequence
+from study.errors import Stop
+from study.io.numbers import size
+from study.io.tables import say, show
+from study.machine.gpus import num_gpus
+from study.predictor import room
+from study.predictor.architecture import named
+from study.records import store
+from study.records.schema import Record
+from study.spec import arms, optimizers
+from study.spec.options import AsJson
+from study.spec.settings import Flags, check, resolve
+from study.spec.shapes import SHAPES, is_local
+from study.sweeps import launches
+from study.sweeps.protocol import Cell
+
+# As `study estimate` has it, so that both describe the same training.
+DEFAULTS = Flags(precision="bf16_cast", micro_batch=1, init="none", steps=2, warmup_steps=1)
+
+
+def virtual(
+    settings: Annotated[Flags, tyro.conf.arg(name="")] = DEFAULTS,
+    *,
+    arm: str = "zero3",
+    ranks: int = 8,
+    as_json: AsJson = False,
+) -> dict | None:
+    """Run rank 0 of an N-rank job in one process, and print its memory and traffic. No GPU is needed.
+
+    By default the tensors have shapes but no values, so that they need no memory. With --run-dir the run is kept.
+
+    Args:
+        settings: The trainer's settings. The defaults are those of `study estimate`, also for --sequence with --model.
+        arm: Name of an arm; `study arms` lists them.
+        ranks: Number of ranks that the job would have.
+        as_json: Print the memory and the traffic as JSON.
+    """
+    if ranks < 2:
+        raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
+    settings = _with_model(replace(settings, virtual_ranks=ranks, instruments=True))
+    _refuse(settings, arm)
+    with _folder(settings.run_dir) as folder:
+        sys.stderr.write(f"running rank 0 of {ranks} under {arm} ...\n")
+        _launch(settings, arm, folder)
+        record = store.load(folder)
+    if as_json:
+        return as_dict(record)
+    _show(record)
+    if settings.run_dir is not None:
+        say("", f"the run is in {settings.run_dir}")
+    return None
+
+
+def _with_model(settings: Flags) -> Flags:
+    """Return the settings with the sequence that the model reads, and with its path if it is a folder."""
+    if settings.model is None:
+        return settings
+    model = named(settings.model, trust_remote_code=settings.trust_remote_code)
+    if settings.sequence is None:
+        settings = replace(settings, sequence=default_sequence(model))
+    if settings.model in SHAPES or not is_local(settings.model):
+        return settings
+    return replace(settings, model=str(Path(settings.model).resolve()))  # it is launched from another folder
+
+
+def _refuse(settings: Flags, arm: str) -> None:
+    """Raise Stop if the training is impossible, before anything starts."""
+    chosen = arms.load_arm(arm)
+    gpu = num_gpus() > 0
+    check(settings)
+    optimizers.check(settings, chosen)
+    arms.check_virtual(chosen, settings.init)
+    room.check(resolve(settings, gpu), chosen, gpu)
+
+
+@contextlib.contextmanager
+def _folder(run_dir: Path | None) -> Iterator[Path]:
+    """The folder of the run: the user's, or one that is deleted afterwards."""
+    if run_dir is not None:
+        yield run_dir.resolve()
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / "run"
+
+
+def _launch(settings: Flags, arm: str, folder: Path) -> None:
+    plain = replace(settings, run_dir=None, nvme_dir=None)  # the command names both by itself
+    changed = {name: value for name, value in vars(plain).items() if value != getattr(Flags, name)}
+    cell = Cell("", "virtual", "tiny", arm, None, changed)
+    command = launches.command(cell, folder, settings.nvme_dir)
+    try:  # in a session of its own, so that Ctrl-C does not reach the launcher, which would print a traceback
+        done = subprocess.run(
+            command,
+            cwd=arms.ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            start_new_session=True,
+        )
+    except KeyboardInterrupt:  # subprocess has ended the launcher, but not its rank
+        launches.end_ranks(folder)
+        raise
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout)  # the trainer's last lines say the reason
+        sys.exit(1)
+
+
+def as_dict(record: Record) -> dict:
+    """Return what the instruments saw of the rank."""
+    rank = record.memory.components.per_rank[0]
+    return {
+        "ranks": record.observed.virtual_ranks,
+        "data": record.observed.data_source,
+        "peak_bytes": rank.tracked_peak_bytes,
+        "at_peak": rank.at_peak or {},
+        "after_step": rank.after_step,
+        "traffic": {kind: sent.bytes for kind, sent in record.traffic.per_rank[0].items()},
+        "calls": {kind: sent.calls for kind, sent in record.traffic.per_rank[0].items()},
+    }
+
+
+def _show(record: Record) -> None:
+    rank = as_dict(record)
+    say(f"Rank 0 of {rank['ranks']}, run alone (virtual), holds {size(rank['peak_bytes'])} at the peak.", "")
+    times = {"at the peak": rank["at_peak"], "after a step": rank["after_step"]}
+    parts = rank["at_peak"] | rank["after_step"]
+    show([{"component": part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
+    say("")
+    show(
+        [
+            {"collective": kind, "calls of a step": rank["calls"][kind], "bytes of a step": size(sent)}
+            for kind, sent in rank["traffic"].items()
+        ]
+    )
+    say("", f"rows: {rank['data']}")

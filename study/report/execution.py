@@ -1,0 +1,109 @@
+"""Executes notebooks by nbclient: one kernel for all of them, so that libraries are imported and runs loaded once."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+from study.records import store
+from study.records.privacy import without_paths
+
+RESET = "%reset -f"  # the names of the notebook before
+DRAWN = ("image/svg+xml", "text/html")  # made of runs that are free of paths already
+
+
+@contextmanager
+def executing(
+    paths: Iterable[Path], into: Path, parameters: dict[str, str], say: Callable[[str], None]
+) -> Iterator[Future[list[str]]]:
+    """Execute notebooks while the caller does something else; the result has the names of those that failed.
+
+    The kernel ends when the caller leaves, however it leaves.
+    """
+    # Of this environment, not one of its name that the user has installed. Sockets are files: no port is taken.
+    kernel = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]), transport="ipc")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    executed = asyncio.run_coroutine_threadsafe(_execute_all(kernel, list(paths), into, parameters, say), loop)
+    try:
+        yield executed
+    finally:
+        executed.cancel()
+        if kernel.has_kernel:
+            asyncio.run_coroutine_threadsafe(kernel.shutdown_kernel(now=True), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _execute_all(
+    kernel: AsyncKernelManager, paths: list[Path], into: Path, parameters: dict[str, str], say: Callable[[str], None]
+) -> list[str]:
+    failed = []
+    for number, path in enumerate(paths, 1):
+        started = time.monotonic()
+        book = with_parameters(nbformat.read(path, as_version=4), parameters)
+        problem = await _execute(kernel, book)
+        _write(book, into / path.name)
+        if problem:
+            failed.append(path.stem)
+            problem = f"  FAILED: {problem}"
+        say(f"[{number}/{len(paths)}] {path.stem}  {time.monotonic() - started:.1f} s{problem}")
+    return failed
+
+
+def with_parameters(book: NotebookNode, parameters: dict[str, str]) -> NotebookNode:
+    """Return the notebook with a cell of parameters after the one that is tagged so, as papermill adds it."""
+    (place,) = (at for at, cell in enumerate(book.cells, 1) if "parameters" in cell.metadata.get("tags", []))
+    assignments = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
+    book.cells.insert(place, nbformat.v4.new_code_cell(f"# Parameters\n{assignments}"))
+    return book
+
+
+async def _execute(kernel: AsyncKernelManager, book: NotebookNode) -> str:
+    """Execute a notebook as far as it goes. Return what it failed with."""
+    problem = ""
+    book.cells.insert(0, nbformat.v4.new_code_cell(RESET))
+    client = NotebookClient(book, km=kernel, timeout=None, resources={"metadata": {"path": str(Path.cwd())}})
+    try:
+        await client.async_execute()
+    except CellExecutionError as error:
+        problem = f"{error.ename}: {error.evalue}"
+    finally:
+        if client.kc:
+            client.kc.stop_channels()
+    del book.cells[0]
+    return problem
+
+
+def _write(book: NotebookNode, path: Path) -> None:
+    """Write an executed notebook without paths of the machine."""
+    for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
+        cell.execution_count = number
+        cell.source = without_paths(cell.source)
+        cell.metadata.pop("execution", None)  # times of day
+        cell.outputs = [_shared(output) for output in cell.outputs]
+    store.replace(path, json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def _shared(output: NotebookNode) -> NotebookNode:
+    drawn = {kind: content for kind, content in output.get("data", {}).items() if kind in DRAWN}
+    rest = {kind: content for kind, content in output.get("data", {}).items() if kind not in DRAWN}
+    shared = without_paths(output | {"data": rest})
+    if "data" in output:
+        shared["data"] |= drawn
+    else:
+        del shared["data"]
+    return nbformat.from_dict(shared)

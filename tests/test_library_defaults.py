@@ -1,0 +1,122 @@
+"""`library_defaults.json` has the keys and defaults of the installed libraries. --refresh-golden exports it anew."""
+
+import dataclasses
+import enum
+import json
+from typing import get_args
+
+import accelerate
+import deepspeed
+import pydantic
+import pytest
+import transformers
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.commands.launch import launch_command_parser
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
+from deepspeed.runtime.config import DeepSpeedConfig, HybridEngineConfig
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+from study.spec import library_defaults
+
+STRICT = {  # sections in which DeepSpeed refuses unknown keys
+    "zero_optimization": DeepSpeedZeroConfig,
+    "bf16": DeepSpeedBF16Config,
+    "fp16": DeepSpeedFP16Config,
+    "tensor_parallel": TPTrainingConfig,
+    "hybrid_engine": HybridEngineConfig,
+    "compile": CompileConfig,
+    "comms_logger": CommsLoggerConfig,
+}
+GROUPS = {  # sections of Accelerate's yaml, and the launcher's options that they set
+    "deepspeed_config": "DeepSpeed Arguments",
+    "fsdp_config": "FSDP Arguments",
+    "parallelism_config": "ParallelismConfig Arguments",
+}
+
+
+class Recorder(dict):
+    """A config that records the keys that it is asked for, and the defaults that are given with them."""
+
+    def __init__(self, *content):
+        super().__init__(*content)
+        self.asked = {}
+
+    def get(self, key, default=None):
+        self.asked[key] = default
+        return super().get(key, default)
+
+    def __contains__(self, key):
+        self.asked.setdefault(key, None)
+        return super().__contains__(key)
+
+    def keys(self):
+        return self
+
+    def __copy__(self):
+        return self
+
+
+def plain(value):
+    """Return a default as JSON can write it; None for an object."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value if isinstance(value, str | bool | float | list) else None
+
+
+def of_model(path: str, model: type[pydantic.BaseModel]) -> dict:
+    """Return the sections of a config class, and of the classes of its fields."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    found = {path: {name: plain(field.default) for name, field in fields.items()}}
+    for name, field in fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+                found |= of_model(f"{path}.{name}", kind)
+    return found
+
+
+def of_deepspeed() -> dict:
+    recorder = Recorder({"train_batch_size": 1})
+    DeepSpeedConfig(recorder)
+    found = {"": {name: plain(value) for name, value in sorted(recorder.asked.items())}}
+    for path, model in STRICT.items():
+        found |= of_model(path, model)
+    return found
+
+
+def of_accelerate() -> dict:
+    fields = {field.name: plain(field.default) for field in dataclasses.fields(ClusterConfig)}
+    groups = {group.title: group._group_actions for group in launch_command_parser()._action_groups}
+    options = {path: {each.dest: plain(each.default) for each in groups[title]} for path, title in GROUPS.items()}
+    return {"": fields | {"fp16": None, "dynamo_backend": None}} | options  # the last two are old forms
+
+
+def of_trainer() -> dict:
+    return {"": {field.name: plain(field.default) for field in dataclasses.fields(transformers.TrainingArguments)}}
+
+
+def test_the_file_has_the_defaults_of_the_installed_libraries(request):
+    exported = {
+        "deepspeed": {"version": deepspeed.__version__, "sections": of_deepspeed()},
+        "accelerate": {"version": accelerate.__version__, "sections": of_accelerate()},
+        "trainer": {"version": transformers.__version__, "sections": of_trainer()},
+    }
+    if request.config.getoption("--refresh-golden"):
+        library_defaults.FILE.write_text(json.dumps(exported, indent=1) + "\n")
+    assert json.loads(library_defaults.FILE.read_text()) == exported
+
+
+def test_absent_keys_have_their_defaults():
+    zero = library_defaults.zero_optimization({"zero_optimization": {"stage": 3, "sub_group_size": 7}})
+    assert (zero["stage"], zero["sub_group_size"], zero["stage3_prefetch_bucket_size"]) == (3, 7, 50_000_000)
+    assert library_defaults.zero_optimization(None)["stage"] == 0
+
+
+@pytest.mark.parametrize("path", STRICT)
+def test_deepspeed_refuses_an_unknown_key_in_these_sections(path):
+    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
+        STRICT[path](no_such_key=1)
