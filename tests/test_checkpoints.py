@@ -29,7 +29,7 @@ FLAGS = (
     "3",
 )
 QUICK = ("zero2", "fsdp2")
-CURVE = ("train", "eval", "final_train", "final_eval")
+CURVE = ("train", "eval")
 HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
 
 

@@ -366,7 +366,7 @@ def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"runs {tmp_path} --json") is None
     rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
     assert {name: row["status"] for name, row in rows.items()} == {"good": "done", "failed": "failed"}
-    assert rows["good"]["loss"] == finished("good")["loss"]["final_train"]
+    assert rows["good"]["loss"] == finished("good")["loss"]["train"][-1]
     assert rows["failed"]["loss"] is None
     assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
     printed = capsys.readouterr().out

@@ -21,10 +21,10 @@ from study import WatchCallback, watch
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.ledger import evidence
-from study.records import runs, store
+from study.records import metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
-from study.watcher.findings import diagnose
+from study.watcher.diagnosis import diagnose
 from study.watcher.promises import promised
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
     assert (record.status, record.observed.steps) == ("diverged", 7)
     assert record.error.message == "the loss is not finite in step 5"
     assert record.loss.train == pytest.approx(losses[:4], rel=1e-6)
-    assert record.loss.final_train is None
+    assert metrics.final_train_loss(record) is None
     lines = [json.loads(line) for line in (tmp_path / "mine" / "steps.jsonl").read_text().splitlines()]
     assert [line["loss"] is None for line in lines] == [False] * 4 + [True] * 3
 

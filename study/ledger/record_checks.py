@@ -286,7 +286,7 @@ def _equal_in(pair: Pair, field: str, within: float) -> bool | None:
 def _fields_by_seed(runs: tuple[Run, ...], field: str) -> dict[int | None, list]:
     values: dict[int | None, list] = {}
     for run in runs:
-        value = metrics.dig(run.record, field)
+        value = metrics.value(run.record, field)
         if value is not None:
             values.setdefault(run.record.requested.seed, []).append(value)
     return values

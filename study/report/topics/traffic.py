@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from study.bench.prediction import setup_of
 from study.io.words import joined
 from study.predictor import nodes, papers
+from study.records import metrics
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import published, stacked, style
@@ -66,7 +67,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     moved = {kind: count.by_ranks(run.ranks) for kind, count in run.record.traffic.per_rank[0].items()}
     split, setup = node_traffic.by_node(moved, node_ranks), setup_of(run.record)
     theory = setup and node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"]
-    wire, kernel = run.record.traffic.gloo_wire_bytes[0], run.record.traffic.kernel_bytes_written[0]
+    wire, kernel = metrics.wire_bytes_per_rank(run.record)[0], run.record.traffic.kernel_bytes_written[0]
     held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
         "arm": run.arm,
