@@ -224,7 +224,7 @@ def _trained(record: Record, size: Size) -> Faults:
 def _loss_of_a_guess(record: Record) -> float | None:
     """Return the loss of random weights; None if the weights are not random."""
     requested = record.requested
-    choices = 2
+    choices: int | None = 2
     if requested.task == "wikitext":
         choices = SHAPES.get(requested.model or "", {}).get("vocab_size")
         if choices is None and requested.data == "embedded":

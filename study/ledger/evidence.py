@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -57,7 +57,9 @@ USUAL: dict[str, tuple[str | None, ...]] = {
 }
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
 UNSEALED = "they are not sealed. study keep RUNS --into reports/YOUR-MACHINE seals them"
-UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
+UNKNOWN = Record.model_validate(
+    {"run_id": "unknown", "started_utc": ""}
+)  # an empty record: it refuses names that no record has
 
 
 class Claimed(Protocol):
@@ -252,8 +254,8 @@ def _is_plausible_future_arm(arm: object, evidence: Evidence) -> bool:
 
 @functools.cache
 def _list_of(name: str) -> TypeAdapter:
-    annotation = Requested.model_fields[name].annotation
-    return TypeAdapter(GenericAlias(list, (annotation,)), config=ConfigDict(strict=True))
+    hint: Any = GenericAlias(list, (Requested.model_fields[name].annotation,))  # only known when it runs
+    return TypeAdapter(hint, config=ConfigDict(strict=True))
 
 
 # --- comparing with the conditions of a claim ----------------------------------------------------------------------

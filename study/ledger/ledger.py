@@ -39,6 +39,7 @@ from study.ledger.verdict import (
 from study.ledger.verdict import verdict as compare
 from study.records.runs import Runs
 
+Group = dict[str, tuple[str, ...]]  # cases that differ in one name, by the names of what is left open
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
 
@@ -269,7 +270,7 @@ def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
     """Return the chosen cases in few words: those that differ in one name are merged, irrelevant names left out."""
     if all(chosen):
         return ()
-    texts = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
+    texts: list[Group] = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
     groups = [case for case, is_chosen in zip(texts, chosen, strict=True) if is_chosen]
     for name in cases[0]:
         groups = _merged(groups, name)
@@ -277,16 +278,16 @@ def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
     return tuple(_group_words(group, every) for group in groups)
 
 
-def _merged(groups: list[dict], name: str) -> list[dict]:
+def _merged(groups: list[Group], name: str) -> list[Group]:
     """Merge the groups that differ only in one name."""
-    merged: dict[str, dict] = {}
+    merged: dict[str, Group] = {}
     for group in groups:
         others = str({key: values for key, values in group.items() if key != name})
         merged.setdefault(others, group | {name: ()})[name] += group[name]
     return list(merged.values())
 
 
-def _group_words(group: dict[str, tuple[str, ...]], every: dict[str, set[str]]) -> str:
+def _group_words(group: Group, every: dict[str, set[str]]) -> str:
     decisive = {name: values for name, values in group.items() if set(values) != every[name]}
     return ", ".join(f"{name} {' or '.join(values)}" for name, values in decisive.items())
 

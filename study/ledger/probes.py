@@ -183,22 +183,22 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
 
 
 def answers(trials: list[dict]) -> list[Answer | str]:
-    """The answer to each trial, kept or new. If the trial itself failed: why."""
+    """Return the answer to each trial, kept or new. If the trial itself failed: why."""
     keys = [key(trial) for trial in trials]
-    known = {name: answer for name in keys if (answer := _kept(name)) is not None}
+    known: dict[str, Answer | str] = {name: answer for name in keys if (answer := _kept(name)) is not None}
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
     reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == REPRODUCTION}
     configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
     if len(missing) > 1:
-        sys.stderr.write(
-            f"trying {len(configurations)} configurations and {len(reproductions)} scripts; answers are kept\n"
-        )
-    known |= _new(configurations, reproductions) if missing else {}
+        counts = f"{len(configurations)} configurations and {len(reproductions)} scripts"
+        sys.stderr.write(f"trying {counts}; answers are kept\n")
+    if missing:
+        known |= _new(configurations, reproductions)
     return [known[name] for name in keys]
 
 
 def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
-    """New answers by key. Configurations share a process, beside the scripts; scripts that measure time run alone."""
+    """Return new answers by key. Configurations share a process; scripts that measure time run alone."""
     together = {name: script for name, script in reproductions.items() if script not in TIMED}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
@@ -217,7 +217,7 @@ def _run_and_keep(name: str, script: str) -> Answer | str:
 
 
 def key(trial: dict) -> str:
-    """A digest of a trial, the code that tries it, and the versions of the libraries."""
+    """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
     is_script = trial["what"] == REPRODUCTION
     code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
@@ -226,7 +226,7 @@ def key(trial: dict) -> str:
 
 
 def _code_of(text: str) -> str:
-    """The code of a script without comments and docstring, which change nothing."""
+    """Return the code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
     if ast.get_docstring(tree) is not None:
         tree.body = tree.body[1:]
@@ -235,7 +235,7 @@ def _code_of(text: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Versions of the libraries without the name of the build: trials only use their Python code."""
+    """Return the versions of the libraries without the name of the build: trials only use their Python code."""
     versions = software.versions().items()
     return {name: version.split("+")[0] for name, version in versions if version and name != "python"}
 
@@ -256,7 +256,7 @@ def _kept(name: str) -> Answer | None:
 
 @functools.cache
 def _kept_in(path: Path) -> dict[str, Answer]:
-    """The answers in the file of a machine, by key."""
+    """Return the answers in the file of a machine, by key."""
     with contextlib.suppress(OSError, ValueError):
         return {answer.key: answer for answer in TypeAdapter(list[Answer]).validate_json(path.read_bytes())}
     return {}
@@ -269,7 +269,7 @@ def _keep(name: str, answer: Answer | str) -> Answer | str:
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:
-    """The answers to configurations, tried in one process."""
+    """Return the answers to configurations, tried in one process."""
     printed, reason = _process(WORKER, json.dumps(trials), arms.ROOT)
     if printed is None:
         return [reason] * len(trials)
@@ -282,7 +282,7 @@ def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
 
 
 def _run(name: str) -> Answer | str:
-    """The answer of a reproduction, run in its own process and folder: the last line that is JSON."""
+    """Return the answer of a reproduction, run in its own process and folder: the last line that is JSON."""
     with tempfile.TemporaryDirectory() as folder:
         printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
     for line in reversed((printed or "").splitlines()):
@@ -296,11 +296,12 @@ def _run(name: str) -> Answer | str:
 
 
 def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, str]:
-    """What a process printed; or None, and why. The process can import this study in any folder."""
+    """Return what a process printed; or None, and why. The process can import this study in any folder."""
     path = os.pathsep.join([str(arms.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     try:
-        how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": path}, "timeout": LIMIT_S}
-        ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False, **how)
+        ended = run(command, input=text, cwd=folder, env=environment)
     except subprocess.TimeoutExpired:
         return None, f"it took longer than {LIMIT_S} s"
     if ended.returncode != 0:

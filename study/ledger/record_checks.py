@@ -12,6 +12,7 @@ from study.ledger.arguments import as_list, is_number, one_argument
 from study.ledger.evidence import Chosen, Claimed, Evidence, choose
 from study.ledger.pairing import (
     Pair,
+    Ratio,
     Side,
     Table,
     all_of,
@@ -234,11 +235,11 @@ def _counted_over(evidence: Evidence, claim: Claimed, moved: Moved, where: Table
     sides = two_sides(evidence, claim, {}, over, where, relative=False)
     if isinstance(sides, Finding):
         return sides
-    ratios = []
+    ratios: list[Ratio] = []
     for pair in sides.pairs:
         ours = moved.amounts(pair.of)
         theirs = moved.amounts(pair.to)
-        if ours and theirs and min(theirs):
+        if ours and theirs and 0 not in theirs:
             ratios.append(of_sizes(ours, theirs, pair))
     if not ratios:
         return _not_counted(sides.chosen, moved)

@@ -85,8 +85,10 @@ def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: flo
     if relation == "up_to":
         least = most
         better = "higher"
-    ends = (low, high) if isinstance(claimed, tuple) else (claimed, SMALLEST)
-    slack = ROUNDING * max(abs(end) for end in ends)
+    ends = [SMALLEST, *(abs(end) for end in allowed(claimed, "equal", 0))]
+    if isinstance(claimed, tuple):
+        ends = [abs(low), abs(high)]
+    slack = ROUNDING * max(ends)
     if relation in ("above", "below") and not tolerance:
         slack = -slack  # the limit itself is excluded
     low -= slack

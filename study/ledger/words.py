@@ -3,6 +3,7 @@
 import math
 import re
 import textwrap
+from collections.abc import Mapping
 
 from study.io.numbers import count, quantity, short, size
 from study.io.words import joined
@@ -230,17 +231,14 @@ def claimed_words(claim: Check, verdict: Verdict) -> str:
 
 def _few_values(value, unit: str) -> str:
     if isinstance(value, tuple):
-        return _range(*value, unit)
+        low, high = value
+        return f"{_bare(with_unit(low, unit), unit)} to {with_unit(high, unit)}"
     values = [f"“{each}”" if isinstance(each, str) else each for each in as_list(value)]
     if len(set(map(short, values))) == 1:
         return with_unit(values[0], unit)
     if len(values) > MOST:
         return f"{with_unit(values[:MOST], unit)} and {len(values) - MOST} more"
     return joined(with_unit(values, unit).split(", ", len(values) - 1))
-
-
-def _range(low: float, high: float, unit: str) -> str:
-    return f"{_bare(with_unit(low, unit), unit)} to {with_unit(high, unit)}"
 
 
 def with_unit(value, unit: str) -> str:
@@ -320,7 +318,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
     }
 
 
-def _labelled(texts: dict[str, str | None]) -> list[str]:
+def _labelled(texts: Mapping[str, str | None]) -> list[str]:
     """Return labelled texts, wrapped under their labels."""
     words = []
     for label, text in texts.items():
