@@ -141,10 +141,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arm", "flags", "words"), REFUSED)
-def test_what_is_refused(arm, flags, words, tmp_path, cache, request):
+def test_what_is_refused(arm, flags, words, tmp_path, cache):
     """No group, no values to write to disk, or not enough memory."""
-    if arm == "zero3_nvme":
-        request.getfixturevalue("libaio")
     if "gpt-neox-20b" in flags and psutil.virtual_memory().available > 80e9:
         pytest.skip("this machine has room for what the test thinks there is no room for")
     run = launch(arm, tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))

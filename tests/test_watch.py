@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -21,7 +22,8 @@ from study import WatchCallback, watch
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.ledger import evidence
-from study.records import metrics, runs, store
+from study.measure.collectives import CollectiveLog
+from study.records import collectives, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
 from study.watcher.diagnosis import diagnose
@@ -236,6 +238,17 @@ def _ended(folder: Path):
             return record
         time.sleep(0.1)
     raise AssertionError("nobody has written how it ended")
+
+
+def test_ctrl_c_on_a_hang_keeps_the_place(tmp_path):
+    with pytest.raises(KeyboardInterrupt), CollectiveLog(tmp_path, rank=1):
+        stand_still()
+    (log,) = collectives.load(tmp_path)
+    assert re.fullmatch(r"ended with KeyboardInterrupt at test_watch.py:\d+ in stand_still", log.place)
+
+
+def stand_still():
+    raise KeyboardInterrupt
 
 
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):

@@ -48,7 +48,9 @@ def summary(record: Record, folder: Path) -> list[str]:
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
     if record.error:
-        lines.append(f"  {record.status}: {record.error.message:.80}")
+        lines += textwrap.wrap(
+            f"{record.status}: {record.error.message}", 98, initial_indent="  ", subsequent_indent="    "
+        )
     if step_s := metrics.median_step_s(record):
         speed = metrics.tokens_per_s(record)
         rate = f", {short(speed)} tokens/s" if speed else ""
