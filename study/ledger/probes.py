@@ -26,7 +26,7 @@ from study.ledger import probe_worker
 from study.ledger.model import TRIED, Check, Claim, Kind
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
 from study.spec.validation import nearest
@@ -161,7 +161,7 @@ def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
     new = {}
     for trial in _trials_of_all(claims):
         with contextlib.suppress(ValueError, TypeError):  # there is no answer in the cache
-            answer = without_paths(cache.answer(_folder(), key(trial)))
+            answer = redact(cache.answer(_folder(), key(trial)))
             new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
     entries = sorted(
         (_kept_in(reports / KEPT) | new).values(), key=lambda answer: json.dumps(answer.trial, sort_keys=True)
