@@ -11,8 +11,8 @@ from study.io.numbers import short
 from study.ledger import words
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, otherwise
-from study.ledger.model import BASES, MEASURED, VIRTUAL, Check, Claim
-from study.ledger.verdict import VERDICTS
+from study.ledger.model import Check, Claim
+from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
 from study.report.templating import write_page
 from study.spec.arms import PACKAGE
