@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import pad
 
-from study.io.files import below
+from study.io.files import safe_join
 from study.machine import cache
 from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings
@@ -82,7 +82,7 @@ def load_data(settings: Settings) -> Data:
                 tensors[f"{part}.{name}"] = rows
         save_file(tensors, folder / ROWS)
 
-    tensors = load_file(cache.entry(below(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
+    tensors = load_file(cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
     train = {name.removeprefix("train."): rows for name, rows in tensors.items() if name.startswith("train.")}
     held_out = {name.removeprefix("eval."): rows for name, rows in tensors.items() if name.startswith("eval.")}
     return Data(train, held_out, vocabulary=len(tokenizer), source=source)
