@@ -27,7 +27,7 @@ from study.records import collectives, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
 from study.watcher.diagnosis import diagnose
-from study.watcher.promises import promised
+from study.watcher.intent import intended_settings
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
 ARMS = {"single": None, "ddp": None, "zero2": 2, "zero3": 3}
@@ -131,7 +131,7 @@ def test_a_second_run_takes_another_folder(tmp_path):
 
 
 def test_a_mistake_of_the_watch_ends_the_watch_and_not_the_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("study.watcher.looks.ComponentLook.step_ended", lambda look: 1 / 0)
+    monkeypatch.setattr("study.watcher.instruments.ComponentLook.step_ended", lambda look: 1 / 0)
     assert train(tmp_path / "mine") == train(None)
     record = store.load(tmp_path / "mine")
     assert "ZeroDivisionError" in record.observed.instruments_failed
@@ -394,7 +394,7 @@ def test_what_a_script_asks_for(environment, config, expected, monkeypatch):
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    wanted = promised(config).model_dump(exclude_none=True)
+    wanted = intended_settings(config).model_dump(exclude_none=True)
     assert {name: value for name, value in wanted.items() if name != "source"} == expected
 
 
@@ -429,7 +429,7 @@ def test_a_trainer_that_ends_early_says_so(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the disk is full") as caught:
         trainer(tmp_path / "out", callback, Fails(), steps=5).train()
     monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
-    callback._ended_early()  # what Python calls when it ends
+    callback._end_at_exit()  # what Python calls when it ends
     record = store.load(tmp_path / "mine")
     assert (record.status, record.error.message) == ("failed", "ValueError: the disk is full")
     assert record.promised.source == "TrainingArguments"
