@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from study.errors import Stop
-from study.measure import fsdp, hardware, readback, roles
+from study.measure import hardware, readback, roles
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import peaks
 from study.records import store
@@ -229,7 +229,7 @@ def _new_record(training: Training, folder: Path, describe: bool) -> Record:
     is_bare_engine = training.is_engine and training.accelerator is None
     config = getattr(training.model, "config", None) if is_bare_engine else None
     record.promised = intended_settings(config if isinstance(config, dict) else None, training.arguments)
-    version = fsdp.version(training.model)
+    version = roles.fsdp_version(training.model)
     name = type(roles.plain_model(training.model)).__name__
     if version == 2:  # fully_shard makes a class of its own
         name = name.removeprefix("FSDP")
