@@ -37,7 +37,9 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
 
 
 def _problem(first: ErrorDetails, known: Iterable[str]) -> str:
-    kind, message, came = first["type"], first["msg"], first.get("input")
+    kind = first["type"]
+    message = first["msg"]
+    came = first.get("input")
     if kind == "missing":
         return "is missing"
     if kind == "string_too_long":
