@@ -8,7 +8,7 @@ from study.errors import Stop
 from study.io.tables import say
 from study.ledger import files, ledger, probes
 from study.records import seal, store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.runs import run_folders
 from study.records.schema import Record
 
@@ -43,7 +43,7 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
                 taken.append(target)
                 target.mkdir(parents=True, exist_ok=True)
                 if target.resolve() != folder.resolve():
-                    store.write(target, Record.model_validate(without_paths(record.model_dump(by_alias=True))))
+                    store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
     if taken:
         seal.add(into / "runs", taken)
     return len(taken), left_out

@@ -26,7 +26,7 @@ from study.errors import Stop
 from study.ledger import arguments, probe_worker
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
 from study.spec.validation import nearest
@@ -172,7 +172,7 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
     for trial in trials:
         name = key(trial)
         if cache.answer(_folder(), name):
-            answer = without_paths(cache.answer(_folder(), name))
+            answer = redact(cache.answer(_folder(), name))
             new[name] = Answer(key=name, trial=trial, versions=_versions(), **answer)
     if new:
         entries = (_kept_in(reports / KEPT) | new).values()
