@@ -182,7 +182,7 @@ def test_a_field_that_no_run_has_is_refused(of):
     (run,) = loaded
     assert run.memory_cap_gib is None, "a setting that was not given"
     with pytest.raises(AttributeError, match="a run has no 'memroy_cap_gib'"):
-        _ = run.memroy_cap_gib
+        run.value("memroy_cap_gib")
     with pytest.raises(AttributeError, match="runs have no 'arn'"):
         loaded.select(arn="zero2")
     assert [run.name for run in loaded.select(arm="zero2", repair=None)] == ["one"]

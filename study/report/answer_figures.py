@@ -113,7 +113,7 @@ def steps(rows: list[dict]) -> Figure:
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g} s" if value else "0")
         style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100")
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
-    marks = {"predicted, with its 80 % interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD}}
+    marks = {"predicted, with its interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD}}
     marks["measured by others"] = PUBLISHED
     sources = ", ".join(sorted({row["source"] for row in rows if row.get("source")}))
     text = f"Nothing was measured on a GPU here. Measured by others: {sources}, which does not say on which GPUs, nor"

@@ -13,7 +13,7 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 def columns(run: Run, *names: str) -> dict:
     """Attributes of a run as columns."""
-    return {name.replace("_", " "): getattr(run, name) for name in names}
+    return {name.replace("_", " "): run.value(name) for name in names}
 
 
 def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:

@@ -17,7 +17,7 @@ def table(runs: Runs, baseline: str = "ddp") -> list[dict]:
     for setting, words in VARIED.items():
         for group, members in groups(seconds.timed(runs), without=(setting,)).items():
             baselines = by([run for run in members if run.arm == baseline], "ranks")
-            varied = [ranks for (ranks,), mine in baselines.items() if len({getattr(run, setting) for run in mine}) > 1]
+            varied = [ranks for (ranks,), mine in baselines.items() if len({run.value(setting) for run in mine}) > 1]
             for (value, ranks), mine in by([run for run in members if run.ranks in varied], setting, "ranks").items():
                 of_arm = by(mine, "arm")
                 base = of_arm.pop((baseline,), [])

@@ -22,13 +22,13 @@ def table(runs: Runs) -> list[dict]:
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
-            sizes = {getattr(run, what): _size(run, what, members) for run in members}
+            sizes = {run.value(what): _size(run, what, members) for run in members}
             sizes = {value: size for value, size in sizes.items() if size}
             if len(sizes) < 2:
                 continue
-            for line, mine in lines([run for run in members if getattr(run, what) in sizes]).items():
-                largest = max((getattr(run, what) for run in mine if run.done), key=sizes.get, default=None)
-                smallest = min((getattr(run, what) for run in mine if not run.done), key=sizes.get, default=None)
+            for line, mine in lines([run for run in members if run.value(what) in sizes]).items():
+                largest = max((run.value(what) for run in mine if run.done), key=sizes.get, default=None)
+                smallest = min((run.value(what) for run in mine if not run.done), key=sizes.get, default=None)
                 place = {"group": group, "line": line, "arm": mine[0].arm, "what": what}
                 place |= {"cap GiB": mine[0].memory_cap_gib, "largest": largest, "size": sizes.get(largest)}
                 rows.append(place | {"failed": smallest, "failed size": sizes.get(smallest), "n": len(mine)})

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 from study.io.numbers import nats
 from study.records import stats
+from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import by, groups, lines
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report import style
 from study.report.grouping import columns
 from study.report.style import EXACT, colour, conditions, marker
-from study.spec import arms
 
 DASH = 4  # points: lines that coincide alternate as dashes of this length
 NEAR = 0.02  # share of the drawn range: lines that differ by less coincide
@@ -30,27 +30,17 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> list[
     chosen = [run for run in runs.done if run.losses and not run.virtual and not run.record.is_script]
     rows = []
     for group, members in groups(run for run in chosen if not tasks or run.task in tasks).items():
-        present = {run.arm for run in members}
-        reference = next((arm for arm in (baseline, *arms.NAMES) if arm in present), None)
+        reference = baseline_arm(members, baseline)
         for line, run in ((line, run) for line, repeats in lines(members).items() for run in repeats):
-            against = _partner(run, members, reference)
+            against = loss_partner(run, members, reference)
+            distances = loss_distances(run, against) if against else []
             about = {"group": group, "line": line, "arm": run.arm, "run": run.name}
             about |= columns(run, "seed", "rows_per_step", "kind")
             for number, loss in enumerate(run.losses):
-                difference = abs(loss - against.losses[number]) if against else None
+                difference = distances[number] if against else None
                 compared = {"difference": difference, "against": against and against.arm}
                 rows.append(about | {"step": number + 1, "loss": loss} | compared)
     return rows
-
-
-def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
-    """The reference's run with the same seed, rows per step and steps; of several, one with as many ranks."""
-    if run.arm == reference or run.init == "in_place":  # initialized in place, the weights differ
-        return None
-    sizes = (run.seed, run.rows_per_step, len(run.losses))
-    alike = [other for other in members if (other.seed, other.rows_per_step, len(other.losses)) == sizes]
-    alike = [other for other in alike if other.arm == reference]
-    return min(alike, key=lambda other: other.ranks != run.ranks, default=None)
 
 
 def parity(rows: list[dict]) -> list[dict]:

@@ -6,9 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from study.bench.prediction import predicted
-from study.predictor.outside import rows as published_rows
-from study.predictor.outside import sources as known_sources
-from study.predictor.outside import summary, words, written
+from study.predictor.outside import errors as outside_errors
+from study.predictor.outside import published, stored, tables
 from study.records import stats
 from study.records.groups import by
 from study.records.runs import Runs
@@ -26,29 +25,28 @@ def table() -> list[dict]:
     """Every published number that has a prediction, with the prediction and its error."""
     return [
         {"source": row.source, "model": row.model, "GPU": row.gpu, "GPUs": row.n_gpus, "arm": row.arm}
-        | {"rows per pass": row.micro_batch, "role": known_sources.own()[row.source].role_of(row)}
-        | {name: quantity[name] for name in ("quantity", "measured", "predicted")}
-        | {"error": quantity["predicted"] / quantity["measured"] - 1}
-        for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True)
-        for quantity in kept["quantities"]
+        | {"rows per pass": row.micro_batch, "role": row.role}
+        | {"quantity": compared.quantity, "measured": compared.measured, "predicted": compared.predicted}
+        | {"error": compared.error}
+        for row, compared in ((each.row, compared) for each in stored.predictions() for compared in each.quantities)
     ]
 
 
 def errors() -> list[dict]:
     """Errors of the predictions, by source and over all, beside those of simpler methods."""
-    return words.lines(written.read()["summary"])
+    return tables.lines(stored.read()["summary"])
 
 
 def misses() -> list[dict]:
     """The predictions that are off by more than 10 % (memory) or 30 % (time), and why, as far as that is known."""
-    return words.misses(summary.misses(written.own()))
+    return tables.misses(outside_errors.misses(list(stored.predictions())))
 
 
 def sources() -> list[dict]:
     """Where the published numbers come from, and what the sources leave open."""
-    of_source = {name: [] for name in known_sources.own()}
-    for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True):
-        of_source[row.source].append(bool(kept["quantities"]))
+    of_source: dict[str, list[bool]] = {name: [] for name in published.sources()}
+    for each in stored.predictions():
+        of_source[each.row.source].append(bool(each.quantities))
     return [
         {
             "source": source.name,
@@ -60,7 +58,7 @@ def sources() -> list[dict]:
             "licence": source.licence,
             "address": source.address,
         }
-        for source in known_sources.own().values()
+        for source in published.sources().values()
     ]
 
 
@@ -79,28 +77,17 @@ def here(runs: Runs) -> list[dict]:
                 "two ranks": kind,
                 "runs": len(mine),
                 "with a prediction": len(errors),
-                "memory off by": words.percent(stats.median(list(map(abs, errors)))) if errors else None,
-                "worst": words.percent(max(errors, key=abs)) if errors else None,
+                "memory off by": tables.percent(stats.median(list(map(abs, errors)))) if errors else None,
+                "worst": tables.percent(max(errors, key=abs)) if errors else None,
                 "time": NO_TIME_ON_CPU,
             }
         )
     return rows
 
 
-def sentence(rows: list[dict]) -> str:
-    """From `outside.errors`: errors over all sources, and over rows that the model was not built with."""
-    names = {"all": "over all sources", "all of role test": "over rows that the model was not built with"}
-    return "\n".join(
-        f"- **{row['quantity'].capitalize()}**, {names[row['source']]}: the median error is {row['off by']} over "
-        f"{row['rows']} published numbers (with sign {row['median']}, worst {row['worst']}); {row['within 10 %']} are "
-        f"within 10 %, {row['within 30 %']} within 30 %{_inside(row)}."
-        for row in rows
-        if row["source"] in names
-    )
-
-
-def _inside(row: dict) -> str:
-    return f", {row['in interval']} in the 80 % interval" if row["in interval"] else ""
+def sentence() -> str:
+    """Return how accurate the predictions are, as advise and estimate say it."""
+    return stored.accuracy()
 
 
 def title(rows: list[dict]) -> str:

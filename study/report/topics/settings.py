@@ -13,7 +13,7 @@ def table(runs: Runs, setting: str) -> list[dict]:
     chosen = [run for run in runs.done if run.kind == "real" and not run.record.is_script]
     for group, members in groups(chosen, without=(setting,)).items():
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
-        if not any(len({getattr(run, setting) for run in mine}) > 1 for mine in alike):
+        if not any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
             continue  # no arm has two values of it
         for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
             times, run = seconds.of(mine), mine[0]
