@@ -17,7 +17,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.numbers import quantity, short
 from study.ledger import evidence
 from study.records import runs as records
@@ -89,7 +89,7 @@ class Book:
         image = svg(drawing, name, label)
         self._write(name, rows)
         if self.data:
-            below(self.data, f"{self.name}-{name}.svg").write_text(image)
+            safe_join(self.data, f"{self.name}-{name}.svg").write_text(image)
         metadata = {NAME: f"{self.name}-{name}", "caption": purpose}
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
@@ -129,7 +129,7 @@ class Book:
 
     def _write(self, name: str, rows: list[dict]) -> None:
         if self.data:
-            write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
+            write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
 
     def verdicts(self, document: str | None = None) -> list[dict]:
         """The claims of one document, or of all, with their verdicts. If a claims file is wrong, it says so."""

@@ -8,7 +8,7 @@ from study.errors import Stop
 from study.extras.slurm import jobs, slurm
 from study.extras.slurm.jobs import Submission
 from study.extras.slurm.slurm import Cluster, Job
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.tables import say, show
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome, attempts, done_before, to_resume
@@ -76,7 +76,7 @@ def show_plan(
         return show([row(turn, cluster, state) for turn, state in zip(turns, states, strict=True)])
     for turn, state_now in zip(turns, states, strict=True):
         if state_now == TO_SUBMIT:
-            folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
+            folder = safe_join(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
             text = slurm.script(turn, folder, cluster, timeout_s, nvme_dir, to_resume(runs, turn))
             say(f"# {folder / jobs.SCRIPT}", text)
 
