@@ -9,8 +9,12 @@ import sys
 
 import pytest
 
-from study.ledger.files import FOLDER
+from study.ledger import ledger
+from study.ledger.evidence import Evidence
+from study.ledger.files import FOLDER, read_all
 from study.ledger.probes import REPRODUCTIONS
+from study.ledger.verdict import REFUTED, TRIED
+from study.records.runs import Runs
 
 SCRIPTS = sorted(REPRODUCTIONS.glob("*.py"))
 QUICK = ("zero2_estimator_and_its_page",)  # no process group, nothing compiled
@@ -37,6 +41,18 @@ def test_can_be_sent_to_the_maintainers(path):
 def test_every_reproduction_decides_something():
     named = {name for path in FOLDER.glob("*.toml") for name in re.findall(r'name = "(\w+)"', path.read_text())}
     assert {path.stem for path in SCRIPTS} <= named
+
+
+def test_each_library_claim_that_failed_when_tried_has_a_script():
+    """The README says so. A verdict is that of the answers kept with the reports."""
+    claims = [claim for claim in read_all() if claim.document == "libraries" and claim.basis == TRIED]
+    verdicts = ledger.judge_all(claims, Runs(()), Evidence())
+    failed = [verdict.claim for verdict in verdicts if verdict.verdict == REFUTED]
+    assert len(failed) >= 30
+    scripts = {
+        claim.id: [check for check in claim.checks if check.arguments.get("what") == "reproduction"] for claim in failed
+    }
+    assert [name for name, checks in scripts.items() if not checks] == []
 
 
 def run(path, folder) -> dict:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say
+from study.io.validation import nearest
 from study.machine.software import version
 from study.spec.arms import PACKAGE
-from study.spec.validation import nearest
 
 # By name: the function to call, or the module to run as a program, and the line of help.
 COMMANDS = {

@@ -8,12 +8,12 @@ import tyro
 from study.errors import Stop
 from study.extras.hosts import hosts
 from study.io.tables import say, show
+from study.io.validation import nearest
 from study.machine import doctor as examination
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.options import AsJson
-from study.spec.validation import nearest
 
 MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}

@@ -13,8 +13,8 @@ from huggingface_hub.errors import HFValidationError
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import nearest
 from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
-from study.spec.validation import nearest
 
 TIMEOUT_S = 3
 WITHOUT_HUB = (

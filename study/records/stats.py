@@ -8,6 +8,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy  # `scipy.stats` is loaded on first use: it takes most of a second
@@ -63,17 +64,18 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float, paired: b
 
     Paired if a[i] and b[i] share what makes runs differ, such as a seed; else Welch's test, for unequal variances.
     """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    if min(len(a), len(b)) < 2 or (paired and len(a) != len(b)):
+    ours, theirs = np.asarray(a, float), np.asarray(b, float)
+    if min(len(ours), len(theirs)) < 2 or (paired and len(ours) != len(theirs)):
         raise ValueError("a test of means needs at least two values of each, and pairs need equally many")
-    difference = float(a.mean() - b.mean())
-    if np.ptp(a - b) == 0 if paired else np.ptp(a) == np.ptp(b) == 0:  # no variance, so no uncertainty
+    difference = float(ours.mean() - theirs.mean())
+    spread = np.ptp(ours - theirs) if paired else max(np.ptp(ours), np.ptp(theirs))
+    if spread == 0:  # so there is no uncertainty
         return Equivalence(difference, difference, difference, float(abs(difference) >= margin))
 
-    def test(shift: float, alternative: str):
+    def test(shift: float, alternative: str) -> Any:
         if paired:
-            return scipy.stats.ttest_1samp(a - b, shift, alternative=alternative)
-        return scipy.stats.ttest_ind(a - shift, b, equal_var=False, alternative=alternative)
+            return scipy.stats.ttest_1samp(ours - theirs, shift, alternative=alternative)
+        return scipy.stats.ttest_ind(ours - shift, theirs, equal_var=False, alternative=alternative)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns of losses that agree to the last digit

@@ -24,13 +24,13 @@ import psutil
 from study.errors import Stop
 from study.io.files import safe_join
 from study.io.numbers import size
+from study.io.validation import nearest
 from study.machine import doctor, software
 from study.machine.gpus import num_gpus
 from study.records import checkpoints, schema, store
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.optimizers import refusal
-from study.spec.validation import nearest
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell

@@ -18,9 +18,9 @@ import study
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import sentence
 from study.records import store
 from study.spec import arms
-from study.spec.validation import sentence
 from study.sweeps.launches import Turn, flags
 from study.sweeps.protocol import Cell, Table
 

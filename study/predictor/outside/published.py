@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import sentence
 from study.predictor.setup import Fsdp, Loss
 from study.spec.arms import ROOT
-from study.spec.validation import sentence
 
 FOLDER = ROOT / "reports" / "outside"
 MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
