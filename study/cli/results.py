@@ -8,13 +8,13 @@ import tyro
 
 from study.errors import Stop
 from study.io.tables import say, show
+from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
 from study.ledger.ledger import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
-from study.spec.validation import nearest
 
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
