@@ -164,7 +164,6 @@ CAUGHT = {
     # what is no run of this study
     "a commit that never was": (put_in(commit="deadbeef" * 5), "is not in the history"),
     "a commit that is a name": (put_in(commit="HEAD"), "is not in the history"),
-    "a GPU without its traces": (put_in(observed__device="cuda", **GPU_IN_NAME), "its allocator has no peak"),
     "a number beyond every float": (put_in(memory__per_rank__0__host_peak_bytes=10**400), "cannot compute"),
 }
 # What is not caught, and why. CONTRIBUTING says the same in words.
