@@ -58,7 +58,7 @@ def claims(
     filters = _known_filters(known, document=document, verdict=verdict, basis=basis, kind=kind)
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
-    sys.stderr.write(f"judging {len(chosen)} claims by {len(loaded)} runs\n")
+    sys.stderr.write(f"judging the claims ({len(chosen)}) by the runs ({len(loaded)})\n")  # it takes seconds
     gathered = evidence.gather(loaded)
     verdicts = ledger.judge_all(chosen, loaded, gathered)
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
@@ -77,7 +77,7 @@ def claims(
     if filters or verbose:
         _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
     _summary(verdicts)
-    read = f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}"
+    read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
     _say("", read, *notes)
     return None
 
