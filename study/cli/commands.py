@@ -6,6 +6,7 @@ printed as JSON. With --json nothing else goes to stdout, where some libraries p
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import sys
@@ -56,7 +57,8 @@ def main() -> None:
     """The console script. A user's mistake is one sentence on stderr and exit code 2."""
     # Programs of this Python environment, such as ninja, are found even if nobody has activated it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks our quotation marks
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks our quotation marks
     with exit_on_stop():
         try:
             start(sys.argv[1:])
