@@ -56,8 +56,8 @@ check: setup style  ## style, layers, and every test that needs no GPU, the slow
 parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
 
-virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions, as a table (an hour)
-	pytest -m slow -k every_arm tests/test_virtual.py
+virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions (an hour)
+	pytest -v -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && study scoreboard runs/scoreboard
