@@ -29,13 +29,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) torch \
 		&& echo "PyTorch is installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 2 of 3: the other packages."
-	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable . \
+	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable '.[train,report]' \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 3 of 3: DeepSpeed's operators."
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done

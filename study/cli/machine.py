@@ -39,7 +39,10 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
                 "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
             }
         )
-    return rows if as_json else show(rows)
+    if as_json:
+        return rows
+    show(rows)
+    return None
 
 
 def doctor(
@@ -66,7 +69,7 @@ def doctor(
             links = {f"{a} to {b}": speed for (a, b), speed in comparison.links.items()}
             about = {"hosts": hosts.rows(comparison), "links_bytes_per_s": links}
             return {"fine": not comparison.problems} | about | {"problems": comparison.problems}
-        return _compare(comparison)
+        _compare(comparison)
     findings = examination.examine(nvme_dir)
     if as_json:
         rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]

@@ -1,4 +1,4 @@
-"""Intervals of medians and their ratios by scipy's percentile bootstrap, and equivalence tests of means.
+"""Intervals of medians and their ratios by a percentile bootstrap, and equivalence tests of means.
 
 Step times have a long tail on one side, so medians are compared without assuming a normal distribution. The generator
 is an argument, never global state: the same numbers and seed give the same interval.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy  # `scipy.stats` is loaded on first use: it takes most of a second
 
 FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
@@ -44,9 +43,9 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], rng: np.random.Generato
 
 
 def _interval(statistic: Callable, samples: list[Sequence[float]], rng: np.random.Generator) -> tuple[float, float]:
-    samples = [[*sample, *sample] if len(sample) == 1 else sample for sample in samples]  # scipy needs at least two
-    bootstrap = scipy.stats.bootstrap(samples, statistic, n_resamples=RESAMPLES, method="percentile", rng=rng)
-    return float(bootstrap.confidence_interval.low), float(bootstrap.confidence_interval.high)
+    resamples = [rng.choice(np.asarray(sample, float), (RESAMPLES, len(sample))) for sample in samples]
+    low, high = np.quantile(statistic(*resamples, axis=1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,12 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float, paired: b
     if spread == 0:  # so there is no uncertainty
         return Equivalence(difference, difference, difference, float(abs(difference) >= margin))
 
+    from scipy import stats  # not a part of the light install; it takes most of a second
+
     def test(shift: float, alternative: str) -> Any:
         if paired:
-            return scipy.stats.ttest_1samp(ours - theirs, shift, alternative=alternative)
-        return scipy.stats.ttest_ind(ours - shift, theirs, equal_var=False, alternative=alternative)
+            return stats.ttest_1samp(ours - theirs, shift, alternative=alternative)
+        return stats.ttest_ind(ours - shift, theirs, equal_var=False, alternative=alternative)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns of losses that agree to the last digit

@@ -279,7 +279,7 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
     """The folders of a turn by number, oldest first."""
     pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
-    matches = {path: pattern.fullmatch(path.name) for path in runs.iterdir()}
+    matches = {path: pattern.fullmatch(path.name) for path in runs.glob("*")}
     return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
 
 
