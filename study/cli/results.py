@@ -69,16 +69,16 @@ def claims(
     if not verdicts:
         given = [*claim, *(f"--{name} {wanted!r}" for name, wanted in filters.items())]
         say(f"No claim is left by {' '.join(given)}.")
-    elif claim:
-        for number, each in enumerate(verdicts):
-            rule = ["", "-" * words.WIDTH, ""] if number else []
-            say(*rule, *words.lines(each))
-    else:
-        if filters or verbose:
-            _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
-        _summary(verdicts)
-        read = f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}"
-        _say("", read, *notes)
+        return None
+    if claim:
+        rule = f"\n\n{'-' * words.WIDTH}\n\n"
+        say(rule.join("\n".join(words.lines(each)) for each in verdicts))
+        return None
+    if filters or verbose:
+        _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
+    _summary(verdicts)
+    read = f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}"
+    _say("", read, *notes)
     return None
 
 
