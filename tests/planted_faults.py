@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +38,6 @@ class Fault:
     end: int
     tests: tuple[str, ...] = ()
     caught: bool | None = None
-    seconds: float | None = None
 
 
 def mutants(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
@@ -88,55 +86,42 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
     return names & modules
 
 
-def nearest_tests(root: Path, most: int) -> dict[str, list[str]]:
-    """Return the test files for each module of the study: those with the fewest imports between the two."""
-    files = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in sorted((root / "study").rglob("*.py"))
-    }
-    graph = {name: imports_of(path, files.keys()) for name, path in files.items()}
-    found: dict[str, list[tuple[int, str]]] = {name: [] for name in files}
+def nearest_tests(root: Path, most: int) -> dict[str, tuple[str, ...]]:
+    """Return the test files for each file of the study: those with the fewest imports between the two."""
+    paths = {str(path.relative_to(root)): path for path in sorted((root / "study").rglob("*.py"))}
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
+    graph = {module: imports_of(paths[name], files.keys()) for module, name in files.items()}
+    found: dict[str, list[tuple[int, str]]] = {name: [] for name in paths}
     for test in sorted((root / "tests").glob("test_*.py")):
         distance, seen, level = 0, set(), imports_of(test, files.keys())
         while level:
-            for name in level:
-                found[name].append((distance, str(test.relative_to(root))))
+            for module in level:
+                found[files[module]].append((distance, f"tests/{test.name}"))
             seen |= level
-            distance, level = distance + 1, {each for name in level for each in graph[name]} - seen
-    return {
-        str(files[name].relative_to(root)): [test for _, test in sorted(tests)[:most]] for name, tests in found.items()
-    }
+            level = {each for module in level for each in graph[module]} - seen
+            distance += 1
+    return {name: tuple(test for _, test in sorted(tests)[:most]) for name, tests in found.items()}
 
 
 def passes(root: Path, tests: tuple[str, ...], limit_s: float) -> bool:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow and not gpu",
-        *tests,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
     try:
-        process = subprocess.run(command, cwd=root, capture_output=True, timeout=limit_s, check=False)
+        process = subprocess.run([*command, *tests], cwd=root, capture_output=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return False
     return process.returncode in (0, 5)  # 5: no test was selected
 
 
-def judged(fault: Fault, copy: Path, limit_s: float) -> Fault:
-    """Plant a fault, run its tests, and remove it again."""
+def judged(fault: Fault, copy: Path, tests: tuple[str, ...], limit_s: float) -> Fault:
+    """Plant a fault, run the tests, and remove it again. Without a test a fault is neither caught nor missed."""
+    if not tests:
+        return fault
     path = copy / fault.file
     content = path.read_bytes()
-    started_s = time.monotonic()
     path.write_bytes(content[: fault.start] + fault.after.encode() + content[fault.end :])
-    caught = not passes(copy, fault.tests, limit_s)
+    caught = not passes(copy, tests, limit_s)
     path.write_bytes(content)
-    return replace(fault, caught=caught, seconds=round(time.monotonic() - started_s, 1))
+    return replace(fault, tests=tests, caught=caught)
 
 
 def main() -> None:
@@ -146,32 +131,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--most-tests", type=int, default=6, help="test files that are run for a fault")
-    parser.add_argument("--limit-s", type=float, default=300)
+    parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "study"
         shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))
-        tests = nearest_tests(copy, options.most_tests)
+        nearest = nearest_tests(copy, options.most_tests)
         paths = [copy / name for name in options.packages]
-        files = sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
-        every = [fault for file in files for fault in faults_in(copy, file)]
+        files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+        every = [fault for file in sorted(files) for fault in faults_in(copy, file)]
         drawn = random.Random(options.seed).sample(every, options.count)
-        sound = {test: passes(copy, (test,), options.limit_s) for test in {t for f in drawn for t in tests[f.file]}}
+        needed = sorted({test for fault in drawn for test in nearest[fault.file]})
+        sound = [test for test in needed if passes(copy, (test,), options.limit_s)]
         results = []
         for fault in drawn:
-            usable = tuple(test for test in tests[fault.file] if sound[test])
-            results.append(judged(replace(fault, tests=usable), copy, options.limit_s))
+            tests = tuple(test for test in nearest[fault.file] if test in sound)
+            results.append(judged(fault, copy, tests, options.limit_s))
             sys.stderr.write(f"{results[-1]}\n")
-    missed = [asdict(each) for each in results if not each.caught]
+    tested = [each.caught for each in results if each.caught is not None]
     content = {
         "seed": options.seed,
         "drawn_from": len(every),
-        "planted": len(results),
-        "caught_share": 1 - len(missed) / len(results),
-        "failed_without_fault": [test for test in sound if not sound[test]],
-        "missed": missed,
-        "all": [asdict(each) for each in results],
+        "planted": len(tested),
+        "caught_share": sum(tested) / len(tested) if tested else None,
+        "tests_that_fail_without_a_fault": [test for test in needed if test not in sound],
+        "faults": [asdict(each) for each in results],
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -160,9 +160,13 @@ class Transformer:
         exact = rows if rows == 1 or way.loss == "chunked" else None
         key = [*self._key, list(way), exact]
         counts = (rows,) if exact else (2, 3)
-        if self._is_plain and (known := _committed(self, way, counts)):
-            return known
-        return _cached(key, lambda tracing: tracing.lines(self, way, counts))
+        return _cached(key, lambda tracing: tracing.lines(self, way, counts), lambda: self._committed(way, counts))
+
+    def _committed(self, way: Pass, rows: tuple[int, ...]) -> dict | None:
+        if not self._is_plain:
+            return None
+        blocks = {tensor.name: tensor.block for tensor in self.tensors}
+        return committed.lines(self.dimensions, self.dropout, way, rows, blocks)
 
     def in_words(self) -> str:
         sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
@@ -173,12 +177,6 @@ class Transformer:
 
 def _at(line: list[int], rows: int) -> int:
     return line[0] + line[1] * rows
-
-
-@functools.cache
-def _committed(model: Transformer, way: Pass, rows: tuple[int, ...]) -> dict | None:
-    blocks = {tensor.name: tensor.block for tensor in model.tensors}
-    return committed.lines(model.dimensions, model.dropout, way, rows, blocks)
 
 
 _seen: dict[str, dict | list] = {}
@@ -200,19 +198,27 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cached(key: list, look) -> dict | list:
-    """An answer by its key: from this process, from the cache folder, or from a new trace, which needs torch."""
+def _cached(key: list, look, committed_answer=lambda: None) -> dict | list:
+    """Return an answer by its key: from this process, the cache folder, the package, or a new trace.
+
+    Only a new trace needs torch.
+    """
     key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
         looks = cache_home().expanduser() / "looks"
         if (known := cache.answer(looks, name)) is None:
-            try:
-                from study.predictor.tracing import tracing
-            except ModuleNotFoundError as error:
-                what = f"this model with these options has to be traced, and {error.name} is not installed"
-                raise Stop(what, "run: pip install 'zero-study[train]'", "unavailable") from error
-            known = json.loads(json.dumps(look(tracing)))
+            known = json.loads(json.dumps(committed_answer() or look(_tracing())))
             cache.keep(looks, name, known)
         _seen[name] = known
     return _seen[name]
+
+
+def _tracing():
+    """Import what traces a model. Raise Stop where torch or transformers is missing."""
+    try:
+        from study.predictor.tracing import tracing
+    except ModuleNotFoundError as error:
+        what = f"this model with these options has to be traced, and {error.name} is not installed"
+        raise Stop(what, "run: pip install 'zero-study[train]'", "unavailable") from error
+    return tracing
