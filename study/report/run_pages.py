@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.bench.prediction import predicted
@@ -20,6 +21,7 @@ from study.records.schema import RankComponents, Record
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import every_run, memory
+from study.report.topics.every_run import RunRow
 from study.spec.shapes import SHAPES, shape_of
 from study.watcher import findings
 from study.watcher.facts import Facts
@@ -42,29 +44,44 @@ def slugs(runs: Runs) -> dict[Run, str]:
     return names
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page that was written: the row of its run in the list of all runs, and its name."""
+
+    row: RunRow
+    slug: str
+    has_log: bool
+
+
 def write(
     runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
-) -> tuple[list[dict], list[str]]:
-    """A page for each run, and its files beside it: a row for each, and a sentence for each that has no page.
+) -> tuple[list[Page], list[str]]:
+    """Write a page for each run, and its files beside it. Return the pages, and a sentence for each run without one.
 
     The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
     pages.
     """
-    rows, problems, resting = [], [], claim_pages.used_by(verdicts)
+    pages, problems = [], []
+    resting = claim_pages.used_by(verdicts)
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
-    for row, run in zip(every_run.table(runs), runs, strict=True):
+    for run in runs:
         try:
-            slug, texts = names[run], _texts(run)
-            for file, content in texts.items():
-                below(folder, f"{slug}.{file}").write_text(content, errors="replace")
-            log = texts.get("log.txt") or texts.get("output.txt") or ""
-            values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
-            write_page(below(folder, f"{slug}.html"), "run.html", **about, **values, verdicts=resting.get(run.name, []))
-            rows.append(row | {"slug": slug, "has log": bool(log)})
+            pages.append(_write(run, names[run], folder, about | {"verdicts": resting.get(run.name, [])}))
         except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
-    return rows, problems
+    return pages, problems
+
+
+def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
+    texts = _texts(run)
+    for file, content in texts.items():
+        below(folder, f"{slug}.{file}").write_text(content, errors="replace")
+    log = texts.get("log.txt") or texts.get("output.txt") or ""
+    row = every_run.row(run)
+    values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
+    write_page(below(folder, f"{slug}.html"), "run.html", **about, **values)
+    return Page(row, slug, bool(log))
 
 
 def page(run: Run) -> dict:
@@ -82,7 +99,7 @@ def page(run: Run) -> dict:
         "seconds": _seconds(run),
         "memory": _memory(run),
         "components": _components(run),
-        "peaks": sorted({rank.tracked_peak_bytes for rank in ranks}),
+        "peaks": sorted(rank.tracked_peak_bytes or 0 for rank in ranks),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
         "settings": _flat(record["requested"]),
@@ -145,7 +162,7 @@ def _memory(run: Run) -> dict | None:
     held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
     if estimate := _predicted(run):
         held[FORMULAS] = estimate
-    stacks = {name: memory.parts(components) for name, components in held.items() if components}
+    stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
