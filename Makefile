@@ -8,6 +8,10 @@ RUNS ?= runs/smoke
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Where this is set, no bytecode is kept, and every process compiles all that it imports: six seconds for a rank.
 export PYTHONDONTWRITEBYTECODE :=
+# The caller's environment is not ours: another virtual environment, conda, a pip.conf with `user = true`.
+unexport VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH PYTHONHOME PYTHONUSERBASE PYTHONSTARTUP PIP_TARGET PIP_PREFIX
+export PIP_USER := 0
+export PYTHONNOUSERSITE := 1
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: help setup study report test style check bench parity virtual scoreboard gpu faults

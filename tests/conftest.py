@@ -21,9 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from study.errors import Stop
 from study.machine import software
-from study.machine.disk import check_libaio
 
 ROOT = Path(__file__).resolve().parents[1]
 software.put_programs_on_path()  # ninja, if nobody has activated the environment
@@ -292,7 +290,6 @@ def home(tmp_path_factory):
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     """Have this process, and those it starts, keep what they keep in that home."""
     patch.setenv("XDG_CACHE_HOME", str(home))
-    patch.setattr("study.ledger.probes._folder", lambda: home / "zero-study" / "trials")
 
 
 @pytest.fixture(scope="session")
@@ -318,12 +315,3 @@ def site(real_runs, home, tmp_path_factory):
         _, problems = report.build([real_runs], out, lines.append)
         assert problems == [], lines
     return out
-
-
-@pytest.fixture
-def libaio() -> None:
-    """Skips a test of the disk on a machine without libaio."""
-    try:
-        check_libaio()
-    except Stop as stop:
-        pytest.skip(stop.sentence)

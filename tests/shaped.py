@@ -8,11 +8,9 @@ import datetime
 import json
 import math
 import random
-import statistics
 import zlib
 from pathlib import Path
 
-from study.machine.gpus import peak_flops
 from study.predictor.architecture import flops_per_row, named, parameters
 from study.records import runs as records
 from study.records import store
@@ -93,12 +91,9 @@ def finished(
     evaluation = {"step": STEPS, "eval_loss": loss}
     losses = {
         "train": [first] + [loss * (1 + 0.5 / (number + 1)) for number in range(1, STEPS - 1)] + [loss],
-        "final_train": loss,
         "eval": [evaluation],
-        "final_eval": evaluation,
     }
     flops = flops_per_row(named(model), sequence) * micro_batch * accumulation
-    peak = peak_flops(GPU["name"], precision, True) if gpu else None
     record = Record(
         run_id=run_id,
         status="done",
@@ -112,7 +107,7 @@ def finished(
         hardware={"devices": [GPU] * ranks * gpu, "cpu": "Some CPU", "cores": 2, "host_memory_bytes": 25 * 10**9},
         software={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8"},
         loss={} if virtual else losses,
-        time=_time(number, step, None if virtual else rows, sequence, flops, peak),
+        time=_time(number, step, flops),
         memory=_memory(promised.stage, count, weight_bytes, ranks, writers, gpu),
         traffic=_traffic(promised.stage or 0, count, weight_bytes, accumulation, writers, ranks),
         energy={"joules_per_rank": [None] * writers, "steps": 7},
@@ -120,19 +115,13 @@ def finished(
     return changed(record.model_dump(mode="json", by_alias=True), **changes)
 
 
-def _time(number: int, step: float, rows: int | None, sequence: int, flops: float, peak: float | None) -> dict:
+def _time(number: int, step: float, flops: float) -> dict:
     step_s = [step * factor for factor in random.Random(number).sample(FACTORS, len(FACTORS))]
-    steps_per_s = len(step_s) / math.fsum(step_s)
     return {
         "setup_s": 1.0,
         "step_s": step_s,
-        "median_step_s": statistics.median(step_s),
         "window_s": math.fsum(step_s),
-        "tokens_per_s": rows and rows * sequence * steps_per_s,
-        "samples_per_s": rows and rows * steps_per_s,
         "flops_per_rank_and_step": flops,
-        "peak_flops_per_s": peak,
-        "mfu": peak and flops * steps_per_s / peak,
     }
 
 
@@ -162,7 +151,7 @@ def _traffic(stage: int, count: int, weight_bytes: int, accumulation: int, write
         kind: {"calls": 4, "bytes": size, "bytes_by_dtype": {DTYPE[weight_bytes]: size}} for kind, size in moved.items()
     }
     wire = sum(size * (1 if kind == "all_gather" else 2) * (ranks - 1) / ranks for kind, size in moved.items())
-    wires = {"kernel_bytes_written": [int(wire) + 5000] * writers, "gloo_wire_bytes": [wire] * writers}
+    wires = {"kernel_bytes_written": [int(wire) + 5000] * writers}
     return {"per_rank": [counts] * writers} | wires
 
 
@@ -194,7 +183,7 @@ def script(run_id: str = "script", repair: str = "none", seed: int = 42, **chang
     fields["memory"].pop("components")
     fields |= {
         "observed": {"arm": "single", "ranks": 1, "runs": trainings, "logging_steps": 10, "data_checksum": "aa"},
-        "time": {"setup_s": 0.5, "training_s": [training["training_s"] for training in trainings]},
+        "time": {"setup_s": 0.5},
         "traffic": {},
     }
     return changed(fields, **changes)

@@ -29,7 +29,7 @@ FLAGS = (
     "3",
 )
 QUICK = ("zero2", "fsdp2")
-CURVE = ("train", "eval", "final_train", "final_eval")
+CURVE = ("train", "eval")
 HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train, trained):
 
 
 @pytest.mark.slow
-def test_states_on_the_disk_are_not_gone_on_with(train, trained, libaio):
+def test_states_on_the_disk_are_not_gone_on_with(train, trained):
     """DeepSpeed would go on without them, and say nothing."""
     whole = trained("zero3_nvme", *FLAGS)
     again = train("zero3_nvme", "again", *FLAGS, resume=whole)

@@ -23,10 +23,12 @@ from study.cli import commands, experiments, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
+from study.ledger import probes
 from study.machine.doctor import Finding
 from study.records import store
 from study.spec import arms
 from study.spec.arms import NAMES
+from study.spec.settings import CACHE, cache_home
 
 
 def study(*words: str, env: dict | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess:
@@ -122,7 +124,7 @@ def test_a_config_written_by_hand_is_advised(name, monkeypatch, tmp_path, capsys
 
 def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, capsys):
     """The model cannot be built without it. An answer in the cache is of the code that it came from."""
-    monkeypatch.setattr("study.predictor.tracing.transformer.Settings.cache_dir", tmp_path / "cache")
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(tmp_path / "modules")
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
@@ -184,6 +186,26 @@ def test_a_virtual_rank_is_kept_in_the_folder_that_is_named(forked_virtual, monk
     golden("command_virtual.txt", capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
     record = store.load(folder)
     assert (record.status, record.observed.virtual_ranks) == ("done", 64)
+
+
+def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_path, capsys):
+    """Traces were kept in the default folder whatever --cache-dir said."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(BY_HAND["falcon"])
+    launched = []
+
+    def run(words: list[str], **options) -> subprocess.CompletedProcess:
+        launched.extend(words)
+        return subprocess.CompletedProcess(words, 1, "")
+
+    monkeypatch.setattr(virtual.subprocess, "run", run)
+    monkeypatch.setenv(CACHE, "")  # so that it is restored
+    monkeypatch.chdir(tmp_path)
+    in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
+    assert launched
+    assert list((tmp_path / "named" / "looks").glob("*.json"))
+    assert cache_home() == probes._folder().parent == tmp_path / "named"
 
 
 def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):
@@ -366,7 +388,7 @@ def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"runs {tmp_path} --json") is None
     rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
     assert {name: row["status"] for name, row in rows.items()} == {"good": "done", "failed": "failed"}
-    assert rows["good"]["loss"] == finished("good")["loss"]["final_train"]
+    assert rows["good"]["loss"] == finished("good")["loss"]["train"][-1]
     assert rows["failed"]["loss"] is None
     assert in_this_process(monkeypatch, f"runs {tmp_path}") is None
     printed = capsys.readouterr().out

@@ -20,9 +20,9 @@ CHANGES = {
     "hardware__host_memory_bytes": 24 * 2**30 + 12345,
     "requested__log_every": 10,
     "observed__deepspeed": {"zero_optimization": OFFLOAD},
-    "loss__final_train": 0.5,
-    "loss__final_eval": {"step": 4, "eval_loss": 0.25},
-    "time__median_step_s": 0.1,
+    "loss__train": [0.7, 0.5],
+    "loss__eval": [{"step": 4, "eval_loss": 0.25}],
+    "time__step_s": [0.1],
     "memory__per_rank": [{"peak_allocated_bytes": None}] * 2,
     "memory__components": {"per_rank": [{"tracked_peak_bytes": 3e6}, {"tracked_peak_bytes": 5e6}]},
 }
@@ -72,7 +72,7 @@ def environments(compared) -> list[str]:
     ],
 )
 def test_another_environment_is_another_row(compared_of, field, value, words):
-    compared = compared_of({"time__median_step_s": 0.1}, {field: value, "time__median_step_s": 0.3})
+    compared = compared_of({"time__step_s": [0.1]}, {field: value, "time__step_s": [0.3]})
     assert environments(compared) == ["A", "B"]
     assert [row["runs"] for row in compared.rows] == [1, 1]
     assert [row["s/step"] for row in compared.rows] == [0.1, 0.3]
@@ -133,7 +133,7 @@ def test_data_in_another_folder_is_the_same_data_if_its_rows_are(compared_of):
 
 def test_seeds_are_pooled_and_counted(put, tmp_path):
     for seed, step_s, loss in ((1, 0.3, 0.6), (2, 0.1, 0.4), (3, 0.2, 0.5), (3, 0.9, 0.5)):
-        put(requested__seed=seed, time__median_step_s=step_s, loss__final_train=loss)
+        put(requested__seed=seed, time__step_s=[step_s], loss__train=[loss])
     (row,) = compare([tmp_path]).rows
     assert (row["runs"], row["seeds"]) == (4, 3)
     assert row["s/step"] == pytest.approx(0.25)
@@ -143,22 +143,22 @@ def test_seeds_are_pooled_and_counted(put, tmp_path):
 
 def test_the_interval_holds_the_median_and_takes_three_runs(put, tmp_path):
     for step_s in (0.10, 0.20):
-        put(time__median_step_s=step_s)
+        put(time__step_s=[step_s])
     (row,) = compare([tmp_path]).rows
     assert row["s/step"] == pytest.approx(0.15)
     assert (row["from"], row["to"]) == (None, None)
     for step_s in (0.12, 0.13, 0.14, 0.9):
-        put(time__median_step_s=step_s)
+        put(time__step_s=[step_s])
     (row,) = compare([tmp_path]).rows
     assert 0.10 <= row["from"] < row["s/step"] < row["to"] <= 0.9
     assert compare([tmp_path]).rows == [row], "the same runs have the same interval"
 
 
 def test_one_cell_in_two_environments_stands_together_and_the_first_folder_is_a(put, tmp_path):
-    put("old", requested__arm="ddp", time__median_step_s=0.4)
+    put("old", requested__arm="ddp", time__step_s=[0.4])
     put("old", requested__arm="zero1")
     put("new", requested__arm="zero2", software__torch="2.14.0")
-    put("new", requested__arm="ddp", software__torch="2.14.0", time__median_step_s=0.1)
+    put("new", requested__arm="ddp", software__torch="2.14.0", time__step_s=[0.1])
     compared = compare([tmp_path / "old", tmp_path / "new"])
     cells = [("ddp", "A"), ("ddp", "B"), ("zero1", "A"), ("zero2", "B")]
     assert [(row["arm"], row["environment"]) for row in compared.rows] == cells
@@ -180,7 +180,7 @@ def test_environments_beyond_the_alphabet_have_letters_of_their_own(put, tmp_pat
 def test_what_is_not_done_is_counted_and_not_averaged(put, tmp_path):
     error = {"kind": "Stop", "message": "no memory", "where": None, "what_to_do": "try again"}
     for status in ("failed", "failed", "oom", "running"):
-        put(status=status, error=error, time__median_step_s=99.0)
+        put(status=status, error=error, time__step_s=[99.0])
     assert compare([tmp_path]).rows == []
     put()
     compared = compare([tmp_path])
@@ -225,8 +225,8 @@ def test_two_kinds_of_peak_never_make_one_median(compared_of):
 
 
 def test_what_one_run_does_not_know_the_row_does_not_know(compared_of):
-    times = [{"median_step_s": step_s, "setup_s": 1.0} for step_s in (0.1, 0.2, None)]
-    (row,) = compared_of(*({"time": section, "loss__final_eval": None} for section in times)).rows
+    times = [{"step_s": step_s, "setup_s": 1.0} for step_s in ([0.1], [0.2], [])]
+    (row,) = compared_of(*({"time": section, "loss__eval": []} for section in times)).rows
     assert row["runs"] == 3
     for name in ("s/step", "from", "to", "vs A", "eval loss"):
         assert row[name] is None

@@ -147,17 +147,3 @@ def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path, not_root):
 def test_a_place_that_holds_no_folders_is_a_stop():
     """Not even for root."""
     refused(Path("/proc/zero-study"))
-
-
-def test_libaio_is_found_where_the_compiler_is_told_to_look(monkeypatch, tmp_path):
-    """As unpacked into a folder of one's own, on a machine where nothing can be installed."""
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libaio.so.1")
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == f"{tmp_path}/libaio.h")
-    with pytest.raises(Stop, match="libaio"):
-        disk.check_libaio()
-    monkeypatch.setenv("CPATH", f"/somewhere{os.pathsep}{tmp_path}")
-    disk.check_libaio()
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-    with pytest.raises(Stop, match="libaio") as caught:
-        disk.check_libaio()
-    assert "libaio-dev" in caught.value.remedy

@@ -15,7 +15,6 @@ import pytest
 from conftest import ROOT
 from test_operators import leave_compiled
 
-from study.errors import Stop
 from study.io.numbers import size
 from study.machine import disk, doctor, gpus, operators, software
 from study.machine.operators import OPERATORS
@@ -39,14 +38,13 @@ def tool(folder: Path, name: str, says: str = "tool 1.2.3") -> Path:
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path) -> Path:
-    """A machine with libaio and nothing else: no operator is compiled, and no tool in the one folder on its PATH."""
+    """No operator is compiled, and no tool in the one folder on its PATH."""
     path = tmp_path / "bin"
     path.mkdir()
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    monkeypatch.setattr(disk, "check_libaio", lambda: None)
     return path
 
 
@@ -68,10 +66,6 @@ def examine(tmp_path):
 @pytest.mark.parametrize("name", arms.NAMES)
 def test_every_arm_can_run_here(name, monkeypatch):
     """On the machine as it is: nothing that runs may be refused."""
-    try:
-        disk.check_libaio()
-    except Stop as stop:
-        pytest.skip(stop.what)
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     assert doctor.why_not(arm(name), gpus=0) is None
 
@@ -104,15 +98,6 @@ def test_a_compiler_is_the_one_that_is_named(bare, monkeypatch):
     assert operators.compiler() is None, "PyTorch calls c++"
     monkeypatch.setenv("CXX", "g++ -m64")
     assert operators.compiler() == str(bare / "g++")
-
-
-def test_libaio_is_asked_for_by_arms_that_use_the_disk(monkeypatch, examine):
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    stop = doctor.why_not(arm("zero3_nvme"), gpus=0)
-    assert (stop.status, "libaio-dev" in stop.remedy) == ("unavailable", True)
-    assert doctor.why_not(arm("ddp"), gpus=0) is None
-    assert "libaio-dev" in examine()["libaio"].remedy
 
 
 def test_an_arm_for_more_gpus_than_there_are():

@@ -62,11 +62,10 @@ SLOW = dict.fromkeys(("unreachable weights", "unreachable data"), pytest.mark.sl
 
 
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=SLOW.get(name, ())) for name in MISTAKES])
-def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache, request):
+def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache):
     arm, flags, words = MISTAKES[mistake]
     alone = ()
     if arm == "zero3_nvme":
-        request.getfixturevalue("libaio")
         alone = ("--num_processes", "1")  # one rank is enough to look at a disk
     if mistake == "no room on the disk" and shutil.disk_usage(tmp_path).free > 320e9:
         pytest.skip("this disk has room for what the test thinks there is no room for")
@@ -74,22 +73,6 @@ def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache, request):
     run = launch(arm, tmp_path / "run", *flags, cache=cache, env=env, launcher=alone)
     assert_ended(run, "unavailable" if mistake == "no room on the disk" else "failed", *words)
     assert not list(tmp_path.glob(f"**/{PREFIX}*")), "the disk folder is gone"
-
-
-def test_without_libaio_the_arm_is_unavailable(tmp_path, cache, libaio):
-    """The header is hidden from this launch alone, in a mount namespace of its own."""
-    (tmp_path / "empty").mkdir()
-    hide = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /usr/include && exec "$@"', str(tmp_path / "empty")]
-    if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("hiding a header needs the right to mount")
-    arm = ["--config_file", "accelerate_configs/zero3_nvme.yaml", "--num_processes", "1", "study/train.py"]
-    command = [*hide, *LAUNCH, *arm, "--run-dir", str(tmp_path / "run"), "--cache-dir", str(cache)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    record = store.load(tmp_path / "run")
-    assert process.returncode != 0
-    assert not traceback_of_ours(process.stdout + process.stderr)
-    assert record.status == "unavailable"
-    assert "libaio-dev" in record.error.what_to_do
 
 
 def test_a_run_is_not_overwritten(tmp_path, cache):
@@ -151,10 +134,8 @@ def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
 
 @pytest.mark.slow  # faults.py has it with forked launches
 @pytest.mark.parametrize("arm", ["ddp", "zero3_nvme"])
-def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache, request):
+def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache):
     """SIGINT to the whole group, as a terminal sends it: a record that says so, no process, no files on the disk."""
-    if arm == "zero3_nvme":
-        request.getfixturevalue("libaio")
     with training(arm, tmp_path / "run", cache, *LAUNCH) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, 2)
@@ -207,7 +188,7 @@ def test_a_silent_trap_is_refused(trap, tmp_path, cache):
 
 
 @pytest.mark.slow
-def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache, libaio):
+def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache):
     """Under 1 MiB a partition stays in memory: four ranks of the smallest model, and no byte reaches the disk."""
     flags, four = (*SHORT, "--task", "wikitext", "--micro-batch", "2"), ("--num_processes", "4")
     run = launch("zero3_nvme", tmp_path / "run", *flags, cache=cache, launcher=four)

@@ -157,7 +157,7 @@ def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
     )
     for where in ("inside", "between"):
         assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
-    wires = zip(record.traffic.kernel_bytes_written, record.traffic.gloo_wire_bytes, strict=True)
+    wires = zip(record.traffic.kernel_bytes_written, metrics.wire_bytes_per_rank(record), strict=True)
     assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)
 
 

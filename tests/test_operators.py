@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 
 from study.errors import Stop
-from study.machine import compiling, disk, operators, software
+from study.machine import operators, software
 from study.machine.operators import OPERATORS
 from study.spec import arms
 from study.training import loading
@@ -71,10 +71,10 @@ def leave_compiled(*names: str) -> None:
         (place / "build.ninja").write_text(f"cflags = -isystem {TORCH}/include -fPIC\n")
 
 
-def compiler(folder: Path, instead: str) -> str:
+def compiler(folder: Path, instead: str, otherwise: str = f'exec {shutil.which("c++")} "$@"') -> str:
     """A C++ compiler that does something else instead of compiling, and answers as the real one does otherwise."""
     path = folder / "c++"
-    path.write_text(f'#!/bin/sh\n[ "$1" = -MMD ] || exec {shutil.which("c++")} "$@"\n{instead}\n')
+    path.write_text(f'#!/bin/sh\n[ "$1" = -MMD ] || {{ {otherwise}; }}\n{instead}\n')
     path.chmod(0o755)
     return str(path)
 
@@ -134,30 +134,6 @@ def test_the_compilers_of_a_killed_set_up_end_with_it(extensions, tmp_path):
     setup.kill()
     setup.wait()
     assert psutil.wait_procs(family, timeout=10)[1] == []
-
-
-def test_of_two_processes_one_compiles(extensions):
-    """Both load; the second finds what the first has compiled. The compiler is a stand-in."""
-    code = """
-import sys, time
-from study.training import loading
-from study.machine import operators
-def compile_slowly(name):
-    if not operators.compiled(name):
-        time.sleep(0.7)
-        place = operators.folder(name)
-        (place / f"{name}.so").write_bytes(b"")
-        (place / "build.ninja").write_text(sys.argv[1])
-        print("compiled")
-loading._load = compile_slowly
-loading.load(["pin_memory"], 0, print)
-"""
-    words = [sys.executable, "-c", code, f"{TORCH}/include"]
-    both = [subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sorted(process.communicate(timeout=60)[0] for process in both) == [
-        "compiling DeepSpeed's pin_memory operator (pinned host memory): some minutes, once\ncompiled\n",
-        "waiting for another process that compiles DeepSpeed's pin_memory operator: some minutes, once\n",
-    ]
 
 
 # --- what is compiled is loaded, what is missing is compiled --------------------------------------------------------
@@ -244,141 +220,101 @@ def test_the_trainer_says_that_it_compiles(rank, speaks, monkeypatch, tmp_path, 
     assert (tmp_path / "log.txt").exists() == speaks
 
 
-# --- compiled sooner, the same code ---------------------------------------------------------------------------------
+# --- libaio ---------------------------------------------------------------------------------------------------------
+
+# Writes a block and reads it back with direct I/O, by the calls that DeepSpeed makes. Then it reads from no file.
+USES_LIBAIO = """
+#include <errno.h>
+#include <fcntl.h>
+#include <libaio.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char** words)
+{
+    int file = open(words[1], O_CREAT | O_RDWR | O_DIRECT, 0600);
+    char *written, *read;
+    struct iocb one, *requests[] = {&one};
+    struct io_event event;
+    io_context_t context;
+    struct timespec soon = {5, 0};
+    if (posix_memalign((void**)&written, 4096, 4096) || posix_memalign((void**)&read, 4096, 4096)) return 1;
+    memset(written, 7, 4096);
+    if (io_queue_init(8, &context)) return 2;
+    io_prep_pwrite(&one, file, written, 4096, 8192);
+    if (io_submit(context, 1, requests) != 1 || io_getevents(context, 1, 1, &event, &soon) != 1) return 3;
+    if (event.res != 4096 || event.obj != &one) return 4;
+    io_prep_pread(&one, file, read, 4096, 8192);
+    if (io_submit(context, 1, requests) != 1 || io_pgetevents(context, 1, 1, &event, NULL, NULL) != 1) return 5;
+    if (event.res != 4096 || memcmp(written, read, 4096)) return 6;
+    io_prep_pread(&one, -1, read, 4096, 0);
+    if (io_submit(context, 1, requests) != -EBADF) return 7;
+    if (io_cancel(context, &one, &event) >= 0 || io_queue_release(context) || io_destroy(context) != -EINVAL) return 8;
+    return 0;
+}
+"""
 
 
-def quick(tmp_path: Path) -> dict[str, str]:
-    """The environment in which `study operators` compiles."""
-    place = tmp_path / "quick"
-    place.mkdir(exist_ok=True)
-    return os.environ | {"PATH": f"{compiling.write_compiler(place)}{os.pathsep}{os.environ['PATH']}"}
+@pytest.fixture
+def own_libaio(extensions, monkeypatch) -> Path:
+    """Our own libaio, also where the system has one."""
+    monkeypatch.setattr(operators, "USES_LIBAIO", b"#error none here\n")
+    for variable in ("CPATH", "LIBRARY_PATH"):
+        monkeypatch.setenv(variable, "/somewhere")
+    operators.provide_libaio()
+    return operators.folder("libaio")
 
 
-def test_what_only_a_debugger_reads_is_not_compiled(tmp_path):
-    """The machine code is the same."""
-    (tmp_path / "source.cpp").write_text("int twice(int x) { return 2 * x; }\n")
-    code, sizes = [], []
-    for env in (os.environ, quick(tmp_path)):
-        command = ["c++", "-g", "-O3", "-c", "source.cpp", "-o", "object.o"]
-        subprocess.run(command, cwd=tmp_path, env=env, check=True)
-        sizes.append((tmp_path / "object.o").read_bytes().count(b".debug_info"))
-        subprocess.run(["objcopy", "-O", "binary", "-j", ".text", "object.o", "code"], cwd=tmp_path, check=True)
-        code.append((tmp_path / "code").read_bytes())
-    assert sizes[0] > sizes[1] == 0
-    assert code[0] == code[1]
+def test_our_libaio_writes_and_reads(own_libaio, tmp_path):
+    words = ["-Wall", "-Werror", "-x", "c++", "-", "-x", "none", "-laio", "-o", str(tmp_path / "uses")]
+    assert operators._compile(*words, input=USES_LIBAIO.encode()) is None
+    symbols = subprocess.run(["nm", "--defined-only", tmp_path / "uses"], capture_output=True, text=True, check=True)
+    assert " T io_submit" in symbols.stdout, "the premise: it is in the program, and from no other library"
+    done = subprocess.run([tmp_path / "uses", tmp_path / "file"], timeout=30, check=False)
+    assert done.returncode == 0
 
 
-class Extension:
-    """Three files and a header without a guard, with PyTorch's rules for ninja. `answer` is 100 from c.cpp times 2."""
+def test_deepspeed_finds_our_libaio(own_libaio):
+    from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
 
-    FILES = ("a", "b", "c")
-
-    def __init__(self, folder: Path, flags: str, hidden: str = "int {name}_own = {number};"):
-        self.folder = folder
-        folder.mkdir()
-        self.header("struct Answer { int value; };")
-        for number, name in enumerate(self.FILES):
-            body = "{ return Answer{100}.value; }" if name == "c" else ";"
-            body = f'extern "C" int hundred(){body}\n{hidden.format(name=name, number=number)}\n'
-            if name == "a":
-                body += 'extern "C" int answer() { return 2 * hundred(); }\n'
-            (folder / f"{name}.cpp").write_text(f'#include "answer.h"\n{body}')
-        objects = " ".join(f"{name}.o" for name in self.FILES)
-        rules = (
-            "rule compile\n  command = c++ -MMD -MF $out.d $cflags -c $in -o $out\n  depfile = $out.d\n  deps = gcc\n"
-        )
-        rules += f"rule link\n  command = c++ $in -shared -o $out\nbuild out.so: link {objects}\n"
-        rules += "".join(f"build {name}.o: compile {folder}/{name}.cpp\n" for name in self.FILES)
-        (folder / "build.ninja").write_text(f"cflags = -I{folder} -fPIC {flags}\n{rules}")
-
-    def header(self, text: str) -> None:
-        (self.folder / "answer.h").write_text(text + "\n")
-
-    def build(self, env: dict[str, str]) -> str:
-        done = subprocess.run(["ninja"], cwd=self.folder, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def answer(self) -> int:
-        code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).answer())"  # a library is loaded once in a process
-        words = [sys.executable, "-c", code, str(self.folder / "out.so")]
-        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-
-    def objects_with_code(self) -> list[str]:
-        words = ["nm", "--defined-only", "-A", *(f"{name}.o" for name in self.FILES)]
-        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=True)
-        return sorted({line.partition(":")[0] for line in done.stdout.splitlines()})
+    assert AsyncIOBuilder().is_compatible(verbose=False)
+    before = (own_libaio / "libaio.a").stat().st_mtime_ns
+    operators.provide_libaio()
+    assert (own_libaio / "libaio.a").stat().st_mtime_ns == before
+    assert os.environ["CPATH"] == os.environ["LIBRARY_PATH"] == f"{own_libaio}{os.pathsep}/somewhere"
 
 
-@pytest.mark.parametrize("flags", ["", "-O3 -O0"])
-def test_files_are_compiled_together_once_and_apart_when_one_changes(flags, tmp_path):
-    """In async_io and pin_memory nearly all of the time goes into headers that each file includes."""
-    extension = Extension(tmp_path / "extension", flags)
-    extension.build(quick(tmp_path))
-    assert extension.objects_with_code() == ["a.o"]
-    assert extension.answer() == 200
-    assert "no work to do" in extension.build(os.environ), "the trainer's DeepSpeed compiles nothing again"
-    time.sleep(0.01)
-    extension.header("struct Answer { int value; int other = 1; };")
-    extension.build(os.environ)
-    assert extension.objects_with_code() == ["a.o", "b.o", "c.o"]
-    assert extension.answer() == 200
+def test_the_systems_libaio_is_used_where_it_has_one(extensions, tmp_path, monkeypatch):
+    shutil.copy(operators.LIBAIO / "libaio.h", tmp_path)
+    words = ["-x", "c", "-c", str(operators.LIBAIO / "libaio.c"), "-o", str(tmp_path / "libaio.a")]
+    assert operators._compile(*words) is None
+    for variable in ("CPATH", "LIBRARY_PATH"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    operators.provide_libaio()
+    assert not operators.folder("libaio").exists()
 
 
-def test_files_that_do_not_go_together_are_compiled_apart(tmp_path):
-    """Here each has a static of the same name, as files of DeepSpeed have. The library is whole all the same."""
-    extension = Extension(tmp_path / "extension", "", hidden="static int own = {number};")
-    extension.build(quick(tmp_path))
-    assert extension.answer() == 200
-    assert "no work to do" in extension.build(os.environ)
-
-
-def test_optimized_code_is_compiled_as_deepspeed_asks(tmp_path):
-    """Beside others a function may be inlined, and a sum rounded in another way."""
-    extension = Extension(tmp_path / "extension", "-O3")
-    extension.build(quick(tmp_path))
-    assert extension.objects_with_code() == ["a.o", "b.o", "c.o"]
-    assert extension.answer() == 200
-
-
-def test_an_error_in_a_file_is_the_compilers_own(tmp_path):
-    extension = Extension(tmp_path / "extension", "", hidden="int {name}_own = nothing;")
-    done = subprocess.run(
-        ["ninja"], cwd=extension.folder, env=quick(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "error: 'nothing' was not declared" in done.stdout.replace("\u2018", "'").replace("\u2019", "'")
-
-
-def test_what_was_compiled_in_part_is_compiled_again(monkeypatch, extensions):
-    """`make setup` was killed: what is there was compiled together with files that are not there."""
-    place = operators.folder("pin_memory")
-    place.mkdir(parents=True)
-    (place / "page_alloc.o").write_bytes(b"\x7fELF")
-    present = []
-    monkeypatch.setattr(loading, "_load", lambda name: present.append(list(place.glob("*.o"))))
-    loading.load(["pin_memory"], 0, lambda text: None)
-    assert present[0] == []
+def test_a_libaio_that_cannot_be_compiled_is_refused(extensions, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", compiler(tmp_path, "", "echo 'fatal error: sys/syscall.h' >&2; exit 1"))
+    with pytest.raises(Stop, match=r"libaio, which .* cannot be compiled .*syscall.h") as caught:
+        operators.provide_libaio()
+    assert (caught.value.status, "libaio-dev" in caught.value.remedy) == ("unavailable", True)
 
 
 # --- make setup -----------------------------------------------------------------------------------------------------
 
 
 def test_set_up_tells_what_it_lacks_and_goes_on_when_it_is_there(extensions, monkeypatch, capfd):
-    """A newcomer installs libaio, as the doctor says, and runs `make setup` again."""
     started = []
     monkeypatch.setattr(operators, "compile_all", lambda names: started.append(names) or 0)
     monkeypatch.setattr(operators, "num_gpus", lambda: 0)
     leave_compiled("cpu_adam", "deepspeed_shm_comm", "pin_memory")
-
-    def lacking() -> None:
-        raise Stop("offloading to disk needs libaio", "apt-get install libaio-dev", "unavailable")
-
-    monkeypatch.setattr(disk, "check_libaio", lacking)
+    monkeypatch.setattr(operators, "compiler", lambda: None)
     assert operators.compile_missing() == 0
     assert started == []
-    assert "apt-get install libaio-dev; then run this again" in capfd.readouterr().out
-    monkeypatch.setattr(disk, "check_libaio", lambda: None)
+    assert "apt-get install g++" in capfd.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
+    monkeypatch.setattr(operators, "compile_all", lambda names: started.append(names) or 0)
     assert operators.compile_missing() == 0
     assert started == [["async_io"]]
 
@@ -404,19 +340,6 @@ def test_set_up_has_nothing_to_do_and_says_so_soon(extensions):
     code = "import sys; from study.machine import operators\n"
     done = python("-c", f"{code}code = operators.compile_missing(); print('torch' in sys.modules, code)")
     assert done.stdout.splitlines() == [f"DeepSpeed's operators are compiled, in {extensions}.", "False 0"]
-
-
-def test_make_setup_looks_each_time(tmp_path):
-    """Also when the packages are installed: `make` would otherwise answer that nothing is to be done."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / ".ready").touch()
-    study = tmp_path / "bin" / "study"
-    study.write_text('#!/bin/sh\necho "study $@"\n')
-    study.chmod(0o755)
-    # `make test` runs this too: a make inside another prints which folder it enters.
-    words = ["make", "--no-print-directory", "setup", f"VENV={tmp_path}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["study operators"]
 
 
 # --- where they are kept --------------------------------------------------------------------------------------------

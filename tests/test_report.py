@@ -33,7 +33,7 @@ from study.report import site as report
 from study.report.execution import executing
 from study.report.notebook import as_html
 from study.report.templating import prose
-from study.watcher import findings
+from study.watcher import diagnosis
 
 BROKEN = {
     "broken-schema": "schema 99",
@@ -110,7 +110,7 @@ def test_a_run_s_page_has_its_results_settings_log_and_record(site, real_runs):
     assert f"A rank holds {size(peak)} at the peak" in text
     assert f"<td>{size(moved['all_reduce']['bytes'])}</td>" in text
     assert '<th scope="row">ZeRO stage</th><td>2</td><td>2</td>' in text
-    assert findings.diagnose(store.load(real_runs / "real-zero2"))[0].sentence in html.unescape(text)
+    assert diagnosis.diagnose(store.load(real_runs / "real-zero2"))[0].sentence in html.unescape(text)
     for words in ("micro_batch", "deepspeed.zero_optimization.stage"):
         assert f"<dt>{words}<dd>" in text, words
     assert (real_runs / "real-zero2" / "log.txt").read_text().splitlines()[-1].split("/")[-1] in text

@@ -92,7 +92,7 @@ def test_times_of_a_resumed_run_are_not_pooled():
     assert metrics.value(record, "step_s") > 0
     record.checkpoints.resumes = [RESUME]
     assert metrics.value(record, "step_s") is None
-    assert metrics.value(record, "train_loss") == record.loss.final_train
+    assert metrics.value(record, "train_loss") == record.loss.train[-1]
 
 
 @pytest.fixture
@@ -110,7 +110,6 @@ def runs(tmp_path):
     source = of("source", "source-zero2-2", checkpoints={"saved": [SAVED | {"bytes": 1}]})
     off = {"train": [*source["loss"]["train"][:-1], source["loss"]["train"][-1] * 1.5]}
     loaded = of("moved_universal", "universal-zero2-2-to-zero2-4", loss=source["loss"] | off)
-    loaded["loss"]["final_train"] = off["train"][-1]
     loaded["checkpoints"] = {"resumes": [resume | {"run_id": "source-zero2-2", "route": "universal"}]}
     refused = failed("moved-zero2-2-to-zero2-4", arm="zero2") | {"cell": {"protocol": "resume", "part": "moved"}}
     on_four = of("source", "source-zero2-4", 4, checkpoints={"saved": [SAVED]})
@@ -160,3 +159,11 @@ def test_moves(runs):
 def test_curves_of_different_lengths_are_not_compared():
     assert resuming.furthest([1.0, 2.0], [1.0]) is None
     assert resuming.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5
+
+
+@pytest.mark.parametrize("path", ["step_s", "energy.joules_per_rank.0"])
+def test_a_path_to_a_time_of_a_resumed_run_leads_nowhere(path):
+    record = Record.model_validate(finished(energy__joules_per_rank=[1.0, 1.0]))
+    assert metrics.value(record, path) is not None
+    record.checkpoints.resumes = [RESUME]
+    assert metrics.value(record, path) is None

@@ -73,7 +73,6 @@ def test_a_machine_needs_room_for_its_own_ranks_alone(world, local, virtual, sha
     """Two machines hold a half each. A virtual rank is one of N, and holds an Nth."""
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    monkeypatch.setattr(setup.nvme, "check_libaio", lambda: None)
     monkeypatch.setattr(setup.nvme, "give", lambda base, launcher, needed_bytes: (base, launcher, needed_bytes))
     settings = resolve(Flags(task="wikitext", model="gpt2", virtual_ranks=virtual), gpu=False)
     base, launcher, needed_bytes = setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")

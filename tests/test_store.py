@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path, value):
     record = shaped.record()
-    record.loss.final_train = value
+    record.loss.train = [value]
     with pytest.raises(ValueError, match="Out of range float values"):
         store.write(tmp_path, record)
     assert list(tmp_path.iterdir()) == []

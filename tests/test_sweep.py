@@ -20,7 +20,6 @@ from shaped import record as shaped
 from study.cli import commands
 from study.cli.progress import Progress
 from study.errors import Stop
-from study.machine import disk
 from study.records import store
 from study.records.schema import Requested
 from study.sweeps import ends, launches, protocol, sweep
@@ -185,15 +184,13 @@ def test_more_ranks_than_the_host_can_hold_are_not_started(tmp_path, monkeypatch
     assert many.what == "1000 ranks need at least 400 GB of host memory, and there are 25 GB"
 
 
-def test_without_libaio_nothing_is_launched(tmp_path, monkeypatch):
-    def missing():
-        raise Stop("there is no libaio", "apt-get install libaio-dev", "unavailable")
-
-    monkeypatch.setattr(disk, "check_libaio", missing)
+def test_what_this_machine_cannot_run_is_not_launched(tmp_path, monkeypatch):
+    stop = Stop("there is no compiler", "apt-get install g++", "unavailable")
+    monkeypatch.setattr(sweep.doctor, "why_not", lambda *_: stop)
     monkeypatch.setattr(launches, "command", lambda *_: pytest.fail("it is launched"))
     on_disk = turns(tmp_path, MINI.replace('"single"', '"zero3_nvme"'))
     outcomes = sweep.sweep(on_disk, tmp_path / "runs", 60, None, Listener())
-    reason = "there is no libaio. What to do: apt-get install libaio-dev"
+    reason = "there is no compiler. What to do: apt-get install g++"
     assert [(outcome.status, outcome.reason) for outcome in outcomes] == [("unavailable", reason)] * 3
 
 

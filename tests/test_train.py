@@ -6,6 +6,7 @@ from conftest import DECODERS_ALONE, RANKS, SEQUENCE, STEPS, TRAINED, left_runni
 from study.bench.prediction import predicted, setup_of
 from study.measure import readback
 from study.predictor import nodes
+from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Observed, Record
 from study.spec import node_traffic
 from study.spec.arms import NAMES, all_paths, read
@@ -90,15 +91,18 @@ def assert_arms_differ(trained, *flags) -> None:
         run = trained(name, *flags)
         assert run.record["observed"]["optimizer"] == CPU_ADAM
         assert run.record["memory"]["components"]["optimizer_home"] == "cpu"
-    disk = trained("zero3_nvme", *flags)
-    assert bytes_per_parameter(disk, "moments") == 0, "moments on disk are not in memory between steps"
-    for rank in disk.record["memory"]["per_rank"]:
-        assert rank["nvme_written_bytes"] > 2**20
-        assert rank["nvme_read_bytes"] > 0
     kinds = {name: set(run.record["traffic"]["per_rank"][0]) for name, run in runs.items()}
     assert kinds["ddp"] == {"all_reduce"}
     assert kinds["zero1"] == kinds["zero2"] == {"all_reduce", "all_gather"}
     assert {"reduce_scatter", "all_gather"} <= kinds["zero3"]
+
+
+def test_moments_on_the_disk_are_not_in_memory_between_steps(trained):
+    run = trained("zero3_nvme", *TRAINED)
+    assert bytes_per_parameter(run, "moments") == 0
+    for rank in run.record["memory"]["per_rank"]:
+        assert rank["nvme_written_bytes"] > 2**20
+        assert rank["nvme_read_bytes"] > 0
 
 
 def assert_fsdp_arms_differ(trained, *flags) -> None:
@@ -175,8 +179,8 @@ def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3", *FSDP, "hsdp"])
 def test_counted_bytes_agree_with_the_kernel(arm, trained):
     """Two independent counts of a step: collectives seen by the dispatcher, and bytes the process wrote to sockets."""
-    traffic = trained(arm, *TRAINED).record["traffic"]
-    for counted, kernel in zip(traffic["gloo_wire_bytes"], traffic["kernel_bytes_written"], strict=True):
+    record = Record.model_validate(trained(arm, *TRAINED).record)
+    for counted, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
         assert counted > 10e6
         assert kernel == pytest.approx(counted, rel=0.01)
 
@@ -237,13 +241,10 @@ def test_components_add_up_to_the_peak(arm, trained):
 @pytest.mark.parametrize("arm", ["single", "ddp", "zero3"])
 def test_rates_times_seconds_give_what_was_done(arm, trained):
     record = trained(arm, *TRAINED).record
-    seen, time = record["observed"], record["time"]
+    time = record["time"]
     assert len(time["step_s"]) == STEPS - 5
     # Wall time of the windows, in which ranks wait for each other: at most the sum of each step's slowest rank.
     assert max(time["step_s"]) < time["window_s"] <= sum(time["step_s"]) * (1 + 1e-9)
-    assert time["tokens_per_s"] * time["window_s"] == pytest.approx(seen["tokens_per_step"] * (STEPS - 5))
-    assert time["samples_per_s"] * time["window_s"] == pytest.approx(seen["rows_per_step"] * (STEPS - 5))
-    assert time["mfu"] is None, "the peak of a CPU is not in the table, so the share of it is not known"
     # 6 operations per parameter and token, in the two layers' matrices, and a little for attention and the pooler.
     matrices = 2 * (4 * 128**2 + 2 * 128 * 512)
     assert 1.0 < time["flops_per_rank_and_step"] / (6 * matrices * 8 * SEQUENCE) < 1.3
@@ -256,7 +257,7 @@ def test_the_steps_file_holds_the_same_losses(arm, trained):
     assert losses == pytest.approx(run.record["loss"]["train"], rel=1e-6)
     assert [line["step"] for line in run.steps if "loss" in line] == list(range(1, STEPS + 1))
     evaluations = [line for line in run.steps if "eval_loss" in line]
-    assert run.record["loss"]["final_eval"]["accuracy"] == evaluations[-1]["accuracy"]
+    assert run.record["loss"]["eval"][-1]["accuracy"] == evaluations[-1]["accuracy"]
     lines = (run.folder / "log.txt").read_text().splitlines()
     assert sum("warn" in line.lower() for line in lines) < 12, "what libraries warn of at every step is not logged"
 

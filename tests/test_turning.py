@@ -66,11 +66,27 @@ def side(check: str, call: dict) -> dict:
     return (call.get("where") or {}) | {name: value for name, value in of.items() if name != TRAINING}
 
 
+DECIDES = {  # what is measured and decides a quantity that is computed
+    "train_loss": "loss.train.-1",
+    "eval_loss": "loss.eval.-1.eval_loss",
+    "accuracy": "loss.eval.-1.accuracy",
+    "perplexity": "loss.eval.-1.perplexity",
+    "step_s": "time.step_s.*",
+    "setup_s": "time.setup_s",
+    "tokens_per_s": "observed.tokens_per_step",
+    "samples_per_s": "observed.rows_per_step",
+    "mfu": "time.flops_per_rank_and_step",
+    "parameters": "observed.parameters",
+    "held_parameters": "observed.held_parameters",
+    "saved_bytes": "observed.saved.bytes",
+}
+
+
 def places(check: str, call: dict) -> list[str]:
     """The paths of the values in a record that a check reads, by its arguments. * is every item of a list or table."""
     training = (call.get("of") or {}).get(TRAINING)
     if check == "same_loss":
-        names = {None: {"eval": ["loss.final_eval.eval_loss"], "train": ["loss.train.*"]}}
+        names = {None: {"eval": ["loss.eval.-1.eval_loss"], "train": ["loss.train.*"]}}
         inside = {
             "eval": [f"observed.runs.{training}.evals.-1.eval_loss"],
             "train": [f"observed.runs.{training}.losses.*"],
@@ -87,7 +103,7 @@ def places(check: str, call: dict) -> list[str]:
         return [f"observed.runs.{training}.{metrics.OF_A_TRAINING[name]}"]
     if name == "states_bytes":
         return [f"memory.components.per_rank.*.at_peak.{state}" for state in metrics.STATES]
-    return [metrics.QUANTITIES.get(name, name)]
+    return [DECIDES.get(name, name)]
 
 
 def put(fields, path: list[str], new) -> None:

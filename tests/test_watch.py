@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -21,10 +22,11 @@ from study import WatchCallback, watch
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.ledger import evidence
-from study.records import runs, store
+from study.measure.collectives import CollectiveLog
+from study.records import collectives, metrics, runs, store
 from study.records.compare import compare
 from study.records.explain import sentences
-from study.watcher.findings import diagnose
+from study.watcher.diagnosis import diagnose
 from study.watcher.promises import promised
 
 EXAMPLES = ("accelerate_loop", "trainer_glue", "trl_sft")
@@ -143,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_a_diverged_run(tmp_path):
     assert (record.status, record.observed.steps) == ("diverged", 7)
     assert record.error.message == "the loss is not finite in step 5"
     assert record.loss.train == pytest.approx(losses[:4], rel=1e-6)
-    assert record.loss.final_train is None
+    assert metrics.final_train_loss(record) is None
     lines = [json.loads(line) for line in (tmp_path / "mine" / "steps.jsonl").read_text().splitlines()]
     assert [line["loss"] is None for line in lines] == [False] * 4 + [True] * 3
 
@@ -236,6 +238,17 @@ def _ended(folder: Path):
             return record
         time.sleep(0.1)
     raise AssertionError("nobody has written how it ended")
+
+
+def test_ctrl_c_on_a_hang_keeps_the_place(tmp_path):
+    with pytest.raises(KeyboardInterrupt), CollectiveLog(tmp_path, rank=1):
+        stand_still()
+    (log,) = collectives.load(tmp_path)
+    assert re.fullmatch(r"ended with KeyboardInterrupt at test_watch.py:\d+ in stand_still", log.place)
+
+
+def stand_still():
+    raise KeyboardInterrupt
 
 
 def test_an_evaluation_is_not_timed_and_a_look_at_it_is_repeated(start):

@@ -108,8 +108,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
     if CUDA:
         record.observed.tf32 = torch.backends.cuda.matmul.allow_tf32  # as published: PyTorch's own
     losses, evals = [loss for run in runs for loss in run.losses], [Evaluation(**line) for line in runs[-1].evals]
-    record.loss = Loss(train=losses, final_train=losses[-1], eval=evals, final_eval=evals[-1] if evals else None)
-    record.time = Time(setup_s=setup_s, training_s=[run.training_s for run in runs])
+    record.loss = Loss(train=losses, eval=evals)
+    record.time = Time(setup_s=setup_s)
     record.memory = Memory(per_rank=[memory.peaks()])
     record.status, record.finished_utc = "done", store.now_utc()
     store.keep(folder, record)

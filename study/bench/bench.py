@@ -26,7 +26,7 @@ import pandas as pd
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say, show
 from study.machine import gpus
-from study.records import store
+from study.records import metrics, store
 from study.records.stats import median, median_with_interval
 from study.spec.arms import PACKAGE, ROOT, launcher
 from study.spec.options import parsed
@@ -137,7 +137,8 @@ def measure(settings: dict, name: str, out: Path) -> dict:
     if name == "ours":
         record = store.load(out)
         result = record.model_dump(mode="json", include={"commit", "dirty", "hardware", "software", "requested"})
-        result |= record.time.model_dump(include={"step_s", "flops_per_rank_and_step", "peak_flops_per_s"})
+        result |= record.time.model_dump(include={"step_s", "flops_per_rank_and_step"})
+        result["peak_flops_per_s"] = metrics.peak_flops_per_s(record)
         result["losses_first_last"] = [record.loss.train[0], record.loss.train[-1]]
     else:
         result = json.loads(out.read_text())

@@ -13,7 +13,7 @@ from study.records import collectives, hangs, store
 from study.records.schema import Record
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import findings
+from study.watcher import diagnosis
 
 WIDTH = 100
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -51,8 +51,8 @@ def _answer(path: Path) -> dict:
         shown, ranks = hangs.hangs(logs), hangs.state(logs)
         judged.append("where the ranks wait")
     if record:
-        shown += findings.diagnose(record)
-        more, unknown = findings.looked_at(record)
+        shown += diagnosis.diagnose(record)
+        more, unknown = diagnosis.looked_at(record)
         judged += more
     return {
         "run": record.run_id if record else folder.name,

@@ -1,6 +1,7 @@
 """`study virtual`: measures the memory and the traffic of one rank of N, which runs alone."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from study.records import store
 from study.records.schema import Record
 from study.spec import arms, optimizers
 from study.spec.options import AsJson
-from study.spec.settings import Flags, check, resolve
+from study.spec.settings import CACHE, Flags, check, resolve
 from study.spec.shapes import SHAPES, is_local
 from study.sweeps import launches
 from study.sweeps.protocol import Cell
@@ -50,6 +51,8 @@ def virtual(
     """
     if ranks < 2:
         raise Stop(f"--ranks must be at least 2 (got {ranks})", "give 2 or more")
+    if settings.cache_dir != Flags.cache_dir:
+        os.environ[CACHE] = str(settings.cache_dir.expanduser().resolve())  # for traces, and for the trainer
     settings = _with_model(replace(settings, virtual_ranks=ranks, instruments=True))
     _refuse(settings, arm)
     with _folder(settings.run_dir) as folder:
@@ -97,7 +100,7 @@ def _folder(run_dir: Path | None) -> Iterator[Path]:
 
 
 def _launch(settings: Flags, arm: str, folder: Path) -> None:
-    plain = replace(settings, run_dir=None, nvme_dir=None)  # the command names both by itself
+    plain = replace(settings, run_dir=None, nvme_dir=None, cache_dir=Flags.cache_dir)  # given otherwise
     changed = {name: value for name, value in vars(plain).items() if value != getattr(Flags, name)}
     cell = Cell("", "virtual", "tiny", arm, None, changed)
     command = launches.command(cell, folder, settings.nvme_dir)

@@ -80,7 +80,7 @@ def _did_something(record: Record) -> Iterator[str]:
     if 0 in record.time.step_s:
         yield "a step took no time"
     if record.is_virtual:
-        if losses or record.loss.final_eval:
+        if losses or record.loss.eval:
             yield "the run is virtual, but has a loss"
     elif not losses:
         yield "the run is done, but has no loss"
@@ -91,14 +91,10 @@ def _did_something(record: Record) -> Iterator[str]:
 
 
 def _curve(record: Record) -> Iterator[str]:
-    """A curve ends with the final values. With random weights it begins at the loss of a guess."""
+    """With random weights a curve begins at the loss of a guess."""
     loss, requested = record.loss, record.requested
     if record.is_virtual:
         return
-    if loss.train and loss.final_train != loss.train[-1]:
-        yield f"the last loss is {loss.train[-1]}, but the final one {loss.final_train}"
-    if loss.final_eval != (loss.eval[-1] if loss.eval else None):
-        yield "the last evaluation is not the final one"
     for each in loss.eval:
         if each.step > record.observed.steps:
             yield f"an evaluation after step {each.step} of {record.observed.steps}"
@@ -123,8 +119,6 @@ def _script(record: Record) -> Iterator[str]:
     """Each training of the published script did something."""
     if not record.observed.runs:
         yield "the script is done, but no training is recorded"
-    if record.time.training_s != [training.training_s for training in record.observed.runs]:
-        yield "time.training_s differs from the times of the trainings"
     for number, training in enumerate(record.observed.runs, start=1):
         if not training.steps or not training.losses:
             yield f"training {number} is done, but took no step or has no loss"

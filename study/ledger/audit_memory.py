@@ -17,17 +17,12 @@ def memory(record: Record) -> Iterator[str]:
     """
     devices, parts = record.hardware.devices, record.memory.components.per_rank
     for number, rank in enumerate(record.memory.per_rank):
-        if rank.host_peak_bytes == 0:
-            yield f"rank {number}: host_peak is 0; unknown would be None"
         sizes = {name: getattr(rank, f"{name}_bytes") for name in ("peak_allocated", "peak_reserved", "device_used")}
         sizes["the device"] = devices[number % len(devices)].memory_bytes if devices else None
-        yield from (f"rank {number}: {name} is 0; unknown would be None" for name, size in sizes.items() if size == 0)
         for less, more in NESTED:
             if None not in (sizes[less], sizes[more]) and sizes[less] > sizes[more]:
                 yield f"rank {number}: {less} is {sizes[less]}, more than {more}, {sizes[more]}"
     for number, part in enumerate(parts):
-        if part.tracked_peak_bytes == 0:
-            yield f"rank {number}: tracked_peak is 0, but a model was trained"
         for when in ("at_peak", "after_step"):
             total, peak = sum((getattr(part, when) or {}).values()), part.tracked_peak_bytes
             if total > peak or (when == "at_peak" and part.at_peak is not None and total != peak):

@@ -1,14 +1,14 @@
 """Audit of a record's times: rates, utilization and energy follow from the steps, and no device is too fast."""
 
 import functools
-import statistics
 from collections.abc import Iterator
 
 from study.ledger.audit_settings import row_ranks
 from study.ledger.tolerances import ROUNDING, same
-from study.machine.gpus import GPUS, peak_flops
+from study.machine.gpus import GPUS
 from study.predictor.architecture import FAMILIES, describe, flops_per_row, parameters
-from study.records.schema import Record, Time
+from study.records import metrics
+from study.records.schema import Record
 from study.spec.shapes import SHAPES, VOCABULARY
 
 CORE_FLOPS_PER_S = {"fp32": 5e11, None: 1e13}  # more than a CPU core can do: twice AVX-512's speed, and AMX's
@@ -17,55 +17,28 @@ DATASHEET = 0.1  # a tolerance for a GPU's memory, of which the driver keeps a p
 WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
 
 
-def timed_s(time: Time) -> float:
-    """The seconds that rates refer to. Before version 3 they are the sum of each step's slowest rank."""
-    return sum(time.step_s) if time.window_s is None else time.window_s
-
-
 def rates(record: Record) -> Iterator[str]:
-    """Rates times seconds are the work done, and the median step is the median of the steps."""
+    """The timed windows took as long as their steps."""
     time, observed, step_s = record.time, record.observed, record.time.step_s
     if not step_s:
         return
-    window_s, total_s = timed_s(time), sum(step_s)
+    window_s, total_s = metrics.timed_s(record), sum(step_s)
     if record.measure_version >= WALL_SINCE and time.window_s is None:
         yield "the wall time of the timed windows is not recorded"
     # A step's time is its slowest rank's. Their sum is the wall time if the same rank is always the slowest, else more.
     ranks = 1 if record.is_virtual else observed.ranks
     if not total_s / ranks * (1 - ROUNDING) <= window_s <= total_s * (1 + ROUNDING):
         yield f"the timed windows took {window_s:.4g} s, but their steps {total_s:.4g}"
-    if time.median_step_s is None or not same(time.median_step_s, statistics.median(step_s)):
-        yield f"the median step is {statistics.median(step_s):.4g} s, but the record says {time.median_step_s}"
     if len(step_s) > observed.steps:
         yield f"{len(step_s)} steps are timed of {observed.steps}"
-    for rate, amount in (("tokens_per_s", observed.tokens_per_step), ("samples_per_s", observed.rows_per_step)):
-        speed, done = getattr(time, rate), amount * len(step_s)
-        if speed is None:
-            continue
-        if record.is_virtual:
-            yield f"the run is virtual and sent nothing, but has {rate}"
-        elif not same(speed * window_s, done):
-            yield f"{rate} x seconds are {speed * window_s:.6g}, but {done} were done"
 
 
 def utilization(record: Record, reached: float | None) -> Iterator[str]:
-    """The peak is the device's, MFU follows from operations and seconds, and the device can reach the speed."""
-    time, requested, devices = record.time, record.requested, record.hardware.devices
-    name = devices[0].name if devices else None
-    peak = peak_flops(name, requested.precision, requested.tf32 is not False)
-    if time.peak_flops_per_s != peak:
-        yield f"the datasheet's dense peak of {name or 'no GPU'} is {peak}, but the record has {time.peak_flops_per_s}"
-    if time.mfu is None:
-        return
-    if not 0 < time.mfu < 1:
-        yield f"mfu is {time.mfu:.3g}, which is not between 0 and 1"
-    if not (time.flops_per_rank_and_step and time.peak_flops_per_s and timed_s(time) > 0):
-        yield "mfu is recorded without the operations, the peak or the seconds to compute it from"
-        return
-    flops_per_s = time.flops_per_rank_and_step * len(time.step_s) / timed_s(time)
-    if not same(time.mfu, share := flops_per_s / time.peak_flops_per_s):
-        yield f"mfu is {time.mfu:.4g}, but operations over seconds and peak are {share:.4g}"
-    if reached and flops_per_s > reached:
+    """The device can reach the speed."""
+    flops_per_s, share = metrics.flops_per_s(record), metrics.mfu(record)
+    if share is not None and share >= 1:
+        yield f"mfu is {share:.3g}, which is not between 0 and 1"
+    if reached and flops_per_s and flops_per_s > reached:
         yield f"{flops_per_s / 1e12:.4g} TFLOP/s, but a matrix product on this device reaches {reached / 1e12:.4g}"
 
 
@@ -98,7 +71,7 @@ def wall(record: Record) -> Iterator[str]:
     if wall_s is None:
         yield f"{record.started_utc} to {record.finished_utc} is not a span of time"
         return
-    timed = (time.setup_s or 0) + sum(time.step_s or time.training_s)
+    timed = (time.setup_s or 0) + sum(time.step_s or [training.training_s for training in record.observed.runs])
     if timed > wall_s * 1.01 + 0.1:
         yield f"set-up and steps took {timed:.4g} s of a run of {wall_s:.4g} s"
 
@@ -127,6 +100,7 @@ def device(record: Record) -> Iterator[str]:
         known = sizes.get(gpu.name)
         if known and not same(gpu.memory_bytes, known, DATASHEET):
             yield f"{gpu.name} has {known} bytes, but the record says {gpu.memory_bytes}"
+    seconds = metrics.timed_s(record)
     for number, joules in enumerate(record.energy.joules_per_rank):
-        if joules and timed_s(time) > 0 and joules > MOST_WATTS * timed_s(time):
-            yield f"rank {number}: {joules:.4g} J in {timed_s(time):.4g} s are more than a GPU can take"
+        if joules and seconds and joules > MOST_WATTS * seconds:
+            yield f"rank {number}: {joules:.4g} J in {seconds:.4g} s are more than a GPU can take"

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from study.ledger.audit_memory import held_parameters, replicas_and_sharing
-from study.ledger.audit_time import timed_s
-from study.ledger.tolerances import PADDING, same, same_elements
-from study.records.metrics import ELEMENT_BYTES, gloo_wire_bytes
+from study.ledger.tolerances import PADDING, same_elements
+from study.records.metrics import ELEMENT_BYTES, timed_s, wire_bytes_per_rank
 from study.records.schema import Record
 
 SMALL_ELEMENTS = 100_000  # a tolerance for small collectives besides weights and gradients
@@ -102,14 +101,7 @@ def collectives_of_the_stage(record: Record) -> Iterator[str]:
 
 def kernel(record: Record) -> Iterator[str]:
     """The kernel saw at least the counted bytes written, and not many more."""
-    traffic = record.traffic
-    for number, (counts, counted) in enumerate(zip(traffic.per_rank, traffic.gloo_wire_bytes, strict=False)):
-        expected = gloo_wire_bytes(counts, record.observed.ranks)
-        if counted is None and record.observed.backend != "gloo":
-            continue
-        if expected is not None and (counted is None or not same(counted, expected)):
-            yield f"rank {number}: gloo writes {expected:.6g} bytes for these collectives, not {counted}"
-    pairs = zip(traffic.kernel_bytes_written, traffic.gloo_wire_bytes, strict=False)
+    pairs = zip(record.traffic.kernel_bytes_written, wire_bytes_per_rank(record), strict=False)
     for number, (written, counted) in enumerate(pairs):
         if written is None or not counted:
             continue
@@ -123,7 +115,7 @@ def links(record: Record) -> Iterator[str]:
     if hosts and (seen is None or seen.hosts != hosts or len(moved.per_link) != hosts or not moved.link_steps):
         yield f"{hosts} emulated hosts were requested, but the record does not have the links of so many"
         return
-    took_s, sent_by_ranks = timed_s(record.time), [sent for sent in moved.gloo_wire_bytes if sent is not None]
+    took_s, sent_by_ranks = timed_s(record) or 0, [sent for sent in wire_bytes_per_rank(record) if sent is not None]
     for number, link in enumerate(moved.per_link):
         carried_mbit = link.sent_bytes * 8e-6
         if seen and seen.bandwidth_mbit and carried_mbit > (1 + LINK) * seen.bandwidth_mbit * took_s:

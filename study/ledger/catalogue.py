@@ -191,7 +191,7 @@ def names() -> list[str]:
         "reproductions": probes.scripts(),
         "quantities of theory": model.kinds()["theory"].functions,
         "quantities of records": [f"{name}{_in(metrics.unit_of(name))}" for name in METRICS],
-        "fields of records, by their paths (time.median_step_s)": Record.model_fields,
+        "fields of records, by their paths (memory.per_rank.0.host_peak_bytes)": Record.model_fields,
         "what `where`, `of` and `to` choose runs by": evidence.FACTS,
         "kinds": SORTS,
         "relations": get_args(Check.model_fields["relation"].annotation),

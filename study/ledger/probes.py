@@ -28,7 +28,7 @@ from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
 from study.records.privacy import without_paths
 from study.spec import arms
-from study.spec.settings import Settings
+from study.spec.settings import cache_home
 from study.spec.validation import nearest
 
 REPRODUCTIONS = arms.PACKAGE / "reproductions"
@@ -231,7 +231,7 @@ def _versions() -> dict[str, str]:
 
 
 def _folder() -> Path:
-    return Settings.cache_dir.expanduser() / "trials"
+    return cache_home().expanduser() / "trials"
 
 
 def _kept(name: str) -> Answer | None:

@@ -40,9 +40,9 @@ def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over
     chosen = choose(evidence, claim, where, relative=over is not None)
     if not chosen.runs:
         return not_tested(chosen, where)
-    values = [metrics.dig(run.record, field) for run in chosen.runs]
+    values = [metrics.value(run.record, field) for run in chosen.runs]
     if over:
-        divisors = [metrics.dig(run.record, over) for run in chosen.runs]
+        divisors = [metrics.value(run.record, over) for run in chosen.runs]
         values = [a / b if is_number(a) and is_number(b) and b else None for a, b in zip(values, divisors, strict=True)]
     known = [value for value in values if value is not None]
     name = f"{field} / {over}" if over else field
@@ -217,7 +217,7 @@ def equal(
 def _fields_by_seed(runs: tuple[Run, ...], field: str) -> dict[int | None, list]:
     values: dict[int | None, list] = {}
     for run in runs:
-        if (value := metrics.dig(run.record, field)) is not None:
+        if (value := metrics.value(run.record, field)) is not None:
             values.setdefault(run.seed, []).append(value)
     return values
 

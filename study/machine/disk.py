@@ -1,6 +1,5 @@
 """Gives a run its own folder for offloading: checked before the run, and emptied when the run ends."""
 
-import ctypes.util
 import fcntl
 import json
 import mmap
@@ -19,19 +18,6 @@ PREFIX, MARKER = "zero-study-swap-", "zero-study-swap.json"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
 REQUEST_BYTES = 2**20  # DeepSpeed's default
 LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB
-
-
-def check_libaio() -> None:
-    """A Stop without libaio. DeepSpeed's operator for the disk needs it, and would fail late with a compiler error."""
-    extra = os.environ.get("CPATH", "").split(os.pathsep)  # the compiler looks there too
-    folders = ("/usr/include", "/usr/local/include", *filter(None, extra))
-    header = any(Path(folder, "libaio.h").exists() for folder in folders)
-    if not (header and ctypes.util.find_library("aio")):
-        raise Stop(
-            "offloading to disk needs libaio, which this machine lacks",
-            "apt-get install libaio-dev (or your system's package of that name)",
-            status="unavailable",
-        )
 
 
 def give(base: Path, launcher: int, needed_bytes: int) -> Path:

@@ -60,7 +60,6 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
         _finding("C++ compiler", _version(compiler()), compiler(), GET_COMPILER),
         _finding("ninja", _version(ninja), ninja, GET_NINJA),
         *([_finding("CUDA toolkit", _version(nvcc()), nvcc(), GET_CUDA)] if gpus else []),
-        _libaio(),
         _operators(gpus),
         _disk(folder, speed_bytes),
         *packages(ROOT / "constraints.txt"),
@@ -83,14 +82,6 @@ def packages(constraints: Path) -> list[Finding]:
 
 def _finding(what: str, state: str, fine: object, remedy: str) -> Finding:
     return Finding(what, state, None if fine else remedy)
-
-
-def _libaio() -> Finding:
-    try:
-        disk.check_libaio()
-    except Stop as stop:
-        return Finding("libaio", stop.what, stop.remedy)
-    return Finding("libaio", "found")
 
 
 def _operators(gpus: int) -> Finding:

@@ -10,24 +10,22 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from study.errors import Stop
 from study.io.tables import say
-from study.machine import compiling, disk
 from study.machine.gpus import num_gpus
 from study.spec.arms import PACKAGE, Arm, all_paths, read
 
 GET_COMPILER = "install one (apt-get install g++), or name yours in the environment variable CXX"
 GET_NINJA = "pip install ninja, in the Python environment that you use for this study"
+GET_LIBAIO = "apt-get install libaio-dev (or your system's package of that name)"
 GET_CUDA = "install the CUDA toolkit of PyTorch's version, and name its folder in CUDA_HOME"
 REPORT_EVERY_S = 30
-LONGEST = {"pin_memory", "async_io"}  # the second waits for the first, so the others run with lower priority
+LIBAIO = Path(__file__).with_name("libaio")
+USES_LIBAIO = b"#include <libaio.h>\nint main(void) { io_context_t context = 0; return io_setup(1, &context); }\n"
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,8 @@ def why_not(name: str, gpus: int) -> Stop | None:
         return _unavailable(what, "use a machine with a GPU")
     if not shutil.which("ninja"):  # DeepSpeed asks for it before it loads even what is compiled
         return _unavailable(f"DeepSpeed's operators (here: {purpose}) need ninja, which is not on the PATH", GET_NINJA)
-    if name == "async_io":
-        try:
-            disk.check_libaio()
-        except Stop as stop:
-            return stop
-        if gpus and not nvcc():  # the only operator here that is built against CUDA
-            return _unavailable("offloading from a GPU to disk needs the CUDA toolkit, which is missing", GET_CUDA)
+    if name == "async_io" and gpus and not nvcc():  # the only operator here that is built against CUDA
+        return _unavailable("offloading from a GPU to disk needs the CUDA toolkit, which is missing", GET_CUDA)
     # DeepSpeed links a test program against libaio each time it loads the operator for the disk.
     if not compiler() and (name == "async_io" or not compiled(name)):
         return _unavailable(f"DeepSpeed needs a C++ compiler for {purpose}, and there is none", GET_COMPILER)
@@ -145,21 +138,48 @@ def compile_all(names: list[str]) -> int:
     """Compile operators in parallel, each in its own process, and report progress."""
     say(f"Compiling DeepSpeed's operators into {folder('.')}.")
     started = reported = time.monotonic()
-    with tempfile.TemporaryDirectory() as first_on_path:
-        path = f"{compiling.write_compiler(Path(first_on_path))}{os.pathsep}{os.environ['PATH']}"
-        children = {
-            name: subprocess.Popen(
-                [sys.executable, "-m", "study.training.loading", name],
-                cwd=PACKAGE.parent,  # so that a checkout that is not installed is found
-                env=os.environ | {"PATH": path},
-            )
-            for name in names
-        }
-        for name in {*names} - LONGEST:
-            psutil.Process(children[name].pid).nice(10)
-        while running := [name for name, child in children.items() if child.poll() is None]:
-            time.sleep(0.2)
-            if time.monotonic() - reported > REPORT_EVERY_S:
-                reported = time.monotonic()
-                say(f"  still compiling after {reported - started:.0f} s: {', '.join(running)}")
+    children = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "study.training.loading", name],
+            cwd=PACKAGE.parent,  # so that a checkout that is not installed is found
+        )
+        for name in names
+    }
+    while running := [name for name, child in children.items() if child.poll() is None]:
+        time.sleep(0.2)
+        if time.monotonic() - reported > REPORT_EVERY_S:
+            reported = time.monotonic()
+            say(f"  still compiling after {reported - started:.0f} s: {', '.join(running)}")
     return int(any(child.returncode for child in children.values()))
+
+
+# --- libaio --------------------------------------------------------------------------------------------------------
+
+
+def provide_libaio() -> None:
+    """Let the compilers that this process starts find libaio: the system's, or our own where the system has none.
+
+    async_io needs a header and a library. DeepSpeed looks for them each time that it loads the operator. Our own
+    library is static, so nothing has to find it afterwards.
+    """
+    own = folder("libaio")
+    if not (own / "libaio.a").exists():
+        if _compile("-x", "c", "-", "-x", "none", "-laio", "-o", os.devnull, input=USES_LIBAIO) is None:
+            return
+        own.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LIBAIO / "libaio.h", own)
+        if error := _compile("-x", "c", "-O2", "-fPIC", "-c", str(LIBAIO / "libaio.c"), "-o", str(own / "libaio.o")):
+            raise _unavailable(f"libaio, which offloading to disk needs, cannot be compiled ({error})", GET_LIBAIO)
+        subprocess.run(["ar", "rcs", "libaio.a", "libaio.o"], cwd=own, check=True)
+    for variable in ("CPATH", "LIBRARY_PATH"):
+        folders = os.environ.get(variable, "").split(os.pathsep)
+        os.environ[variable] = os.pathsep.join(dict.fromkeys([str(own), *filter(None, folders)]))
+
+
+def _compile(*words: str, input: bytes | None = None) -> str | None:
+    """The first line of the compiler's errors; None if there are none."""
+    command = [compiler() or "c++", *words]
+    done = subprocess.run(command, input=input, capture_output=True, check=False)
+    if done.returncode == 0:
+        return None
+    return next(iter(done.stderr.decode(errors="replace").splitlines()), f"exit code {done.returncode}")

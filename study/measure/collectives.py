@@ -18,8 +18,10 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -56,12 +58,13 @@ class CollectiveLog:
     def __enter__(self) -> "CollectiveLog":
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind, error, *_) -> None:
         """After an error the file stays: it says where this rank left the others."""
         if kind is None:
             return self.close()
         self._stop()
-        return self._write(_copy(), f"ended with {kind.__name__}")
+        place = _place(list(traceback.walk_tb(error.__traceback__))[::-1])
+        return self._write(_copy(), f"ended with {kind.__name__}" + (f" at {place}" if place else ""))
 
     def _stop(self) -> None:
         self._closed.set()
@@ -82,7 +85,7 @@ class CollectiveLog:
                 self._write([], None)
         elif not self._copied and now_s - self._since_s >= self.still_s:
             self._copied = True
-            self._write(_copy(), _place())
+            self._write(_copy(), _place(_main_thread()))
 
     def _write(self, recent: list[Collective], place: str | None) -> None:
         self._written_s = time.monotonic()
@@ -130,7 +133,7 @@ class Heartbeat:
     def _answer(self, signals: int) -> None:
         while number := os.read(signals, 1):  # the numbers of all signals arrive here
             if number[0] == ASK:
-                self._write(_copy(), _place())
+                self._write(_copy(), _place(_main_thread()))
             else:
                 threading.Thread(target=self.on_other_signal, args=(number[0],), daemon=True).start()
 
@@ -186,14 +189,18 @@ def _groups() -> dict[str, list[int]]:
     return {name: sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.items()}
 
 
-def _place() -> str | None:
-    """The innermost line of the main thread that is not in an installed package."""
-    frame, first = sys._current_frames().get(threading.main_thread().ident), None
-    while frame is not None:
+def _main_thread() -> list[tuple[FrameType, int]]:
+    """Return the frames of the main thread and their lines, the innermost first."""
+    return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident)))
+
+
+def _place(frames: list[tuple[FrameType, int]]) -> str | None:
+    """Return the first line that is not in an installed package; the first of all if there is none."""
+    places = []
+    for frame, line in frames:
         code = frame.f_code
-        place = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-        first = first or place
+        place = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
         if "site-packages" not in code.co_filename and not code.co_filename.startswith((sys.base_prefix, "<")):
             return place
-        frame = frame.f_back
-    return first
+        places.append(place)
+    return places[0] if places else None

@@ -10,3 +10,6 @@ class Finding:
     sentence: str
     remedy: str | None = None
     evidence: str | None = None
+    id: str | None = None  # the rule that found it
+    memory_bytes: int | None = None  # what it costs at the peak of a rank
+    traffic_bytes: int | None = None  # what it costs in a step

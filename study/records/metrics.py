@@ -1,13 +1,19 @@
-"""Reads named metrics from a record. Values of ranks become their maximum. Unknown is None."""
+"""Computes and reads the quantities of a record. A record holds what was measured; all else is computed here.
 
+Values of ranks become their maximum. Unknown is None.
+"""
+
+import statistics
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from study.errors import Stop
-from study.records.schema import Collective, Record
+from study.machine import gpus
+from study.records.schema import Collective, Evaluation, Record
 from study.spec import node_traffic
 from study.spec.validation import nearest
 
@@ -18,8 +24,144 @@ HIGHER_IS_BETTER = ("tokens_per_s", "samples_per_s", "mfu", "accuracy")
 COMPONENT = "component."  # prefix of a component at the peak: component.weights
 
 
+# --- times and rates -----------------------------------------------------------------------------------------------
+
+
+def timed_s(record: Record) -> float | None:
+    """Return the seconds that rates divide by: before measure version 3, the sum of the slowest rank's steps."""
+    if record.time.window_s is not None:
+        return record.time.window_s
+    return sum(record.time.step_s) or None
+
+
+def median_step_s(record: Record) -> float | None:
+    """Return the median seconds of the timed steps."""
+    return statistics.median(record.time.step_s) if record.time.step_s else None
+
+
+def steps_per_s(record: Record) -> float | None:
+    """Return the timed steps per second of wall time."""
+    seconds = timed_s(record)
+    return len(record.time.step_s) / seconds if seconds and record.time.step_s else None
+
+
+def tokens_per_s(record: Record) -> float | None:
+    """Return the tokens of all ranks per second."""
+    return _per_s(record, record.observed.tokens_per_step, record.watched.timed_tokens)
+
+
+def samples_per_s(record: Record) -> float | None:
+    """Return the rows of all ranks per second."""
+    return _per_s(record, record.observed.rows_per_step, record.watched.timed_rows)
+
+
+def _per_s(record: Record, per_step: int | None, timed: int | None) -> float | None:
+    """Return a rate. A virtual run sends nothing, so no real group would be as fast: it has none."""
+    speed = steps_per_s(record)
+    if record.is_virtual or speed is None:
+        return None
+    if timed is not None:  # a user's own loop may have steps of unequal size
+        return timed * speed / len(record.time.step_s)
+    return None if per_step is None else per_step * speed
+
+
+def flops_per_s(record: Record) -> float | None:
+    """Return the operations of the model that a rank did per second."""
+    flops, speed = record.time.flops_per_rank_and_step, steps_per_s(record)
+    return flops * speed if flops and speed else None
+
+
+def peak_flops_per_s(record: Record) -> float | None:
+    """Return the dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
+    devices, requested = record.hardware.devices, record.requested
+    if not devices or requested.precision is None:
+        return None
+    return gpus.peak_flops(devices[0].name, requested.precision, requested.tf32 is not False)
+
+
+def mfu(record: Record) -> float | None:
+    """Return the share of the datasheet's peak that the model's own operations reach."""
+    reached, peak = flops_per_s(record), peak_flops_per_s(record)
+    return reached / peak if reached and peak else None
+
+
+def _joules_per_step(record: Record) -> float | None:
+    steps, joules = record.energy.steps, [each for each in record.energy.joules_per_rank if each is not None]
+    all_known = len(joules) == len(record.energy.joules_per_rank)
+    return sum(joules) / steps if steps and joules and all_known else None
+
+
+# --- losses --------------------------------------------------------------------------------------------------------
+
+
+def final_train_loss(record: Record) -> float | None:
+    """Return the loss of the last step. None if the losses of a user's own script end before its steps."""
+    losses = record.loss.train
+    if record.is_watched and len(losses) != record.observed.steps:
+        return None
+    return losses[-1] if losses else None
+
+
+def final_evaluation(record: Record) -> Evaluation | None:
+    """Return the last evaluation."""
+    return record.loss.eval[-1] if record.loss.eval else None
+
+
+def _of_final_evaluation(name: str) -> Callable[[Record], float | None]:
+    return lambda record: getattr(final_evaluation(record), name, None)
+
+
+def curve(record: Record, training: int | None = None) -> list[float] | None:
+    """Return the training losses step by step, as far as they were recorded."""
+    return (record.loss.train or None) if training is None else dig(record, f"observed.runs.{training}.losses")
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def most(values: Iterable[float | None]) -> float | None:
+    """Return the maximum; None if one of the values is unknown."""
+    values = list(values)
+    known = [each for each in values if each is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _over_ranks(name: str) -> Callable[[Record], float | None]:
+    return lambda record: most(getattr(rank, name) for rank in record.memory.per_rank)
+
+
+def _at_peak(record: Record, *roles: str) -> float | None:
+    """Return the bytes of these components at the peak."""
+    ranks = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]
+    return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
+
+
+def tracked_peak_bytes(record: Record) -> float | None:
+    """Return the peak of the tensors, which formulas predict."""
+    return most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)
+
+
+def peak_allocated_bytes(record: Record) -> float | None:
+    """Return the peak of the device's allocator. None without a GPU."""
+    return _over_ranks("peak_allocated_bytes")(record)
+
+
+def peak_bytes(record: Record) -> float | None:
+    """Return the peak of the device's allocator; without a GPU, that of the tracked tensors."""
+    return peak_allocated_bytes(record) or tracked_peak_bytes(record)
+
+
+def weight_bytes(record: Record) -> float | None:
+    """Return the bytes of all weights, in their observed dtype."""
+    size, dtype = record.observed.parameters, record.observed.dtypes.get("weights")
+    return size * ELEMENT_BYTES[dtype] if size and dtype in ELEMENT_BYTES else None
+
+
+# --- traffic -------------------------------------------------------------------------------------------------------
+
+
 def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
-    """The bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
+    """Return the bytes that a rank writes to its sockets for these collectives with gloo, averaged over the ranks.
 
     The formulas are those of ring algorithms. Gloo runs a reduce-scatter as an all-reduce and keeps a part, so the wire
     carries twice the logical bytes. None if a collective has no formula: gloo's reduce, for example, sends between 1.5
@@ -36,100 +178,62 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
     )
 
 
-def dig(value, path: str):
-    """The value at a dotted path with list indices. None if this record has none; a Stop if no record can have it."""
-    for name in path.split("."):
-        if isinstance(value, list) and name.lstrip("-").isdigit():
-            value = value[int(name)] if -len(value) <= int(name) < len(value) else None
-        elif isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, BaseModel):
-            if name not in type(value).model_fields:
-                raise Stop(f"A record has no field {path!r}", nearest(name, type(value).model_fields))
-            value = getattr(value, name)
-        else:
-            return None
-    return value
+def wire_bytes_per_rank(record: Record) -> list[float | None]:
+    """Return what each rank should write to its sockets in a step, by the formulas. None without gloo."""
+    observed = record.observed
+    if observed.backend != "gloo" or observed.ranks is None:
+        return [None for _ in record.traffic.per_rank]
+    return [gloo_wire_bytes(counts, observed.ranks) for counts in record.traffic.per_rank]
 
 
-def refuse_unknown(path: str) -> None:
-    """A Stop for a path that no record can have, whatever is in its lists."""
-    hint = Record
-    for name in path.split("."):
-        while get_origin(hint) in (Annotated, Union, UnionType):
-            hint = next(each for each in get_args(hint) if each is not NoneType)
-        if isinstance(hint, type) and issubclass(hint, BaseModel):
-            if name not in hint.model_fields:
-                raise Stop(f"A record has no field {path!r}", nearest(name, hint.model_fields))
-            hint = hint.model_fields[name].annotation
-        elif get_origin(hint) in (list, dict):
-            hint = get_args(hint)[-1]
-        elif hint is dict:
-            return
-        else:
-            raise Stop(f"A record has no field {path!r}", f"leave out {name!r} and what follows it")
+def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
+    """Return the amount that collectives moved in a step, on the rank that moved most.
+
+    In "volume" an all-reduce counts twice. With `node_ranks` ranks in a node, only collectives between nodes count.
+    """
+
+    def amount(kind: str, entry: Collective) -> float:
+        if unit == "calls":
+            return entry.calls
+        size = entry.bytes
+        if node_ranks:
+            split = node_traffic.by_node({kind: entry.by_ranks(record.observed.ranks or 1)}, node_ranks)
+            size = split["between"].get(kind, 0)
+        return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
+
+    return most(
+        sum(amount(kind, entry) for kind, entry in counts.items() if collectives is None or kind in collectives)
+        for counts in record.traffic.per_rank
+    )
 
 
-def most(values: Iterable[float | None]) -> float | None:
-    """The maximum; None if one of the values is unknown."""
-    values = list(values)
-    return max(values) if values and None not in values else None
+# --- by name -------------------------------------------------------------------------------------------------------
 
-
-def _over_ranks(name: str) -> Callable[[Record], float | None]:
-    return lambda record: most(getattr(rank, name) for rank in record.memory.per_rank)
-
-
-def _at_peak(record: Record, *roles: str) -> float | None:
-    """The bytes of these components at the peak."""
-    ranks = [rank.at_peak for rank in record.memory.components.per_rank if rank.at_peak]
-    return most(sum(rank.get(role, 0) for role in roles) for rank in ranks)
-
-
-def _tracked(record: Record) -> float | None:
-    return most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)
-
-
-def _peak(record: Record) -> float | None:
-    """The peak of the device's allocator; without a GPU, that of the tracked tensors."""
-    return _over_ranks("peak_allocated_bytes")(record) or _tracked(record)
-
-
-def _joules_per_step(record: Record) -> float | None:
-    joules, steps = record.energy.joules_per_rank, record.energy.steps
-    return sum(joules) / steps if steps and joules and None not in joules else None
-
-
-# Each is the dotted path of a field, or a function.
-TIMES = {
-    "step_s": "time.median_step_s",
-    "tokens_per_s": "time.tokens_per_s",
-    "samples_per_s": "time.samples_per_s",
-    "mfu": "time.mfu",
-    "setup_s": "time.setup_s",
+Quantity = Callable[[Record], float | None]
+TIMES: dict[str, Quantity] = {
+    "step_s": median_step_s,
+    "tokens_per_s": tokens_per_s,
+    "samples_per_s": samples_per_s,
+    "mfu": mfu,
+    "setup_s": lambda record: record.time.setup_s,
     "joules_per_step": _joules_per_step,
 }
-LOSSES = {
-    "train_loss": "loss.final_train",
-    "eval_loss": "loss.final_eval.eval_loss",
-    "accuracy": "loss.final_eval.accuracy",
-    "perplexity": "loss.final_eval.perplexity",
+LOSSES: dict[str, Quantity] = {
+    "train_loss": final_train_loss,
+    "eval_loss": _of_final_evaluation("eval_loss"),
+    "accuracy": _of_final_evaluation("accuracy"),
+    "perplexity": _of_final_evaluation("perplexity"),
 }
-DEVICE_SIZES = (
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "host_peak_bytes",
-    "nvme_written_bytes",
-    "nvme_read_bytes",
-)
-SIZES = {
-    "peak_bytes": _peak,
-    "tracked_peak_bytes": _tracked,
-    **{name: _over_ranks(name) for name in DEVICE_SIZES},
+OF_THE_HOST = ("peak_reserved_bytes", "host_peak_bytes", "nvme_written_bytes", "nvme_read_bytes")
+SIZES: dict[str, Quantity] = {
+    "peak_bytes": peak_bytes,
+    "tracked_peak_bytes": tracked_peak_bytes,
+    "peak_allocated_bytes": peak_allocated_bytes,
+    **{name: _over_ranks(name) for name in OF_THE_HOST},
     "states_bytes": lambda record: _at_peak(record, *STATES),
-    "parameters": "observed.parameters",
-    "held_parameters": "observed.held_parameters",
-    "saved_bytes": "observed.saved.bytes",
+    "parameters": lambda record: record.observed.parameters,
+    "held_parameters": lambda record: record.observed.held_parameters,
+    "saved_bytes": lambda record: record.observed.saved.bytes if record.observed.saved else None,
 }
 QUANTITIES = TIMES | LOSSES | SIZES
 OF_A_TRAINING = {  # quantities of a training of the published script, as paths below `observed.runs`
@@ -142,8 +246,62 @@ OF_A_TRAINING = {  # quantities of a training of the published script, as paths 
 }
 
 
+def value(record: Record, quantity: str, training: int | None = None) -> Any:
+    """Return a quantity of a record, by its name or its dotted path."""
+    if training is not None:
+        if quantity not in OF_A_TRAINING:
+            raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
+        return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
+    refuse_unknown(quantity)
+    if record.checkpoints.resumes and (quantity in TIMES or quantity.startswith(("time.", "energy."))):
+        return None  # they cover only the part after an interruption, so they are not comparable
+    if quantity.startswith(COMPONENT):
+        return _at_peak(record, quantity.removeprefix(COMPONENT))
+    return QUANTITIES[quantity](record) if quantity in QUANTITIES else dig(record, quantity)
+
+
+@cache
+def refuse_unknown(quantity: str) -> None:
+    """Raise Stop for a name or a path that no record can have, whatever is in its lists."""
+    if quantity in QUANTITIES or quantity.startswith(COMPONENT):
+        return
+    if "." not in quantity or quantity.startswith("time."):
+        # A part of a step is not a step: DeepSpeed's autotuner once took a timer of the forward pass for one.
+        raise Stop(f"There is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, f"{COMPONENT}weights")))
+    hint: Any = Record
+    for name in quantity.split("."):
+        hint = _hint_below(hint, name, quantity)
+
+
+def _hint_below(hint: Any, name: str, path: str) -> Any:
+    """Return the type of what has this name, or this place in a list, in a value of a type."""
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        hint = next(each for each in get_args(hint) if each is not NoneType)
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        if name not in hint.model_fields:
+            raise Stop(f"A record has no field {path!r}", nearest(name, hint.model_fields))
+        return hint.model_fields[name].annotation
+    if get_origin(hint) in (list, dict):
+        return get_args(hint)[-1]
+    if hint is dict:  # with any keys
+        return dict
+    raise Stop(f"A record has no field {path!r}", f"leave out {name!r} and what follows it")
+
+
+def dig(content: Any, path: str) -> Any:
+    """Return the value at a dotted path with list indices, or None if this record has none."""
+    for name in path.split("."):
+        if isinstance(content, list) and name.lstrip("-").isdigit():
+            content = content[int(name)] if -len(content) <= int(name) < len(content) else None
+        elif isinstance(content, dict):
+            content = content.get(name)
+        else:
+            content = getattr(content, name, None) if isinstance(content, BaseModel) else None
+    return content
+
+
 def sort_of(quantity: str) -> str:
-    """Which kind of claim may rest on it: "time", "convergence", or "" for any."""
+    """Return which kind of claim may rest on it: "time", "convergence", or "" for any."""
     last = quantity.rpartition(".")[2]
     if quantity in TIMES or quantity.startswith(("time.", "energy.")) or last.endswith(("_s", "_per_s")):
         return "time"
@@ -153,61 +311,12 @@ def sort_of(quantity: str) -> str:
 
 
 def unit_of(quantity: str) -> str:
-    """The unit of a quantity or of a field by its dotted path; "number" if it has none."""
+    """Return the unit of a quantity or of a field by its dotted path; "number" if it has none."""
     parents, _, last = quantity.rpartition(".")
     if last.endswith("_per_s"):
         return "number"
     if last.endswith("bytes") or parents.endswith(("component", "at_peak", "after_step")):
         return "bytes"
-    return "s" if last.endswith("_s") else "parameters" if last.endswith("parameters") else "number"
-
-
-def value(record: Record, quantity: str, training: int | None = None) -> float | None:
-    """A quantity of a record, by its name or its dotted path."""
-    if training is not None:
-        if quantity not in OF_A_TRAINING:
-            raise Stop(f"A training of the script has no {quantity!r}", nearest(quantity, OF_A_TRAINING))
-        return dig(record, f"observed.runs.{training}.{OF_A_TRAINING[quantity]}")
-    if record.checkpoints.resumes and quantity in TIMES:
-        return None  # they cover only the part after an interruption, so they are not comparable
-    if quantity.startswith(COMPONENT):
-        return _at_peak(record, quantity.removeprefix(COMPONENT))
-    source = QUANTITIES.get(quantity, quantity)
-    if callable(source):
-        return source(record)
-    if quantity not in QUANTITIES and ("." not in quantity or quantity.startswith("time.")):
-        # A part of a step is not a step: DeepSpeed's autotuner once took a timer of the forward pass for one.
-        raise Stop(f"There is no quantity {quantity!r}", nearest(quantity, (*QUANTITIES, f"{COMPONENT}weights")))
-    return dig(record, source)
-
-
-def curve(record: Record, training: int | None = None) -> list[float] | None:
-    """The training losses step by step, as far as they were recorded."""
-    return (record.loss.train or None) if training is None else dig(record, f"observed.runs.{training}.losses")
-
-
-def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: int | None = None) -> float | None:
-    """The amount that collectives moved in a step, on the rank that moved most. In "volume" an all-reduce counts twice.
-
-    With `node_ranks` ranks in a node, only collectives between nodes count.
-    """
-
-    def of(kind: str, entry: Collective) -> float:
-        if unit == "calls":
-            return entry.calls
-        size = entry.bytes
-        if node_ranks:
-            split = node_traffic.by_node({kind: entry.by_ranks(record.observed.ranks)}, node_ranks)
-            size = split["between"].get(kind, 0)
-        return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
-
-    return most(
-        sum(of(kind, entry) for kind, entry in counts.items() if collectives is None or kind in collectives)
-        for counts in record.traffic.per_rank
-    )
-
-
-def weight_bytes(record: Record) -> float | None:
-    """Bytes of all weights, in their observed dtype."""
-    size, dtype = record.observed.parameters, record.observed.dtypes.get("weights")
-    return size * ELEMENT_BYTES[dtype] if size and dtype in ELEMENT_BYTES else None
+    if last.endswith("_s"):
+        return "s"
+    return "parameters" if last.endswith("parameters") else "number"

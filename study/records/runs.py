@@ -58,7 +58,7 @@ class Run:
     parameters = property(attrgetter("record.observed.parameters"))
     rows_per_step = property(attrgetter("record.observed.rows_per_step"))
     losses = property(attrgetter("record.loss.train"))
-    median_step_s = property(attrgetter("record.time.median_step_s"))
+    median_step_s = _metric("step_s")
     tracked_bytes = _metric("tracked_peak_bytes")  # held by tensors; formulas predict this
     allocated_bytes = _metric("peak_allocated_bytes")  # None without a GPU
     peak_bytes = _metric("peak_bytes")
@@ -229,10 +229,10 @@ def _row(run: Run) -> dict:
         "precision": run.precision,
         "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks,
         "stage": run.stage,
-        "loss": run.record.loss.final_train,
+        "loss": metrics.final_train_loss(run.record),
         "eval loss": metrics.value(run.record, "eval_loss"),
         "s/step": run.median_step_s,
-        "MFU": run.record.time.mfu,
+        "MFU": metrics.mfu(run.record),
         "of measured": run.of_measured,
         "tracked peak MB": mega(run.tracked_bytes),
         "collectives MB": mega(sum(run.traffic.values()) if run.record.traffic.per_rank else None),

@@ -1,22 +1,27 @@
 """Defines the record of a run: every section and field that `record.json` may have.
 
-An unknown value is None, or an empty list or section; it is never 0, -1 or infinity. A field that is not declared here
-is an error, so that a writer and its readers cannot drift apart.
+A record holds what was measured. `study.records.metrics` computes what follows from it. An unknown value is None, or an
+empty list or section; it is never 0, -1 or infinity. A field that is not declared here is an error, so that writers and
+readers cannot drift apart.
 """
 
 import datetime
 import re
-from pathlib import Path
-from typing import Annotated, Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from study.errors import Stop
 from study.io.names import safe_name
-from study.spec.settings import Settings
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
-SCHEMA = 2  # 1: no `cell`; sections that were not written are null
+SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
+# Fields of schemas 1 and 2 that `study.records.metrics` computes. A reader drops them.
+DERIVED = {
+    "loss": ("final_train", "final_eval"),
+    "time": ("median_step_s", "tokens_per_s", "samples_per_s", "peak_flops_per_s", "mfu", "training_s"),
+    "traffic": ("gloo_wire_bytes",),
+}
 # Raise this number when the way of measuring changes: records of two versions are not pooled.
 # 2: the tracked memory of a stage 3 run no longer contains the copy that gloo makes for a reduce-scatter.
 # 3: rates divide by the wall time of the timed windows, not by the sum of the slowest rank's steps.
@@ -26,6 +31,14 @@ Status = Literal["running", "done", "oom", "host_oom", "failed", "timeout", "div
 MEASURED = ("loss", "time", "memory", "traffic", "energy")
 NEEDED_WHEN_DONE = ("finished_utc", "requested", "observed", "hardware", "software", "time")
 KNOWN_OF_ANY_SCRIPT = ("finished_utc", "observed", "hardware", "software")  # losses may be unknown to the watch
+
+# Values that no run can have make a record invalid, so that it is set aside by its name.
+Positive = Annotated[int, Field(gt=0)]  # tables divide by it
+Bytes = Annotated[int, Field(ge=0)]
+Peak = Annotated[int, Field(gt=0)]  # no process runs without memory
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+StepSeconds = Annotated[float, Field(gt=0)]  # no step takes no time
 
 
 class Section(BaseModel):
@@ -47,17 +60,59 @@ def _safe_name(name: str) -> str:
         raise ValueError(stop.what) from None
 
 
-# Paths are written as texts. The types have no bounds, because bounds are checked before a run starts, not when its
-# record is read. All can be None, because records of older commits lack newer settings.
-REQUESTED = {"arm": str, "config_file": str, "repair": str} | {
-    name: str if hint is Path or Path in get_args(hint) else hint for name, hint in get_type_hints(Settings).items()
-}
-Requested = create_model(
-    "Requested",
-    __base__=Section,
-    __doc__="What was asked for: every setting of the trainer, the arm, and the published script's repair.",
-    **{name: (hint | None, None) for name, hint in REQUESTED.items()},
-)
+class Requested(Section):
+    """What was asked for: every setting of the trainer, the arm, and the published script's repair.
+
+    The types are those of the settings, without their bounds: a refused value is recorded as it was given. Paths are
+    texts. All can be None, because records of older commits lack newer settings.
+    """
+
+    arm: str | None = None
+    config_file: str | None = None
+    repair: str | None = None
+    task: Literal["imdb", "wikitext", "synthetic"] | None = None
+    model: str | None = None
+    trust_remote_code: bool | None = None
+    tokenizer: str | None = None
+    data: str | None = None
+    init: Literal["pretrained", "random", "in_place", "none"] | None = None
+    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] | None = None
+    optimizer: Literal["adamw", "adamw_8bit", "sgd", "adafactor", "muon"] | None = None
+    lora_rank: int | None = None
+    train_only: str | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    warmup_steps: int | None = None
+    log_every: int | None = None
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    dies_after: int | None = None
+    resume: str | None = None
+    sequence: int | None = None
+    train_rows: int | None = None
+    eval_rows: int | None = None
+    lr: float | None = None
+    lr_warmup_steps: int | None = None
+    weight_decay: float | None = None
+    dropout: float | None = None
+    seed: int | None = None
+    compile: bool | None = None
+    checkpointing: bool | None = None
+    attention: Literal["sdpa", "eager"] | None = None
+    tf32: bool | None = None
+    instruments: bool | None = None
+    log_with: Literal["tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "aim", "clearml"] | None = None
+    save: bool | None = None
+    threads: int | None = None
+    virtual_ranks: int | None = None
+    memory_cap_gib: float | None = None
+    hosts: int | None = None
+    bandwidth_mbit: float | Literal["unlimited"] | None = None
+    run_dir: str | None = None
+    nvme_dir: str | None = None
+    cache_dir: str | None = None
 
 
 class Promised(Section):
@@ -90,6 +145,8 @@ class Watched(Section):
     looked_at: list[int] = []  # the steps with instruments, counted from 1; they are not timed
     not_timed: list[int] = []  # other steps without a time: the first ones, and those with an evaluation
     rows_per_pass: int | None = None  # of one rank; None if they differ
+    timed_rows: int | None = None  # of all ranks, in the timed steps
+    timed_tokens: int | None = None
     clip_grad_norm: float | None = None  # the value that the script gave clip_grad_norm_; DeepSpeed ignores it
 
 
@@ -144,9 +201,6 @@ class Saved(Section):
     bytes: int
     parameters: int
     dtypes: list[str]
-
-
-Positive = Annotated[int, Field(gt=0)]  # tables divide by it
 
 
 class Observed(Section):
@@ -248,50 +302,42 @@ class Loss(Section):
     """Losses averaged over ranks. A virtual run has none."""
 
     train: list[float] = []
-    final_train: float | None = None
     eval: list[Evaluation] = []
-    final_eval: Evaluation | None = None
 
 
 class Time(Section):
-    """Seconds of the timed steps, and the rates that follow from them."""
+    """Seconds of the timed steps."""
 
-    setup_s: float | None = None
-    step_s: list[float] = []  # of each step, on its slowest rank
-    window_s: float | None = None  # wall time of all timed windows
-    median_step_s: float | None = None
-    tokens_per_s: float | None = None
-    samples_per_s: float | None = None
+    setup_s: Seconds | None = None
+    step_s: list[StepSeconds] = []  # of each step, on its slowest rank
+    window_s: StepSeconds | None = None  # wall time of all timed windows
     flops_per_rank_and_step: float | None = None
-    peak_flops_per_s: float | None = None
-    mfu: float | None = None
-    training_s: list[float] = []  # of the published script's trainings
 
 
 class RankMemory(Section):
     """Peaks of one rank. The device's are None without a GPU."""
 
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    device_used_bytes: int | None = None
-    host_peak_bytes: int | None = None
-    host_pinned_peak_bytes: int | None = None
-    host_resident_bytes: int | None = None
-    host_proportional_bytes: int | None = None
-    nvme_read_bytes: int | None = None
-    nvme_written_bytes: int | None = None
+    peak_allocated_bytes: Peak | None = None
+    peak_reserved_bytes: Peak | None = None
+    device_used_bytes: Peak | None = None
+    host_peak_bytes: Peak | None = None
+    host_pinned_peak_bytes: Bytes | None = None
+    host_resident_bytes: Bytes | None = None
+    host_proportional_bytes: Bytes | None = None
+    nvme_read_bytes: Bytes | None = None
+    nvme_written_bytes: Bytes | None = None
 
 
 class RankComponents(Section):
     """One rank's memory at the peak of a step and after it, by component, in bytes."""
 
-    at_peak: dict[str, int] | None = None
-    after_step: dict[str, int] = {}
-    tracked_peak_bytes: int
-    tracked_peak_step_before_bytes: int | None = None
-    allocator_peak_bytes: int | None = None  # of the same step; includes what libraries allocate
+    at_peak: dict[str, Bytes] | None = None
+    after_step: dict[str, Bytes] = {}
+    tracked_peak_bytes: Peak
+    tracked_peak_step_before_bytes: Bytes | None = None
+    allocator_peak_bytes: Bytes | None = None  # of the same step; includes what libraries allocate
     tracked_mean_bytes: float | None = None
-    gloo_copy_bytes: int | None = None
+    gloo_copy_bytes: Bytes | None = None
 
 
 class Components(Section):
@@ -309,10 +355,10 @@ class Memory(Section):
 class Collective(Section):
     """Calls and bytes of one kind of collective in one step. Bytes are those of the full tensor."""
 
-    calls: int
-    bytes: int
-    bytes_by_dtype: dict[str, int]
-    bytes_by_group: dict[str, int] = {}  # by the ranks that take part, such as "0 2", if not all do
+    calls: Count
+    bytes: Bytes
+    bytes_by_dtype: dict[str, Bytes]
+    bytes_by_group: dict[str, Bytes] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
         """Bytes by the ranks that take part, with so many ranks in all."""
@@ -324,22 +370,21 @@ class Collective(Section):
 class LinkTraffic(Section):
     """The traffic of a host of an emulated cluster in the timed steps, by its interface's counters."""
 
-    sent_bytes: int
-    sent_packets: int
-    received_bytes: int
-    dropped_packets: int
+    sent_bytes: Bytes
+    sent_packets: Count
+    received_bytes: Bytes
+    dropped_packets: Count
 
 
 class Traffic(Section):
     per_rank: list[dict[str, Collective]] = []
-    kernel_bytes_written: list[int | None] = []
-    gloo_wire_bytes: list[float | None] = []
+    kernel_bytes_written: list[Bytes | None] = []
     per_link: list[LinkTraffic] = []  # of an emulated cluster's hosts
     link_steps: int | None = None  # the number of steps in per_link
 
 
 class Energy(Section):
-    joules_per_rank: list[float | None] = []
+    joules_per_rank: list[Annotated[float, Field(ge=0)] | None] = []
     steps: int | None = None
 
 
@@ -421,14 +466,16 @@ class Record(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_schema_1(cls, record):
-        """Records of schema 1 have null for unknown values, and no cell."""
+    def _read_older(cls, record):
+        """Read schemas 1 and 2. Schema 1 has null for unknown values, and no cell."""
         if not isinstance(record, dict) or record.get("schema", SCHEMA) == SCHEMA:
             return record
-        if record["schema"] != 1:
-            raise ValueError(f"schema {record['schema']!r} is not one that this version reads (1 and {SCHEMA})")
-        record = _without_nulls(record)
-        return record | {"cell": record.get("cell") or _cell_of_folder(record)}
+        if record["schema"] not in (1, 2):
+            raise ValueError(f"schema {record['schema']!r} is not one that this version reads (1 to {SCHEMA})")
+        if record["schema"] == 1:
+            record = _without_nulls(record)
+            record = record | {"cell": record.get("cell") or _cell_of_folder(record)}
+        return _without_derived(record) | {"schema": SCHEMA}
 
     @model_validator(mode="after")
     def _is_complete(self):
@@ -481,6 +528,15 @@ class Record(Section):
         """
         times = (self.started_utc, self.finished_utc, self.requested.arm, self.requested.seed)
         return (*map(str, times), self.model_dump_json(include=set(MEASURED)), str(self.observed.runs))
+
+
+def _without_derived(record: dict) -> dict:
+    """Remove values that follow from others, which records held up to schema 2."""
+    record = dict(record)
+    for section, names in DERIVED.items():
+        if isinstance(record.get(section), dict):
+            record[section] = {name: value for name, value in record[section].items() if name not in names}
+    return record
 
 
 def _without_nulls(value):

@@ -14,7 +14,7 @@ from study.io.names import safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
-from study.records import store
+from study.records import metrics, store
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record
@@ -23,7 +23,7 @@ from study.report.templating import write_page
 from study.report.topics import every_run, memory
 from study.report.topics.every_run import RunRow
 from study.spec.shapes import SHAPES, shape_of
-from study.watcher import findings
+from study.watcher import diagnosis
 from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
@@ -87,12 +87,12 @@ def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
 def page(run: Run) -> dict:
     """Return what the page of a run shows."""
     record = run.record.model_dump(by_alias=True, include={"error", "requested", "observed"})
-    judged, unknown = findings.looked_at(run.record)
+    judged, unknown = diagnosis.looked_at(run.record)
     ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
     return {
         "results": _results(run),
         "error": record["error"],
-        "findings": findings.diagnose(run.record),
+        "findings": diagnosis.diagnose(run.record),
         "judged": judged,
         "not_judged": unknown,
         "losses": _losses(run),
@@ -110,7 +110,8 @@ def page(run: Run) -> dict:
 def _results(run: Run) -> dict[str, str]:
     """What a reader wants to know first, in human units. What is not known is left out."""
     record, moved = run.record, sum(run.traffic.values())
-    evaluation = record.loss.final_eval
+    evaluation = metrics.final_evaluation(record)
+    speed = metrics.tokens_per_s(record)
     peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
     return {
         label: text
@@ -119,7 +120,7 @@ def _results(run: Run) -> dict[str, str]:
             ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
             ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
             ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
-            ("tokens per second", record.time.tokens_per_s and f"{record.time.tokens_per_s:,.0f}"),
+            ("tokens per second", speed and f"{speed:,.0f}"),
             (peak_of, run.peak_bytes and size(run.peak_bytes)),
             ("in collectives, per rank and step", moved and size(moved)),
             ("parameters", run.parameters and count(run.parameters)),

@@ -33,6 +33,18 @@ Task = Literal["imdb", "wikitext", "synthetic"]
 Init = Literal["pretrained", "random", "in_place", "none"]
 
 
+CACHE = "ZERO_STUDY_CACHE"
+
+
+def cache_home() -> Path:
+    """Return the folder of every cache: data, weights, traces of models, trials of claims."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get(CACHE) or home / "zero-study")
+
+
+DEFAULT_CACHE = cache_home()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flags:
     """Train a model under the arm that `accelerate launch --config_file` names, measure it, and write a run folder."""
@@ -146,8 +158,9 @@ class Flags:
     """The run folder. Default: a new folder in runs/."""
     nvme_dir: Path | None = None
     """The folder for an arm that offloads to disk. Default: beside the run folder. It is emptied when the run ends."""
-    cache_dir: Path = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "zero-study"
-    """The folder that keeps prepared data and drawn weights between runs."""
+    cache_dir: Path = DEFAULT_CACHE
+    """The folder that keeps data, weights and traces of models between runs. The variable ZERO_STUDY_CACHE sets it for
+    every command."""
 
 
 @dataclass(frozen=True, kw_only=True)

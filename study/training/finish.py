@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import statistics
 import threading
 from collections.abc import Callable
 
@@ -12,14 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.machine import gpus
-from study.measure import hardware, network, readback, roles, traffic
+from study.measure import network, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import disk_bytes, written_bytes
 from study.models.shapes import GROUPED, WithoutValues
-from study.records import store
-from study.records.metrics import gloo_wire_bytes
+from study.records import metrics, store
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
 from study.training import ending, machines, models, tasks
 from study.training.log import say
@@ -39,8 +36,6 @@ def finish(run: Run, history: History) -> None:
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     losses, evals = history.losses, history.evals
     record.loss = Loss(train=losses, eval=evals)
-    if losses:  # not in a virtual run
-        record.loss.final_train, record.loss.final_eval = losses[-1], evals[-1]
     record.time = _times(run, history.clock)
     record.memory.per_rank = run.gathered(_peaks(run, history))
     if history.link:
@@ -158,7 +153,7 @@ def _peaks(run: Run, history: History) -> RankMemory:
 
 
 def _times(run: Run, clock: Clock) -> Time:
-    """Step times, each the slowest rank's; the wall time of the timed windows; and the rates over it."""
+    """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
     ranks_step_s, ranks_window_s = run.gathered(clock.step_s), run.gathered(clock.window_s)
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
@@ -166,16 +161,8 @@ def _times(run: Run, clock: Clock) -> Time:
     if not run.has_values:  # nothing was computed
         return times
     times.step_s = [max(ranks) for ranks in zip(*ranks_step_s, strict=True)]
-    times.median_step_s = statistics.median(times.step_s)
     # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
     times.window_s = sum(max(ranks) for ranks in zip(*ranks_window_s, strict=True))
-    times.peak_flops_per_s = gpus.peak_flops(hardware.device_name(), run.settings.precision, run.settings.tf32)
-    steps_per_s = len(times.step_s) / times.window_s
-    if not run.is_virtual:  # a virtual run sends nothing, so no real group would be as fast
-        times.tokens_per_s = run.record.observed.tokens_per_step * steps_per_s
-        times.samples_per_s = run.record.observed.rows_per_step * steps_per_s
-    if times.peak_flops_per_s:
-        times.mfu = times.flops_per_rank_and_step * steps_per_s / times.peak_flops_per_s
     return times
 
 
@@ -210,12 +197,9 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     after = written_bytes()
     traffic.refuse_uncounted(counter)
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
-    on_gloo = observed.backend == "gloo"
-    wire = gloo_wire_bytes(counter.counts, run.accelerator.num_processes) if on_gloo else None
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(after - before if None not in (before, after) else None)
-    moved.gloo_wire_bytes = run.gathered(wire)
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
     if not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
@@ -231,12 +215,12 @@ def print_summary(run: Run) -> None:
     if run.is_virtual:
         parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
     else:
-        parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.final_train:.4f}"]
+        parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"]
     for name in ("accuracy", "perplexity"):
-        if (value := getattr(record.loss.final_eval, name, None)) is not None:
+        if (value := metrics.value(record, name)) is not None:
             parts.append(f"{name} {value:.4f}")
-    if record.time.tokens_per_s:
-        parts.append(f"{record.time.tokens_per_s:.0f} tokens/s")
+    if speed := metrics.tokens_per_s(record):
+        parts.append(f"{speed:.0f} tokens/s")
     peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes for rank in record.memory.per_rank]
     if all(peaks):
         where = "device" if record.hardware.devices else "host"

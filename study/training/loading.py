@@ -16,7 +16,7 @@ from pathlib import Path
 from study.errors import Stop
 from study.machine import linux, software
 from study.machine.gpus import num_gpus
-from study.machine.operators import OPERATORS, compiled, folder, why_not
+from study.machine.operators import OPERATORS, compiled, folder, provide_libaio, why_not
 
 
 def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
@@ -27,10 +27,10 @@ def load(names: list[str], gpus: int, tell: Callable[[str], None]) -> None:
         if stop := why_not(name, gpus):
             raise stop
         with _guarded(name, tell):
+            if name == "async_io":
+                provide_libaio()
             if not compiled(name):
                 tell(f"compiling DeepSpeed's {name} operator ({OPERATORS[name].purpose}): some minutes, once")
-                for half_done in folder(name).glob("*.o"):  # of a killed `study operators`: it groups files
-                    half_done.unlink()
                 _load(name)
         _load(name)  # outside the guard: DeepSpeed probes the CPU for seconds, and ranks need not take turns
 

@@ -79,7 +79,6 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     if settings.nvme_dir is None and machines.several():
         what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
         raise Stop(what, "name a folder that each machine has on a disk of its own")
-    nvme.check_libaio()
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     ranks_here = 1 if settings.virtual_ranks else int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -1,6 +1,7 @@
-"""The values of a record that the checks use: what was promised, what was observed, and memory at the peak."""
+"""The values of a record that the rules use: what was promised, what was observed, and memory at the peak."""
 
 import functools
+from typing import TypeVar
 
 from study.errors import Stop
 from study.records import explain
@@ -10,13 +11,26 @@ from study.spec import arms
 from study.spec.settings import AUTOCAST
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+T = TypeVar("T")
+
+
+class Unknown(Exception):
+    """The record lacks a value that a rule needs. Nothing is guessed."""
+
+
+def known(value: T | None) -> T:
+    """Return the value. Raise Unknown if it is None."""
+    if value is None:
+        raise Unknown
+    return value
 
 
 class Facts:
-    """A record and values derived from it. Unknown is None."""
+    """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
 
     def __init__(self, record: Record):
-        self.record, self.observed = record, record.observed
+        self.record = record
+        self.observed = record.observed
 
     @functools.cached_property
     def promised(self) -> Promised:
@@ -46,57 +60,62 @@ class Facts:
         return self.promised.source or "the script"
 
     @property
-    def name(self) -> str:
-        """A short name for how the training is distributed."""
-        seen = self.observed
-        return f"ZeRO stage {seen.stage}" if seen.stage else seen.wrapper or seen.distributed_type or "the training"
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the prepared objects were read back."""
-        return self.observed.wrapper is not None or self.observed.stage is not None
-
-    @property
-    def zero(self) -> int:
-        """ZeRO's stage; 0 without ZeRO."""
+    def stage(self) -> int:
+        """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
+        if self.observed.stage is None:
+            known(self.observed.wrapper)
         return self.observed.stage or 0
 
     @property
     def sharded(self) -> bool:
-        return (
-            self.zero > 0 or "FSDP" in (self.observed.wrapper or "") or "FSDP" in (self.observed.distributed_type or "")
-        )
+        names = (self.observed.wrapper or "", self.observed.distributed_type or "")
+        return bool(self.observed.stage) or any("FSDP" in name for name in names)
 
     @property
-    def weight_bytes(self) -> int | None:
+    def ranks(self) -> int:
+        return known(self.observed.ranks)
+
+    @property
+    def parameters(self) -> int:
+        return known(self.observed.parameters)
+
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights; several are separated by spaces."""
+        return known(self.observed.dtypes.get("weights"))
+
+    @property
+    def element_bytes(self) -> int:
         """Bytes of an element of the weights, and of the reduced gradients."""
-        kinds = (self.observed.dtypes.get("weights") or "").split()
-        return max((ELEMENT_BYTES[kind] for kind in kinds if kind in ELEMENT_BYTES), default=None)
+        dtypes = [ELEMENT_BYTES.get(dtype) for dtype in (self.observed.dtypes.get("weights") or "").split()]
+        return known(max((size for size in dtypes if size), default=None))
 
     @property
-    def whole_bytes(self) -> int | None:
+    def weights_bytes(self) -> int:
         """Bytes of all weights of the model."""
-        if None in (self.observed.parameters, self.weight_bytes):
-            return None
-        return self.observed.parameters * self.weight_bytes
+        return self.parameters * self.element_bytes
 
     @functools.cached_property
-    def peak(self) -> dict[str, int] | None:
-        """Bytes by component at the peak of the rank that holds most."""
+    def components(self) -> dict[str, int] | None:
+        """Bytes by component at the peak of the rank that holds most. None if they were not measured."""
         try:
             return explain.peak(self.record).components
         except Stop:
             return None
 
     @property
-    def peak_bytes(self) -> int | None:
-        return None if self.peak is None else sum(self.peak.values())
+    def peak(self) -> dict[str, int]:
+        return known(self.components)
 
     @property
-    def traffic(self) -> dict[str, Collective] | None:
-        """The collectives of the first rank in a step. None if they were not counted."""
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    @property
+    def traffic(self) -> dict[str, Collective]:
+        """The collectives of the first rank in a step."""
         counted = self.record.traffic.per_rank
-        return counted[0] if counted else None
+        return known(counted[0] if counted else None)
 
     def moved_bytes(self, *kinds: str) -> int:
         return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterable
 
-from study.records.metrics import gloo_wire_bytes
 from study.records.schema import (
     Collective,
     Components,
@@ -47,21 +46,17 @@ def fill(record: Record, parts: list[Part]) -> None:
     if whole:
         seen.rows_per_step = _sum(part.rows_per_step for part in parts)
         seen.tokens_per_step = _sum(part.tokens_per_step for part in parts)
-        rows, tokens = _sum(part.timed_rows for part in parts), _sum(part.timed_tokens for part in parts)
-        if record.time.window_s:
-            record.time.samples_per_s = rows and rows / record.time.window_s
-            record.time.tokens_per_s = tokens and tokens / record.time.window_s
+        record.watched.timed_rows = _sum(part.timed_rows for part in parts)
+        record.watched.timed_tokens = _sum(part.timed_tokens for part in parts)
         # Only up to the first step in which a rank has no finite loss.
-        record.loss.train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=False)]
-    train = record.loss.train
-    record.loss = Loss(train=train, final_train=train[-1] if train and len(train) == seen.steps else None)
+        train = [statistics.fmean(losses) for losses in zip(*(p.losses for p in parts), strict=False)]
+        record.loss = Loss(train=train)
     homes = {"optimizer_home": seen.offload_optimizer, "weights_home": seen.offload_param}
     components = Components(per_rank=_all(part.components for part in parts), **homes)
     record.memory = Memory(per_rank=[part.memory for part in parts], components=components)
     if counts := _all(part.traffic for part in parts):
-        wire = [gloo_wire_bytes(each, seen.ranks) if seen.backend == "gloo" else None for each in counts]
         written = [part.written_bytes for part in parts]
-        record.traffic = Traffic(per_rank=counts, kernel_bytes_written=written, gloo_wire_bytes=wire)
+        record.traffic = Traffic(per_rank=counts, kernel_bytes_written=written)
 
 
 def _times(ranks_step_s: list[dict[int, float]]) -> Time:
@@ -71,7 +66,7 @@ def _times(ranks_step_s: list[dict[int, float]]) -> Time:
         return Time()
     step_s = [max(each[step] for each in ranks_step_s) for step in steps]
     window_s = max(sum(each[step] for step in steps) for each in ranks_step_s)
-    return Time(step_s=step_s, median_step_s=statistics.median(step_s), window_s=window_s)
+    return Time(step_s=step_s, window_s=window_s)
 
 
 def _all(values: Iterable) -> list:

@@ -293,7 +293,8 @@ class Watch:
             self._log.close()
         with contextlib.suppress(Exception):
             store.explain_what_failed(self.folder, "instruments_failed", why)
-            store.end_badly(self.folder, Stop(f"the watch failed ({why})", "report this"), type(error).__name__)
+            what = f"study.watch raised {why}; your training was not affected"
+            store.end_badly(self.folder, Stop(what, "report it"), type(error).__name__)
         sys.stderr.write(f"study.watch has stopped, your training goes on: {why}\n")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from study.errors import Stop
 from study.io.numbers import short, size
 from study.measure.failures import device_is_full, host_is_full, lost_connection
+from study.records import metrics
 from study.records.metrics import most
 from study.records.schema import Record
-from study.watcher import findings
+from study.watcher import diagnosis
 from study.watcher.parts import Part
 
 SHOWN = 4  # components, the largest first
@@ -47,10 +48,13 @@ def summary(record: Record, folder: Path) -> list[str]:
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
     if record.error:
-        lines.append(f"  {record.status}: {record.error.message:.80}")
-    if record.time.median_step_s:
-        rate = f", {short(record.time.tokens_per_s)} tokens/s" if record.time.tokens_per_s else ""
-        lines.append(f"  {short(record.time.median_step_s)} s per step (median){rate}")
+        lines += textwrap.wrap(
+            f"{record.status}: {record.error.message}", 98, initial_indent="  ", subsequent_indent="    "
+        )
+    if step_s := metrics.median_step_s(record):
+        speed = metrics.tokens_per_s(record)
+        rate = f", {short(speed)} tokens/s" if speed else ""
+        lines.append(f"  {short(step_s)} s per step (median){rate}")
     if (peak_bytes := most(rank.tracked_peak_bytes for rank in record.memory.components.per_rank)) is not None:
         fullest = max(record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes).at_peak or {}
         largest = sorted(fullest.items(), key=lambda item: -item[1])[:SHOWN]
@@ -65,7 +69,7 @@ def summary(record: Record, folder: Path) -> list[str]:
         lines.append("  No step is timed: in each the model also ran outside training, as for an evaluation.")
     if seen.steps and not record.watched.looked_at:
         lines.append("  The loop ended before the instruments looked: give watch a smaller `after`.")
-    for finding in findings.diagnose(record):
+    for finding in diagnosis.diagnose(record):
         text = f"{finding.sentence}." + ("" if finding.remedy is None else f" What to do: {finding.remedy}.")
         lines += textwrap.wrap(text, 98, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
     return [*lines, f"  {folder / 'record.json'}"]

@@ -15,6 +15,7 @@ from matplotlib.ticker import NullFormatter
 from study.bench.prediction import setup_of
 from study.predictor import links, nodes
 from study.predictor.links import SlowLink
+from study.records import metrics
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import style
@@ -65,7 +66,7 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
     free = seconds(cells.get((run.arm, run.ranks, run.hosts, run.accumulation, None), []))
     of_repeats = [each.record.traffic for each in repeats]
     sent = [link.sent_bytes / traffic.link_steps for traffic in of_repeats for link in traffic.per_link]
-    counted = [size for size in run.record.traffic.gloo_wire_bytes if size is not None]
+    counted = [size for size in metrics.wire_bytes_per_rank(run.record) if size is not None]
     carried = _link_bytes(run)
     return {
         "group": group,

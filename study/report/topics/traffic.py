@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from study.bench.prediction import setup_of
 from study.io.words import joined
 from study.predictor import nodes, papers
+from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
@@ -83,7 +84,7 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
     split = node_traffic.by_node(moved, node_ranks)
     setup = setup_of(run.record)
     theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
-    wire = run.record.traffic.gloo_wire_bytes[0]
+    wire = metrics.wire_bytes_per_rank(run.record)[0]
     kernel = run.record.traffic.kernel_bytes_written[0]
     held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
