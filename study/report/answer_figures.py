@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from study.io.numbers import count, nats, size
 from study.report import style
-from study.report.grouping import parts, sums
+from study.report.grouping import each, parts, sums
 from study.report.style import CARD, FAINT, INK, Look, colour
 from study.report.topics import traffic as bytes_sent
 from study.report.topics.bars import scale
@@ -123,7 +123,7 @@ def steps(rows: pd.DataFrame) -> Figure:
     drawing, axes = style.panels([0.7 + 0.25 * mine["arm"].nunique() for mine in settings.values()])
     for ax, (setting, mine) in zip(axes, settings.items(), strict=True):
         arms = style.ordered(mine["arm"])
-        for row in mine.itertuples():
+        for row in each(mine):
             _draw_step(ax, arms.index(row.arm), row)
         style.name_bars(ax, arms)
         ax.margins(x=0.14, y=0.06)
@@ -177,7 +177,7 @@ def draw_traffic(ax: Axes, rows: pd.DataFrame) -> None:
     paper = bytes_sent.by_arm(rows, bytes_sent.PAPER)
     for place, arm in enumerate(arms):
         left = 0.0
-        for row in rows[(rows["arm"] == arm) & (rows["source"] == bytes_sent.COUNTED)].itertuples():
+        for row in each(rows[(rows["arm"] == arm) & (rows["source"] == bytes_sent.COUNTED)]):
             tone = style.COLLECTIVES.get(row.collective, FAINT)
             (bar,) = ax.barh(place, row.times, 0.72, left, color=tone, edgecolor=FAINT, linewidth=0.5)
             style.tell(bar, arm, f"{arm}, {row.collective}: {row.times:.2g} times an all-reduce")

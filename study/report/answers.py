@@ -227,7 +227,8 @@ def totals(rows: pd.DataFrame, basis: str) -> dict[str, float]:
 
 def memory_in_words(rows: pd.DataFrame) -> str:
     """Return which stages save memory on which model."""
-    yes, no = [], []
+    yes: list[str] = []
+    no: list[str] = []
     for model, mine in parts(rows, "model").items():
         peaks = totals(mine, mine["basis"].iloc[0])
         stages = {arm: peaks[arm] for arm in STAGES if arm in peaks}

@@ -1,5 +1,9 @@
 """Tables and runs in the groups that figures and sentences show."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
 from study.records.groups import by
@@ -7,7 +11,16 @@ from study.records.runs import Run
 from study.spec import arms
 
 # What decides memory: two peaks are compared only where these are equal.
-SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
+SETTINGS: tuple[str, ...] = (
+    "task",
+    "model",
+    "precision",
+    "micro_batch",
+    "accumulation",
+    "sequence",
+    "checkpointing",
+    "attention",
+)
 SETTINGS += ("optimizer", "lora_rank", "train_only", "compile")
 SET_BY_MODEL = ("lr", "attention")  # their defaults depend on it
 ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
@@ -34,6 +47,21 @@ def parts(rows: pd.DataFrame, *names: str) -> dict[str, pd.DataFrame]:
 def sums(rows: pd.DataFrame, name: str, value: str) -> dict[str, float]:
     """Return the sum of one column by the values of another."""
     return {key: float(mine[value].sum()) for key, mine in parts(rows, name).items()}
+
+
+def each(rows: pd.DataFrame) -> Iterator[Any]:
+    """Return the rows one by one, their columns as attributes."""
+    return iter(rows.itertuples())
+
+
+def least(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the row with the smallest value of a column, the first of equal ones."""
+    return rows.iloc[int(np.nanargmin(rows[name].to_numpy(float)))]
+
+
+def largest(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the row with the largest value of a column, the first of equal ones."""
+    return rows.iloc[int(np.nanargmax(rows[name].to_numpy(float)))]
 
 
 def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:

@@ -17,7 +17,7 @@ from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
 from study.records.privacy import without_paths
 from study.records.runs import Run, Runs
-from study.records.schema import RankComponents, Record
+from study.records.schema import RankComponents, Record, ScriptTraining
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import every_run, memory
@@ -112,38 +112,41 @@ def _results(run: Run) -> dict[str, str]:
     record, moved = run.record, sum(run.traffic.values())
     evaluation = metrics.final_evaluation(record)
     speed = metrics.tokens_per_s(record)
-    peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
-    return {
-        label: text
-        for label, text in (
-            ("last training loss (nats)", run.losses and short(run.losses[-1])),
-            ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
-            ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
-            ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
-            ("tokens per second", speed and f"{speed:,.0f}"),
-            (peak_of, run.peak_bytes and size(run.peak_bytes)),
-            ("in collectives, per rank and step", moved and size(moved)),
-            ("parameters", run.parameters and count(run.parameters)),
-        )
-        if text
-    }
+    peak_name = "peak of a rank's GPU memory" if run.peak_of == "allocated" else "peak of a rank's tensors"
+    results = [
+        ("last training loss (nats)", run.losses and short(run.losses[-1])),
+        ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
+        ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
+        ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
+        ("tokens per second", speed and f"{speed:,.0f}"),
+        (peak_name, run.peak_bytes and size(run.peak_bytes)),
+        ("in collectives, per rank and step", moved and size(moved)),
+        ("parameters", run.parameters and count(run.parameters)),
+    ]
+    return {label: text for label, text in results if text}
 
 
 def _losses(run: Run) -> dict | None:
     if run.record.is_script:  # several trainings, logged every so many steps
-        every, trainings = run.record.observed.logging_steps or 1, run.record.observed.runs
-        names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
-        points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
-        series = dict(zip(names, points, strict=True))
-        title, caption = f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
+        series, title, caption = _of_script(run.record.observed.runs, run.record.observed.logging_steps or 1)
     else:
         evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
         series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
-        ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
-        title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
-        caption = "Mean over ranks, at each optimizer step."
+        title, caption = "Losses of evaluations", "Mean over ranks, at each optimizer step."
+        if run.losses:
+            ends = f"from {short(run.losses[0])} to {short(run.losses[-1])}"
+            title = f"The training loss goes {ends} in {len(run.losses)} steps"
     drawn = charts.chart(series, "optimizer step", "loss (nats)")
-    return drawn and {"title": title, "chart": drawn, "caption": caption}
+    return {"title": title, "chart": drawn, "caption": caption} if drawn else None
+
+
+def _of_script(trainings: list[ScriptTraining], every: int) -> tuple[dict, str, str]:
+    """Return the curves of a script's trainings; two of them may have one name."""
+    series = {}
+    for number, each in enumerate(trainings, 1):
+        points = [(every * window, loss) for window, loss in enumerate(each.losses, 1)]
+        series[f"{number}: {each.name}, batch {each.batch}"] = points
+    return series, f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
 
 
 def _seconds(run: Run) -> dict | None:
@@ -184,7 +187,7 @@ def _predicted(run: Run) -> dict[str, int] | None:
     if shape.get("model_type") not in FAMILIES or not run.done:
         return None
     estimate = predicted(run.record)
-    return estimate and estimate.at_peak
+    return estimate.at_peak if estimate else None
 
 
 def _components(run: Run) -> list[dict]:

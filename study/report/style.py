@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -129,9 +130,8 @@ def figure(draw: Callable) -> Callable:
 def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
     """Panels above each other, with heights in inches: a phone could not show them side by side."""
     drawing = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-    drawing.get_layout_engine().set(
-        h_pad=0.08
-    )  # inches: the lowest label of one must not lie on the highest of the next
+    engine = ConstrainedLayoutEngine(h_pad=0.08)  # inches: labels of one panel must not lie on those of the next
+    drawing.set_layout_engine(engine)
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
 
 
@@ -180,7 +180,7 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
     low = getattr(row, "low", None)
     has_interval = low is not None and not math.isnan(low)
     is_open = getattr(row, "kind", "real") in ("virtual", "capped", "emulated")
-    look = {"color": colour(row.arm), "marker": marker(row.arm), "capsize": 2.5, "linestyle": "none"}
+    look: dict[str, Any] = {"color": colour(row.arm), "marker": marker(row.arm), "capsize": 2.5, "linestyle": "none"}
     look["markerfacecolor"] = CARD if is_open else colour(row.arm)
     text = short(float(value))
     interval = None
@@ -218,9 +218,9 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
     lines = textwrap.wrap(text, 76)
     if entries:
         columns = _columns(drawing, entries, columns)
-        for text in _legend(drawing, entries, columns).get_texts():
-            if text.get_text() in all_paths():
-                key(text, text.get_text())
+        for name in _legend(drawing, entries, columns).get_texts():
+            if name.get_text() in all_paths():
+                key(name, name.get_text())
     if lines:
         drawing.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
@@ -272,7 +272,7 @@ def _break(text: Text, room: float) -> None:
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
     """Name horizontal bars, the first one on top. A name that begins with an arm's is its key."""
     names = list(names)
-    axes.set_yticks(range(len(names)) if places is None else places, names)
+    axes.set_yticks(list(range(len(names)) if places is None else places), names)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         if (arm := re.split("[:, ]", name)[0]) in all_paths():
             key(label, arm)

@@ -67,7 +67,7 @@ def as_html(rows: pd.DataFrame, columns: Iterable[str] = ()) -> str:
 
     Where rows of one group follow each other, the group is a heading above them and no column.
     """
-    names = list(columns) or list(rows)
+    names = list(columns) or [str(name) for name in rows]
     records = rows.to_dict("records")
     together = [(group, list(mine)) for group, mine in itertools.groupby(records, lambda row: row.get("group"))]
     if "group" in names and 2 * len(together) <= len(records):

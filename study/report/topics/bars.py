@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.report import style
-from study.report.grouping import parts
+from study.report.grouping import each, parts
 from study.report.style import FAINT
 
 UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
@@ -55,7 +55,7 @@ def draw(rows: pd.DataFrame, stacks: Stacks) -> Figure:
 
 def _bar(ax: Axes, at: float, mine: pd.DataFrame, stacks: Stacks) -> None:
     left = 0.0
-    for row in mine.itertuples():
+    for row in each(mine):
         is_solid = row.source.startswith(stacks.solid)
         part = getattr(row, stacks.part)
         (bar,) = ax.barh(

@@ -19,7 +19,7 @@ from study.predictor.setup import Setup
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import SETTINGS, parts
+from study.report.grouping import SETTINGS, largest, parts
 from study.report.style import CARD, INK, colour, conditions, ordered
 from study.spec.shapes import shape_of
 from study.sweeps import protocol
@@ -90,7 +90,7 @@ def title(rows: pd.DataFrame) -> str:
     survived = rows[rows["size"].notna()]
     if survived.empty:
         return "Nothing that was tried fits under the cap"
-    best = survived.loc[survived["size"].idxmax()]
+    best = largest(survived, "size")
     alike = ordered(survived[survived["size"] == best["size"]]["arm"])
     return f"The largest that fits is {_value(best, 'largest')}, under {joined(alike)}"
 

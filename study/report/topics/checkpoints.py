@@ -13,6 +13,7 @@ from study.predictor.setup import Setup
 from study.records.runs import Run, Runs
 from study.records.schema import RankMemory, Resume
 from study.report import grouping, style
+from study.report.grouping import each
 from study.report.style import EXACT, FAINT, INK, Look, colour
 
 PROTOCOL = "resume"
@@ -113,8 +114,7 @@ def figure(rows: pd.DataFrame) -> Figure:
     """Size of a checkpoint per parameter, measured and predicted, and the seconds to save and to load it."""
     several = rows["arm"].duplicated(keep=False)
     names = [
-        f"{row.arm}, {row.ranks} ranks" if is_one else row.arm
-        for row, is_one in zip(rows.itertuples(), several, strict=True)
+        f"{row.arm}, {row.ranks} ranks" if is_one else row.arm for row, is_one in zip(each(rows), several, strict=True)
     ]
     drawing, (above, below) = style.panels([0.8 + 0.2 * len(rows)] * 2)
     for place, (name, row) in enumerate(zip(names, rows.to_dict("records"), strict=True)):
@@ -190,7 +190,8 @@ def moves(runs: Runs) -> pd.DataFrame:
 def _move(run: Run, sources: dict[str, Run]) -> dict:
     name = run.record.run_id.partition("-")[2]
     before, _, after = name.partition("-to-")
-    row = {"from": before, "to": after, "route": ROUTES[TRIED[run.record.cell.part or ""]]}
+    row: dict[str, str | bool | float | None] = {"from": before, "to": after}
+    row["route"] = ROUTES[TRIED[run.record.cell.part or ""]]
     row |= {"loads": run.record.status == "done", "losses_differ_by": None, "load_s": None}
     if resumes := run.record.checkpoints.resumes:
         source = sources.get(resumes[-1].run_id)
@@ -232,7 +233,7 @@ def title_of_resumed(rows: pd.DataFrame) -> str:
 def figure_of_resumed(rows: pd.DataFrame) -> Figure:
     """Largest difference between the losses of a resumed run and of the run it is compared with."""
     drawing, (ax,) = style.panels([0.8 + 0.19 * len(rows)])
-    for place, row in enumerate(rows.itertuples()):
+    for place, row in enumerate(each(rows)):
         off = row.losses_differ_by
         (mark,) = ax.plot([max(off, EXACT)], [place], MARKS[row.route], color=colour(row.arm), markersize=6)
         style.tell(mark, row.arm, f"{row.line}, {row.route}: {f'{off:.1e} off' if off else 'the same bits'}")

@@ -1,5 +1,7 @@
 """Tables that documents print, and beside them what was measured and predicted here; and document 002's script."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -18,12 +20,13 @@ from study.report.topics.speed import middle, seconds, timed
 
 # Document 000: Gemma2-9B on eight H100, 2048 tokens, bfloat16, effective batch 144 unless said otherwise.
 MODEL_000, RANKS_000, SEQUENCE_000, BATCH_000 = "gemma2-9b", 8, 2048, 144
+GROUP_000 = f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast"
 MEMORY_000 = {"ddp": 76e9, "zero2": 45e9, "zero3": 28e9}  # "Memory Utilization"
 TOKENS_PER_S_AND_GPU_000 = {"ddp": 2847, "zero2": 2698, "zero3": 2234}  # "Training Throughput"
 STEPS_PER_HOUR_000 = {"ddp": 385, "zero2": 365, "zero3": 302}
 # Document 001: "Overcoming Bottlenecks", 20 billion parameters on eight GPUs.
 GROUP_001 = "document 001, 20B on eight GPUs"
-OFFLOAD_001 = (
+OFFLOAD_001: tuple[dict, ...] = (
     {"group": GROUP_001, "arm": "ddp", "outcome": "OOM", "peak_bytes": 48e9, "samples_per_s": None},
     {"group": GROUP_001, "arm": "zero3_cpu", "outcome": "done", "peak_bytes": 12e9, "samples_per_s": 1200},
     {"group": GROUP_001, "arm": "zero3_nvme", "outcome": "done", "peak_bytes": 8e9, "samples_per_s": 950},
@@ -41,10 +44,10 @@ MEMORY_003 = {
 def memory_000(runs: Runs) -> pd.DataFrame:
     """Return document 000's setting with activations kept and recomputed, predicted and measured; and its numbers."""
     shape = named(MODEL_000)
-    setting = {"ranks": RANKS_000, "sequence": SEQUENCE_000, "precision": "bf16_cast", "micro_batch": 1}
-    rows = []
+    setting: dict[str, Any] = {"ranks": RANKS_000, "sequence": SEQUENCE_000, "precision": "bf16_cast", "micro_batch": 1}
+    rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
-        place = {"group": f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast", "line": arm, "arm": arm}
+        place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
         place |= {"ranks": RANKS_000, "parameters": parameters(shape), "kind": "real"}
         measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
         for recompute, how in ((False, ""), (True, ", recomputing")):
@@ -146,7 +149,7 @@ TRAININGS = {1: (INK, "-"), 2: (style.VERMILION, "--"), 3: (style.SKY, ":")}  # 
 
 def script(runs: Runs) -> pd.DataFrame:
     """Return each training of document 002's script, what it started from, and whether DeepSpeed was called."""
-    rows = []
+    rows: list[dict] = []
     for run in runs.select(arm="single").done:
         for number, training in enumerate(run.record.observed.runs, 1):
             about = {"script": REPAIRS.get(run.repair, run.repair), "seed": run.seed, "training": number}
@@ -154,8 +157,10 @@ def script(runs: Runs) -> pd.DataFrame:
             about |= {"deepspeed_calls": training.deepspeed_initialize_calls, "training_s": training.training_s}
             every = run.record.observed.logging_steps or 1
             rows += [about | {"step": window * every, "loss": loss} for window, loss in enumerate(training.losses, 1)]
+    if not rows:
+        return pd.DataFrame()
     order = list(REPAIRS.values())
-    return pd.DataFrame(sorted(rows, key=lambda row: order.index(row["script"])))
+    return pd.DataFrame(rows).sort_values("script", key=lambda column: column.map(order.index), kind="stable")
 
 
 def sentence_of_script(rows: pd.DataFrame) -> str:
@@ -183,9 +188,9 @@ def figure_of_script(rows: pd.DataFrame) -> Figure:
     drawing, axes = style.panels([1.6] * len(kinds), sharex=True, sharey=True)
     marks: dict[str, Look] = {}
     for ax, (kind, mine) in zip(axes, kinds.items(), strict=True):
-        for number, training in mine.groupby("training"):
+        for number, training in parts(mine, "training").items():
             tone, dash = TRAININGS.get(int(number), (FAINT, "-"))
-            look = {"linestyle": dash, "marker": "o", "markersize": 3.5}
+            look: dict[str, Any] = {"linestyle": dash, "marker": "o", "markersize": 3.5}
             band(ax, training, tone, **look)
             first = training.iloc[0]
             marks[f"{number}: {first['name']}, batch {first['batch']}"] = look | {"color": tone}

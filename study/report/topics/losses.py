@@ -1,6 +1,7 @@
 """Losses: how far each arm is from the baseline, step by step."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from study.io.numbers import nats
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, parts
+from study.report.grouping import columns, largest, parts
 from study.report.style import EXACT, colour, conditions, marker
 from study.spec import arms
 
@@ -88,7 +89,7 @@ def sentence(rows: pd.DataFrame) -> str:
     compared = rows[rows["largest_difference"].notna()]
     if compared.empty:
         return "No losses are compared: no two arms here have runs with the same seed, rows per step and steps."
-    worst = compared.loc[compared["largest_difference"].idxmax()]
+    worst = largest(compared, "largest_difference")
     furthest = f"{worst['line']} against {worst['against']} in {conditions(worst['group'])}"
     text = f"**At every step, losses are within {nats(worst['largest_difference'])} of the baseline's**"
     text += f" ({len(compared)} comparison{'s' * (len(compared) > 1)}; furthest: {furthest})."
@@ -111,7 +112,7 @@ def furthest(rows: pd.DataFrame) -> pd.Series | None:
     """Return the row with the largest difference from the baseline; None if nothing is compared."""
     if rows.empty or rows["difference"].isna().all():
         return None
-    return rows.loc[rows["difference"].idxmax()]
+    return largest(rows, "difference")
 
 
 def title(rows: pd.DataFrame) -> str:
@@ -196,7 +197,7 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     style.from_zero(ax.xaxis)
 
 
-def band(ax: Axes, rows: pd.DataFrame, tone: str, name: str = "loss", **look: object) -> None:
+def band(ax: Axes, rows: pd.DataFrame, tone: str, name: str = "loss", **look: Any) -> None:
     """Draw the mean over runs at each step as a line, from the smallest to the largest value as a band."""
     values = rows.groupby("step", sort=False)[name].agg(["min", "mean", "max"])
     ax.fill_between(values.index, values["min"], values["max"], color=tone, alpha=0.15, linewidth=0)

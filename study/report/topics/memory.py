@@ -15,7 +15,7 @@ from study.predictor import papers
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
-from study.report.grouping import SETTINGS, columns, largest_groups, parts, split_by_ranks, sums
+from study.report.grouping import SETTINGS, columns, each, largest, largest_groups, parts, split_by_ranks, sums
 from study.report.style import FAINT, OPEN, colour, conditions
 from study.report.topics import bars
 from study.spec import arms
@@ -63,7 +63,7 @@ def _of_paper(run: Run) -> dict[str, float]:
 
 def buckets(runs: Runs) -> pd.DataFrame:
     """Return what each stage holds with buckets of DDP's size and with DeepSpeed's, measured or predicted."""
-    rows = []
+    rows: list[dict] = []
     for place, run, n in _largest(runs):
         arm = run.arm.removesuffix("_default")
         if arm not in ("zero1", "zero2", "zero3"):
@@ -74,7 +74,9 @@ def buckets(runs: Runs) -> pd.DataFrame:
         if run.arm == arm and (estimate := predicted(run.record, deepspeed=default)):
             held = part_bytes(estimate.at_peak)
             rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", held, 0)
-    return pd.DataFrame(sorted(rows, key=lambda row: (row["group"], row["line"])))
+    if not rows:
+        return pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(["group", "line"], kind="stable", ignore_index=True)
 
 
 def _largest(runs: Runs) -> Iterator[tuple[dict, Run, int]]:
@@ -125,16 +127,15 @@ def sentence(rows: pd.DataFrame, most: int = 2) -> str:
 def _of_group(mine: pd.DataFrame) -> str:
     measured = mine[mine["source"] == "measured"]
     held = sums(measured, "line", "bytes")
-    least, largest = extremes(held)
-    of_largest = measured[measured["line"] == largest]
-    part = of_largest.loc[of_largest["bytes"].idxmax()]
-    if held[least] < held[largest]:
-        lead = f"{least} has the lowest peak ({size(held[least])}), {largest} the highest ({size(held[largest])})"
-        whose = f" of {largest}'s peak"
+    lowest, highest = extremes(held)
+    part = largest(measured[measured["line"] == highest], "bytes")
+    if held[lowest] < held[highest]:
+        lead = f"{lowest} has the lowest peak ({size(held[lowest])}), {highest} the highest ({size(held[highest])})"
+        whose = f" of {highest}'s peak"
     else:
-        lead = f"{joined(list(held))} {'holds' if len(held) == 1 else 'hold'} {size(held[least])} at the peak"
+        lead = f"{joined(list(held))} {'holds' if len(held) == 1 else 'hold'} {size(held[lowest])} at the peak"
         whose = ""
-    share = part["bytes"] / held[largest]
+    share = part["bytes"] / held[highest]
     where = conditions(mine["group"].iloc[0])
     return f"In {where}, **{lead}**; the largest part{whose} is {part['part']} ({share:.0%})."
 
@@ -244,7 +245,7 @@ def figure_of_peaks(rows: pd.DataFrame) -> Figure:
         (line,) = ax.plot(mine["ranks"], sizes, color=colour(arm), linestyle=dashes)
         style.tell(line, arm, f"{arm}, predicted: {sizes[0]:.3g} to {sizes[-1]:.3g} {unit}")
         ends[arm] = sizes[-1]
-    for row in seen.itertuples():
+    for row in each(seen):
         offset = 1 + APART * (order.index(row.arm) / max(1, len(order) - 1) - 0.5)
         style.point(ax, row.ranks * offset, row, row.bytes / scale, zorder=3)
     ax.set(xscale="log", yscale="log", xlabel="number of ranks", ylabel=f"peak memory of a rank ({unit})")

@@ -19,7 +19,7 @@ from study.records import metrics
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import parts
+from study.report.grouping import each, parts
 from study.report.style import INK, OPEN, colour, ordered
 from study.report.topics.memory import extremes
 from study.report.topics.speed import middle, note, seconds, timed
@@ -65,7 +65,7 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
     run = repeats[0]
     free = seconds(cells.get((run.arm, run.ranks, run.hosts, run.accumulation, None), []))
     of_repeats = [each.record.traffic for each in repeats]
-    sent = [link.sent_bytes / traffic.link_steps for traffic in of_repeats for link in traffic.per_link]
+    sent = [link.sent_bytes / (traffic.link_steps or 1) for traffic in of_repeats for link in traffic.per_link]
     counted = [size for size in metrics.wire_bytes_per_rank(run.record) if size is not None]
     carried = _link_bytes(run)
     return {
@@ -184,7 +184,7 @@ def _draw(ax: Axes, mine: pd.DataFrame, free: float) -> None:
     for arm, points in parts(mine, "arm").items():
         known = points[points["predicted_s"].notna()]
         ax.plot(known["mbit"], known["predicted_s"], **PREDICTED, color=colour(arm))
-        for row in points.fillna({"mbit": free}).itertuples():
+        for row in each(points.fillna({"mbit": free})):
             style.point(ax, row.mbit, row)
     ax.set(xscale="log", yscale="log", ylabel="seconds of a step")
     ax.margins(y=0.15)

@@ -4,6 +4,7 @@ Ratios are of runs in one environment. Two environments are only compared cell b
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from study.records.compare import compare
 from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import SET_BY_MODEL, columns, largest_groups, parts, split_by_ranks
+from study.report.grouping import SET_BY_MODEL, columns, each, largest_groups, least, parts, split_by_ranks
 from study.report.style import FAINT, INK, OPEN, SHADE, colour, conditions, ordered
 
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
@@ -31,7 +32,7 @@ BATCHES_000 = (
 # Document 002: figure 2 has no numbers in the text but these. BERT-large, one A100.
 SMALLEST_SPEEDUP_002 = -0.05  # "almost 5 %" slower
 WORTHWHILE_FROM_BYTES_002 = 2e9  # "crossing the 2GB barrier", read as the size of the fp32 weights
-BAR = {"linewidth": 5, "alpha": 0.35}
+BAR: dict[str, Any] = {"linewidth": 5, "alpha": 0.35}
 
 
 def timed(runs: Runs) -> list[Run]:
@@ -46,15 +47,17 @@ def seconds(runs: Iterable[Run]) -> list[float]:
 
 def middle(values: list[float], over: list[float] | None = None) -> dict:
     """Return a median over runs, or a ratio of two, with its interval where there are enough runs, and their number."""
-    samples = [values] if over is None else [values, over]
-    median = stats.median(values)
-    row = {"median": median, "low": None, "high": None, "n": min(map(len, samples))}
-    if over:
-        row["median"] = median / stats.median(over)
-    if row["n"] >= stats.FEWEST_RUNS:
-        interval = stats.ratio_of_medians if over else stats.median_with_interval
-        _, row["low"], row["high"] = interval(*samples, np.random.default_rng(0))
-    return row
+    rng = np.random.default_rng(0)
+    n = len(values) if over is None else min(len(values), len(over))
+    if over is None:
+        median, low, high = stats.median(values), None, None
+        if n >= stats.FEWEST_RUNS:
+            _, low, high = stats.median_with_interval(values, rng)
+    else:
+        median, low, high = stats.median(values) / stats.median(over), None, None
+        if n >= stats.FEWEST_RUNS:
+            _, low, high = stats.ratio_of_medians(values, over, rng)
+    return {"median": median, "low": low, "high": high, "n": n}
 
 
 def note(rows: pd.DataFrame) -> str:
@@ -67,7 +70,7 @@ def note(rows: pd.DataFrame) -> str:
 def curve(ax: Axes, x: str, rows: pd.DataFrame) -> None:
     """Draw the medians of one arm as points on a line."""
     ax.plot(rows[x], rows["median"], color=colour(rows["arm"].iloc[0]), linewidth=1)
-    for row in rows.itertuples():
+    for row in each(rows):
         style.point(ax, getattr(row, x), row)
 
 
@@ -127,7 +130,7 @@ def figure_of_batches(rows: pd.DataFrame) -> Figure:
     varieties = parts(measured, "varied")
     drawing, axes = style.panels([2.2] * len(varieties), sharex=True)
     for ax, (varied, mine) in zip(axes, varieties.items(), strict=True):
-        for row in rows[rows["source"] != "measured"].itertuples():
+        for row in each(rows[rows["source"] != "measured"]):
             start, end = row.batch, max(row.to, 1.35 * row.batch)
             ax.plot([start, end], [row.median] * 2, color=colour(row.arm), solid_capstyle="butt", **BAR)
         for points in parts(mine, "group", "arm").values():
@@ -212,7 +215,7 @@ def figure_of_ladder(rows: pd.DataFrame) -> Figure:
     for mine in parts(rows, "what", "group", "arm").values():
         curve(below if mine["what"].iloc[0] == "speed-up" else above, "weights_gb", mine)
     first = rows[(rows["what"] == "step_s") & (rows["arm"] == rows["arm"].iloc[0])]
-    for row in first.itertuples():
+    for row in each(first):
         above.annotate(row.model, (row.weights_gb, row.median), (7, -8), textcoords="offset points", fontsize=8.5)
     sizes = rows["weights_gb"]
     from_gb = WORTHWHILE_FROM_BYTES_002 / 1e9
@@ -255,7 +258,7 @@ def sentence_of_frontier(rows: pd.DataFrame, most: int = 2) -> str:
     """Return the fastest and the smallest arm of `most` groups, and what the latter costs."""
     sentences = []
     for mine in largest_groups(rows, most):
-        fast, small = mine.loc[mine["median"].idxmin()], mine.loc[mine["peak_bytes"].idxmin()]
+        fast, small = least(mine, "median"), least(mine, "peak_bytes")
         speed, held = f"{fast['median']:.3g} s per step", size(fast["peak_bytes"])
         if len(mine) == 1:
             rest = f"only {fast['line']} has timings: {speed}, {held}."
@@ -270,7 +273,7 @@ def sentence_of_frontier(rows: pd.DataFrame, most: int = 2) -> str:
 
 
 def title_of_frontier(rows: pd.DataFrame) -> str:
-    fast, small = rows.loc[rows["median"].idxmin()], rows.loc[rows["peak_bytes"].idxmin()]
+    fast, small = least(rows, "median"), least(rows, "peak_bytes")
     if small["peak_bytes"] == fast["peak_bytes"]:
         return f"{fast['line']} is the fastest and holds the least"
     slower = small["median"] / fast["median"]
@@ -282,7 +285,7 @@ def figure_of_frontier(rows: pd.DataFrame) -> Figure:
     """Seconds of a step against peak memory, one point for each arm."""
     drawing, (ax,) = style.panels([3.2])
     sizes = rows["peak_bytes"] / 1e6
-    for row in rows.itertuples():
+    for row in each(rows):
         style.point(ax, row.peak_bytes / 1e6, row, markersize=8)
     in_order = rows.sort_values("peak_bytes", kind="stable")
     best = in_order[in_order["median"] < in_order["median"].cummin().shift(fill_value=np.inf)]
@@ -355,7 +358,7 @@ def machines(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return equal cells in each environment, and the environments by their letters; columns that differ come first."""
     compared = compare(runs)
     places = pd.DataFrame([{"environment": letter} | place for letter, place in compared.environments.items()])
-    differ = [name for name in places if places[name].astype(str).nunique() > 1]
+    differ = [str(name) for name in places if places[name].astype(str).nunique() > 1]
     cells = pd.DataFrame(compared.rows).rename(columns=PLAIN)
     return _first(cells, FIRST_COLUMNS), _first(places, differ).rename(columns=PLAIN)
 

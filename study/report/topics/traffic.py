@@ -10,7 +10,7 @@ from study.records import metrics
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
-from study.report.grouping import columns, in_order, sums
+from study.report.grouping import columns, each, in_order, sums
 from study.report.style import ordered
 from study.report.topics import bars
 from study.report.topics.memory import extremes
@@ -80,7 +80,8 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
 
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
-    moved = {kind: dict(count.by_ranks(run.ranks)) for kind, count in run.record.traffic.per_rank[0].items()}
+    per_kind = run.record.traffic.per_rank[0]
+    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks)} for kind, count in per_kind.items()}
     split = node_traffic.by_node(moved, node_ranks)
     setup = setup_of(run.record)
     theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
@@ -117,7 +118,7 @@ def _of_arm(arm: str, mine: pd.DataFrame) -> str:
         passes_of.setdefault(_range(values), []).append(str(passes))
     words = [f"{span} ({joined(each)} pass{'es' * (each != ['1'])})" for span, each in passes_of.items()]
     published = times[times["source"] != COUNTED].drop_duplicates("source", keep="last")
-    words += [f"{row.source} {row.times:.3g}" for row in published.itertuples()]
+    words += [f"{row.source} {row.times:.3g}" for row in each(published)]
     return f"- {arm}: {'; '.join(words)}"
 
 
