@@ -11,6 +11,8 @@ import random
 import zlib
 from pathlib import Path
 
+import pandas as pd
+
 from study.predictor.architecture import flops_per_row, named, parameters
 from study.records import runs as records
 from study.records import store
@@ -225,6 +227,11 @@ def record(fields: dict | None = None, **settings) -> Record:
 def run(fields: dict | None = None, environment: str = "A", **settings) -> Run:
     checked = record(fields, **settings)
     return Run(Path("runs") / checked.run_id, checked, environment, sealed=True)
+
+
+def rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table; what is not known is None."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def runs(*folders: Path) -> Runs:

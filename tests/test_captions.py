@@ -3,7 +3,7 @@
 import pytest
 
 from study.report import grouping, notebook
-from study.report.topics import capacity, frontier, losses, memory, outside, traffic
+from study.report.topics import capacity, frontier, losses, memory, traffic
 
 
 def memory_rows(group: str, **bytes_of) -> list[dict]:
@@ -71,23 +71,6 @@ def test_why_no_losses_are_compared():
     rows = [{"group": "G", "line": "ddp", "largest difference": None, "seeds differ by": None}]
     assert "no two arms here have runs with the same seed" in losses.sentence(rows)
     assert losses.sentence([]) == ""
-
-
-def test_published_numbers_are_told_over_all_and_where_nothing_was_fitted():
-    errors = {
-        "rows": 12,
-        "median": "-1.0%",
-        "off by": "4.0%",
-        "worst": "+30%",
-        "within 10 %": "90%",
-        "within 30 %": "99%",
-        "in interval": None,
-    }
-    names = (("a lab", "memory"), ("all of role fit", "time"), ("all of role test", "time"), ("all", "memory"))
-    text = outside.sentence([{"source": name, "quantity": quantity} | errors for name, quantity in names])
-    first, second = text.splitlines()
-    assert first.startswith("- **Time**, over rows that the model was not built with: the median error is 4.0% over 12")
-    assert second.startswith("- **Memory**, over all sources: the median error is 4.0%")
 
 
 def test_the_groups_that_are_shown_have_most_arms_that_really_ran():

@@ -20,7 +20,7 @@ from study.extras.slurm import slurm
 from study.io import parsing as texts
 from study.ledger import files as claims
 from study.predictor.advice import question
-from study.predictor.outside import rows, sources
+from study.predictor.outside import published
 from study.records import collectives, seal, store
 from study.records.privacy import without_paths
 from study.spec import arms
@@ -178,8 +178,8 @@ READERS = {
     "config.json": compared,
     "manifest.jsonl": lambda path: seal.find([path.parent]),
     "collectives-rank0.json": lambda path: collectives.load(path.parent),
-    "rows.csv": rows.read,
-    "sources.toml": sources.read,
+    "rows.csv": published.read_rows,
+    "sources.toml": published.read_sources,
     "cluster.toml": slurm.read,
     "records-manifest.json": lambda path: parcel._manifest(path.parent),
 }
@@ -307,7 +307,12 @@ def test_deepspeed_configs(file, content):
     is_valid_or_a_sentence(compared, beside)
 
 
-ROW = dict.fromkeys(rows.Row.model_fields, "") | {"source": "s", "model": "gpt2", "n_gpus": "8", "memory_GB": "3.5"}
+ROW = dict.fromkeys(published.Row.model_fields, "") | {
+    "source": "s",
+    "model": "gpt2",
+    "n_gpus": "8",
+    "memory_GB": "3.5",
+}
 
 
 @QUICK
@@ -316,7 +321,7 @@ def test_rows_of_others(file, content, separator):
     names = [str(name) for name in content]
     line = separator.join(json.dumps(str(value)) for value in content.values())
     is_valid_or_a_sentence(
-        lambda path: [(row.kind, row.step_s, row.memory_bytes) for row in rows.read(path)],
+        lambda path: [(row.kind, row.step_s, row.memory_bytes) for row in published.read_rows(path)],
         file(f"{','.join(names)}\n{line}\n", "rows.csv"),
     )
 

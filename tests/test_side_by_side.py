@@ -9,6 +9,7 @@ from test_cli import in_this_process
 from study.cli import side_by_side
 from study.io.numbers import nats
 from study.records import runs as records
+from study.report.topics import losses
 from study.spec.arms import NAMES, ROOT
 
 SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
@@ -62,3 +63,19 @@ def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch,
 def test_what_is_a_table_is_json_too(words, monkeypatch, capsys):
     in_this_process(monkeypatch, f"{words} --json")
     assert json.loads(capsys.readouterr().out)
+
+
+def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):
+    """The command said "at no step is an arm further than 1 nats", where the report's figure compared nothing."""
+    put(tmp_path, finished("a", "ddp"), finished("b", "zero3", loss=3.0, requested__init="in_place"))
+    put(tmp_path, finished("c", "zero2", loss=2.5))
+    loaded = records.load(tmp_path)
+    (group,) = side_by_side.by_task(loaded)
+    assert {row["arm"]: row["furthest nats"] for row in group["rows"]} == {
+        "ddp": None,
+        "zero2": pytest.approx(0.625),
+        "zero3": None,
+    }
+    table = [row for row in losses.table(loaded) if row["difference"] is not None]
+    assert {row["arm"] for row in table} == {"zero2"}
+    assert max(row["difference"] for row in table) == pytest.approx(0.625)

@@ -37,17 +37,17 @@ SHARES = [(BF16, 0.1), ({"precision": "bf16_cast"}, 0.1), ({}, 0.2), ({"tf32": N
 def test_the_share_of_the_measured_peak(requested, share, tmp_path):
     """70e12 operations per second, as a share of this machine's peak in the same arithmetic."""
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, **requested).of_measured == pytest.approx(share)
+    assert run(tmp_path, **requested).share_of_measured_peak == pytest.approx(share)
 
 
 def test_no_share_without_this_machines_peaks(tmp_path):
-    assert run(tmp_path).of_measured is None, "nothing was measured"
+    assert run(tmp_path).share_of_measured_peak is None, "nothing was measured"
     other = PEAKS | {"hardware": {"devices": [{"name": "NVIDIA L4", "memory_bytes": 24_000_000_000}]}}
     for peaks in (other, PEAKS | {"hardware": {"devices": []}}, PEAKS | {"flops_per_s": {}}, []):
         (tmp_path / "peaks.json").write_text(json.dumps(peaks))
-        assert run(tmp_path).of_measured is None, peaks
+        assert run(tmp_path).share_of_measured_peak is None, peaks
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, times={}).of_measured is None, "a run without values has no times"
+    assert run(tmp_path, times={}).share_of_measured_peak is None, "a run without values has no times"
 
 
 def test_speeds_by_hand(tmp_path):

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from study.cli.steps import explained, lanes, timeline
+from study.cli import steps
+from study.cli.steps import Training, explained, lanes, timeline
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor.architecture import describe, parameters
 from study.predictor.estimate import estimate, operations
-from study.predictor.outside import fit, interval, rows, sources
+from study.predictor.outside import fit, published
 from study.predictor.outside.trainings import timed
 from study.predictor.setup import Setup
 from study.predictor.timing import pace, work
@@ -282,9 +283,11 @@ def test_every_constant_has_an_origin():
 def test_the_fit_finds_constants_from_rows():
     """The rows are made with a slower host and slower products than the fit starts from."""
     true = replace(pace.pace(), product_share=0.7, kernel_s=8e-5)
-    trainings = [each for each in timed("fit") if "vTrain" in each.row.source][::12]
-    times = [{"step_time_s": step_time(each.setup, each.machine, true).seconds} for each in trainings]
-    rows = [replace(each, row=each.row.model_copy(update=time)) for each, time in zip(trainings, times, strict=True)]
+    chosen = [each for each in timed("fit") if "vTrain" in each[0].row.source][::12]
+    rows = []
+    for training, machine in chosen:
+        seconds = step_time(training.setup, machine, true).seconds
+        rows.append((replace(training, row=training.row.model_copy(update={"step_time_s": seconds})), machine))
     constants = fit.fit(rows, ["product_share", "kernel_s"], pace.pace())
     assert constants.product_share == pytest.approx(0.7, rel=0.01)
     assert constants.kernel_s == pytest.approx(8e-5, rel=0.01)
@@ -292,11 +295,10 @@ def test_the_fit_finds_constants_from_rows():
 
 def test_rows_of_the_test_are_not_fitted():
     """A held-out source has none of its rows in the fit; the same holds for models and machines."""
-    fitted, held = ({(each.row.source, each.row.model, each.row.gpu) for each in timed(r)} for r in ("fit", "test"))
+    fitted, held = ({(t.row.source, t.row.model, t.row.gpu) for t, _ in timed(role)} for role in ("fit", "test"))
     assert fitted
     assert not fitted & held
-    assert {source for source, *_ in fitted} <= set(sources.own())
-    assert all(sources.own()[row.source].role_of(row) for row in rows.own() if row.step_s)
+    assert all(row.role for row in published.rows() if row.step_s)
 
 
 # --- how wide the interval is --------------------------------------------------------------------------------------
@@ -305,26 +307,27 @@ def test_rows_of_the_test_are_not_fitted():
 def test_each_source_weighs_the_same_in_the_interval():
     """Of five sources, one has most rows. Four are within 10 %, which makes 80 %."""
     off = {name: np.log([1.05, 1.1]) for name in "abcd"} | {"e": np.log(np.full(1000, 1.5))}
-    assert interval.factor(off.values()) == pytest.approx(1.1)
-    assert interval.factor([*list(off.values())[1:], np.log([1.5])]) == pytest.approx(1.5), "two of five"
-    assert interval.left_out(off) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0}
+    assert fit.factor(off.values()) == pytest.approx(1.1)
+    assert fit.factor([*list(off.values())[1:], np.log([1.5])]) == pytest.approx(1.5), "two of five"
+    assert fit.left_out(off) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0}
 
 
 def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_the_fit_are_left_out():
-    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each.row.source]
+    fitted, others = timed("fit"), [each for each in timed("interval") if "nanoGPT" in each[0].row.source]
     without = []
 
     def never_again(rest):
-        without.append({each.row.source for each in rest})
+        without.append({training.row.source for training, _ in rest})
         return pace.pace()
 
-    off = interval.off_by_size(fitted, others, pace.pace(), never_again)
+    off = fit.off_by_size(fitted, others, pace.pace(), never_again)
     large = {"VIA-Research/vTrain", "mosaicml/llm-foundry"}
     assert (set(off["large"]), set(off["small"])) == (large, large | {"karpathy/nanoGPT"})
     assert {name for each in without for name in large if name not in each} == large
     (first, _) = off["small"]["karpathy/nanoGPT"]
-    step = step_time(others[0].setup, others[0].machine)
-    assert first == pytest.approx(np.log(others[0].row.step_s / step.seconds))
+    training, machine = others[0]
+    step = step_time(training.setup, machine)
+    assert first == pytest.approx(np.log(training.row.step_s / step.seconds))
 
 
 def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
@@ -333,7 +336,7 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
         factor = pace._read()["interval"][size]
         assert step.high_s == pytest.approx(step.seconds * factor)
         assert step.low_s == pytest.approx(max(step.peak_s, step.least_s / factor))
-    deciding, held = ({each.row.source for each in timed(role)} for role in ("interval", "test"))
+    deciding, held = ({training.row.source for training, _ in timed(role)} for role in ("interval", "test"))
     assert len(deciding) >= 8
     assert not deciding & held
 
@@ -377,7 +380,7 @@ def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
 
 def test_a_timeline_has_a_lane_for_each_stream(tmp_path, capsys):
     picture = tmp_path / "step.svg"
-    timeline(Wanted(model="gpt2"), gpus=4, gpu="A100", arm="zero3", micro_batch=8, svg=picture)
+    timeline(Wanted(model="gpt2"), Training(arm="zero3", micro_batch=8), steps.Links(gpu="A100"), gpus=4, svg=picture)
     printed = capsys.readouterr().out
     assert "zero3 on 4 x A100-80GB, predicted: " in printed
     for stream in ("compute", "communication", "launch"):

@@ -9,9 +9,9 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpu_named
 from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.outside import words, written
-from study.predictor.outside.compare import Quantity
-from study.predictor.outside.summary import Errors
+from study.predictor.outside.errors import Compared, Errors
+from study.predictor.outside.stored import predictions
+from study.predictor.outside.tables import percent
 from study.predictor.timing.steptime import Machine, step_time
 from study.records.runs import Run
 
@@ -28,7 +28,7 @@ class Scored:
     """A run on a GPU, and what was predicted of it. A quantity without a prediction is missing."""
 
     run: Run
-    quantities: dict[str, Quantity]
+    quantities: dict[str, Compared]
 
 
 def scored(runs: Iterable[Run]) -> list[Scored]:
@@ -47,11 +47,11 @@ def _scored(run: Run) -> Scored:
         # A rank that runs alone has no NCCL, which is in the prediction of what the driver shows.
         ours = None if name == "driver" and run.virtual else getattr(predicted, name)
         if measured and ours is not None:
-            quantities[name] = Quantity("memory", float(ours), float(measured), None)
+            quantities[name] = Compared("memory", float(ours), float(measured), None)
     # A virtual rank sends nothing, so its step lacks that time. No record has the speed of a disk.
     if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
         step = step_time(setup, Machine(gpu=gpu, gpus_per_node=_gpus_per_node(run)))
-        quantities["step"] = Quantity("time", step.seconds, run.median_step_s, (step.low_s, step.high_s))
+        quantities["step"] = Compared("time", step.seconds, run.median_step_s, (step.low_s, step.high_s))
     return Scored(run, quantities)
 
 
@@ -94,25 +94,30 @@ def errors(everything: list[Scored]) -> list[dict]:
         of_name = [each.quantities[name] for each in everything if name in each.quantities]
         if of_name:
             rows.append({"quantity": name, "measured": "these runs"} | _errors(Errors.of(of_name)))
-    for name, of_name in _published().items():
-        rows.append({"quantity": name, "measured": "published"} | _errors(Errors(**of_name)))
+    for name, errors_of_name in _published().items():
+        rows.append({"quantity": name, "measured": "published"} | _errors(errors_of_name))
     return rows
 
 
 @functools.cache
-def _published() -> dict[str, dict]:
-    """The errors over what others measured: all rows of memory, and the rows of time that nothing was fitted on."""
-    groups = written.read()["summary"]
-    known = {"memory": groups["all"]["memory"], "step": groups["all of role test"]["time"]}
-    return {name: of_name for name, of_name in known.items() if of_name}
+def _published() -> dict[str, Errors]:
+    """Return the errors over what others measured: memory, and the rows of time that nothing was fitted to."""
+    groups: dict[str, list[Compared]] = {"memory": [], "step": []}
+    for member in predictions():
+        for compared in member.quantities:
+            if compared.quantity == "memory":
+                groups["memory"].append(compared)
+            elif member.row.role != "fit":
+                groups["step"].append(compared)
+    return {name: Errors.of(members) for name, members in groups.items() if members}
 
 
 def _errors(errors: Errors) -> dict:
     return {
         "cells": errors.count,
-        "off by (median)": words.percent(errors.median_absolute),
+        "off by (median)": percent(errors.median_absolute),
         "worst": f"{errors.worst:+.0%}",
-        "within 10 %": words.percent(errors.within_10),
-        "within 30 %": words.percent(errors.within_30),
-        "in the interval": words.percent(errors.inside),
+        "within 10 %": percent(errors.within_10),
+        "within 30 %": percent(errors.within_30),
+        "in the interval": percent(errors.inside),
     }

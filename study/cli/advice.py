@@ -16,7 +16,7 @@ from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, counts_of
 from study.predictor.architecture import Architecture
-from study.predictor.outside.written import accuracy
+from study.predictor.outside.stored import accuracy
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
 from study.spec.options import AsJson

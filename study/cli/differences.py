@@ -34,6 +34,7 @@ def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_
             "b_contradictions": contradictions(second),
         }
     say(*_sides(first, second), *_causes(compared), *_others(compared))
+    return None
 
 
 def _sides(a: Source, b: Source) -> list[str]:
@@ -51,44 +52,50 @@ def _causes(compared: Comparison) -> list[str]:
         return ["", "No setting differs that is known to change losses or memory."]
     lines = ["", "What makes them differ:"]
     for number, difference in enumerate(compared.known, 1):
-        values = f"A {shown(difference.a, difference.name)}, B {shown(difference.b, difference.name)}"
-        lines += ["", *wrapped(f"{number:>2}. {difference.name}: {values}", "    ", first="")]
-        for letter, said in (("A", difference.a), ("B", difference.b)):
-            lines += wrapped(f"{letter}: {said.why}.", "    ") if said.value is not None and said.why else []
-        lines += wrapped(f"Changes {difference.cause.changes}: {difference.cause.why}.", "    ")
+        lines += ["", *wrapped(f"{number:>2}. {_values(difference)}", "    ", first="")]
+        for letter, setting in (("A", difference.a), ("B", difference.b)):
+            if setting.value is not None and setting.origin:
+                lines += wrapped(f"{letter}: {setting.origin}.", "    ")
+        if difference.description:
+            lines += wrapped(f"Changes {difference.description.changes}: {difference.description.why}.", "    ")
     return lines
 
 
 def _others(compared: Comparison) -> list[str]:
-    lines = []
-    if compared.other:
-        lines += ["", "Other keys that differ:"]
-        for each in compared.other:
-            lines += wrapped(
-                f"{each.name}: A {shown(each.a, each.name)}, B {shown(each.b, each.name)}", "    ", first="  "
-            )
+    lines = ["", "Other keys that differ:"] if compared.other else []
+    for difference in compared.other:
+        lines += wrapped(_values(difference), "    ", first="  ")
     for letter, names in (("A", compared.only_a), ("B", compared.only_b)):
         if names:
             lines += ["", *wrapped(f"Only in {letter}: {_listed(names)}.", "  ", first="")]
     return [*lines, "", *wrapped(f"Equal: {_listed(compared.equal) or 'nothing'}.", "  ", first="")]
 
 
+def _values(difference: Difference) -> str:
+    name = difference.name
+    return f"{name}: A {shown(difference.a, name)}, B {shown(difference.b, name)}"
+
+
 def _listed(names: list[str]) -> str:
-    shown_names = [printable(name) for name in names[:MOST]]
-    return ", ".join(shown_names) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(printable(name) for name in names[:MOST]) + more
 
 
 def _as_json(compared: Comparison) -> dict:
-    def row(difference: Difference) -> dict:
-        a, b, cause = difference.a, difference.b, difference.cause
-        why = {"changes": cause.changes, "why": cause.why} if cause else {}
-        values = ["(not shown)" if is_secret(difference.name) else said.value for said in (a, b)]
-        return {"name": difference.name, "a": values[0], "a_why": a.why, "b": values[1], "b_why": b.why} | why
-
     return {
-        "known": [row(difference) for difference in compared.known],
-        "other": [row(difference) for difference in compared.other],
+        "known": [_row(difference) for difference in compared.known],
+        "other": [_row(difference) for difference in compared.other],
         "only_a": compared.only_a,
         "only_b": compared.only_b,
         "equal": compared.equal,
     }
+
+
+def _row(difference: Difference) -> dict:
+    row: dict = {"name": difference.name}
+    for letter, setting in (("a", difference.a), ("b", difference.b)):
+        row[letter] = "(not shown)" if is_secret(difference.name) else setting.value
+        row[f"{letter}_why"] = setting.origin
+    if difference.description:
+        row |= {"changes": difference.description.changes, "why": difference.description.why}
+    return row

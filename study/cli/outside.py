@@ -1,13 +1,15 @@
 """`study outside`: compares our predictions with measurements that others published."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
-from study.predictor.outside import rows, side_by_side, sources, summary, words, written
-from study.predictor.outside.compare import Compared, compared
+from study.predictor.outside import errors, published, side_by_side, stored, tables
+from study.predictor.outside.errors import Compared, ComparedRow
+from study.predictor.outside.published import Row
 from study.spec.options import AsJson
 
 
@@ -33,74 +35,91 @@ def outside(
     if write:
         if file or source:
             raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
-        written.write()
+        stored.write()
         side_by_side.write()
         return None
-    known = rows.own() if file is None else rows.read(file)
-    chosen = [row for row in known if (source or "").lower() in row.source.lower()]
-    if not chosen:
-        raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")
+    rows = _chosen(file, source or "")
     if file is None and not (against or as_json):
-        _list(chosen)
+        _list(rows)
         return None
-    kept = {each.row: each for each in written.own()} if file is None else {}
-    everything = [kept.get(row) or compared(row) for row in chosen]
-    groups = written.as_json(everything)
+    if file is None:
+        members = [member for member in stored.predictions() if member.row in rows]
+    else:
+        members = [errors.compare(row) for row in rows]
     if as_json:
-        return groups
+        return stored.as_json(members)
     if verbose:
-        show([line for each in everything for line in _lines(each)])
-    if verbose and (missed := words.misses(summary.misses(everything))):
+        _show_rows(members)
+    _show_errors(members)
+    if file is None and source is None:
+        say("", stored.accuracy())
+    return None
+
+
+def _chosen(file: Path | None, source: str) -> list[Row]:
+    known = published.rows() if file is None else published.read_rows(file)
+    rows = [row for row in known if source.lower() in row.source.lower()]
+    if not rows:
+        raise Stop("there is no such row", "study outside lists the sources" if source else "give a file with rows")
+    return rows
+
+
+def _list(rows: list[Row]) -> None:
+    """Print the sources: how many rows each has, and with which quantities."""
+    by_source: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_source[row.source].append(row)
+    show([_line_of_source(name, of_source) for name, of_source in by_source.items()])
+    say("", f"{len(rows)} rows of {len(by_source)} sources. study outside --against ours predicts them.")
+
+
+def _line_of_source(name: str, rows: list[Row]) -> dict:
+    source = published.sources()[name]
+    return {
+        "source": name,
+        "rows": len(rows),
+        "with memory": sum(row.memory_GB is not None for row in rows),
+        "with time": sum(row.step_s is not None for row in rows),
+        "tier A": sum(row.tier == "A" for row in rows),
+        "role": ", ".join(sorted({row.role for row in rows if row.role})) or None,
+        "licence": source.licence,
+        "what it is": source.what,
+    }
+
+
+def _show_rows(members: list[ComparedRow]) -> None:
+    """Print every row, and why predictions missed."""
+    show([line for member in members for line in _lines(member)])
+    if missed := errors.misses(members):
         say("", "Off by more than 10 % (memory) or 30 % (time):")
-        show(missed)
+        show(tables.misses(missed))
         say("")
-    show(words.lines(groups["summary"]))
-    if without := words.unpredicted(groups["summary"]):
+
+
+def _show_errors(members: list[ComparedRow]) -> None:
+    groups = stored.as_json(members)["summary"]
+    show(tables.lines(groups))
+    if without := tables.unpredicted(groups):
         say("", "No row has a prediction of (--verbose says why):")
         say(*(f"- {each['source']}: {each['rows']} rows" for each in without))
 
 
-def _list(chosen: list[rows.Row]) -> None:
-    """A table of the sources: how many rows each has, and with which quantities."""
-    known = sources.own()
-    by_source: dict[str, list[rows.Row]] = {}
-    for row in chosen:
-        by_source.setdefault(row.source, []).append(row)
-    show(
-        [
-            {
-                "source": name,
-                "rows": len(of_source),
-                "with memory": sum(row.memory_GB is not None for row in of_source),
-                "with time": sum(row.step_s is not None for row in of_source),
-                "tier A": sum(row.tier == "A" for row in of_source),
-                "role": ", ".join(sorted({role for row in of_source if (role := known[name].role_of(row))})) or None,
-                "licence": known[name].licence,
-                "what it is": known[name].what,
-            }
-            for name, of_source in by_source.items()
-        ]
-    )
-    say("", f"{len(chosen)} rows of {len(by_source)} sources. study outside --against ours predicts them.")
+def _lines(member: ComparedRow) -> list[dict]:
+    row = member.row
+    about = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
+    if not member.quantities:
+        return [about | {"why not": member.reason}]
+    return [about | _line(compared) | {"why not": member.reason} for compared in member.quantities]
 
 
-def _lines(each: Compared) -> list[dict]:
-    row = each.row
-    said = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
-    if not each.quantities:
-        return [said | {"why not": each.reason}]
-    return [
-        said
-        | {
-            "quantity": quantity.quantity,
-            "measured": _human(quantity.quantity, quantity.measured),
-            "predicted": _human(quantity.quantity, quantity.predicted),
-            "off": f"{quantity.error:+.0%}",
-            "why not": each.reason,
-        }
-        for quantity in each.quantities
-    ]
+def _line(compared: Compared) -> dict:
+    return {
+        "quantity": compared.quantity,
+        "measured": _human(compared.quantity, compared.measured),
+        "predicted": _human(compared.quantity, compared.predicted),
+        "off": f"{compared.error:+.0%}",
+    }
 
 
-def _human(name: str, value: float) -> str:
-    return size(value) if name == "memory" else f"{value:.3g} s"
+def _human(quantity: str, value: float) -> str:
+    return size(value) if quantity == "memory" else f"{value:.3g} s"

@@ -13,7 +13,7 @@ from study.machine.gpus import GPUS, gpu_named
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
-from study.predictor.outside.written import accuracy
+from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time

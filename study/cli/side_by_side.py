@@ -5,12 +5,12 @@ import textwrap
 from study.io.numbers import nats, size
 from study.io.tables import say, show
 from study.ledger import words
+from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups
 from study.records.runs import Run, Runs
 from study.report import grouping
 from study.report.style import conditions, ordered
 from study.report.topics import traffic
-from study.spec.arms import NAMES
 
 NO_LESS = 1.005  # a larger ratio of the most to the least counts as a difference
 
@@ -30,31 +30,19 @@ def by_task(runs: Runs) -> list[dict]:
 def _row(arm: str, repeats: list[Run], members: list[Run]) -> dict:
     """An arm's newest finished run; if none is finished, its newest run."""
     run = next((run for run in reversed(repeats) if run.done), repeats[-1])
-    base = _baseline(members)
-    aside = None
-    if base and run is not base and run.losses and len(run.losses) == len(base.losses) and _same_rows(run, base):
-        aside = max(abs(loss - base_loss) for loss, base_loss in zip(run.losses, base.losses, strict=True))
+    partner = loss_partner(run, members, baseline_arm(each for each in members if each.done and each.losses))
+    distances = loss_distances(run, partner) if partner else []
     return {
         "arm": arm,
         "status": run.status,
         "last loss": run.losses[-1] if run.losses else None,
-        "from": base.arm if aside is not None else None,
-        "furthest nats": aside,
+        "from": partner.arm if partner else None,
+        "furthest nats": max(distances, default=None),
         "peak bytes": run.peak_bytes,
         "sent bytes": sum(traffic.sent_bytes(run).values()) or None,
         "s/step": run.median_step_s,
         "why not": None if run.done or not run.record.error else run.record.error.message,
     }
-
-
-def _baseline(members: list[Run]) -> Run | None:
-    """The finished run of DDP, or of the plainest arm that has one."""
-    known = {run.arm: run for run in members if run.done and run.losses}
-    return next((known[arm] for arm in ("ddp", *NAMES) if arm in known), None)
-
-
-def _same_rows(run: Run, base: Run) -> bool:
-    return (run.seed, run.rows_per_step) == (base.seed, base.rows_per_step)
 
 
 def in_words(rows: list[dict]) -> list[str]:
@@ -64,7 +52,7 @@ def in_words(rows: list[dict]) -> list[str]:
     if compared:
         worst = max(compared, key=lambda row: row["furthest nats"])
         text = f"at no step is an arm further than {nats(worst['furthest nats'])} from {worst['from']} ({worst['arm']}"
-        text += f"; {len(compared)} arms compared)"
+        text += f"; {len(compared)} arm{'s' * (len(compared) > 1)} compared)"
         equal = f"all {len(compared) + 1} arms have the same ones, to the last bit"
         lines.append(f"Losses: {text if worst['furthest nats'] else equal}.")
     lines += [_times(rows, "peak bytes", "Memory", "holds"), _times(rows, "sent bytes", "Traffic", "sends")]

@@ -177,9 +177,8 @@ def _mark(span: Span) -> str:
 
 def wrapped(lines: list[str], bullet: str = "") -> list[str]:
     """Return the lines of a text, broken at WIDTH characters."""
-    indent = " " * len(bullet)
-    look = {"width": WIDTH, "subsequent_indent": indent, "break_on_hyphens": False}
-    return [part for line in lines for part in textwrap.wrap(bullet + line, **look)]
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * len(bullet), break_on_hyphens=False)
+    return [part for line in lines for part in wrapper.wrap(bullet + line)]
 
 
 def explained(step: StepTime, gpu: str) -> list[dict]:
@@ -194,7 +193,9 @@ def explained(step: StepTime, gpu: str) -> list[dict]:
         for name, (share, origin) in pace.ceilings(gpu).items()
     ]
     width = {"constant": "interval", "value": short(step.factor), "unit": "of the time, both ways"}
-    rows.append(width | {"origin": "fitted: 80 % of the rows of sources that were predicted without themselves"})
+    rows.append(
+        width | {"origin": "fitted: it covers 80 % of the rows of sources that were predicted without themselves"}
+    )
     datasheet = {"peak": (kind.half_flops_per_s / 1e12, "TFLOP/s in 16 bits")}
     datasheet |= {"memory": (kind.memory_bytes_per_s / 1e9, "GB/s")}
     return rows + [

@@ -127,7 +127,7 @@ def facts(run: Run) -> dict:
     homes = (observed.offload_optimizer, observed.offload_param)
     known = dict(record.requested) | {name: getattr(observed, name) for name in OBSERVED}
     known |= {"virtual": run.virtual, "batch": observed.rows_per_step, "run": run.name}
-    known |= {"nodes": run.hosts, "link": f"{run.bandwidth_mbit} Mbit/s" if run.hosts else None}
+    known |= {"nodes": run.hosts, "link": f"{run.requested.bandwidth_mbit} Mbit/s" if run.hosts else None}
     known |= {"script": "as_printed" if record.is_script else "train", "protocol_part": record.cell.part}
     on_gpu = devices and observed.device != "cpu"
     known |= {"device": devices[0].name, "device_memory": devices[0].memory_bytes} if on_gpu else NO_DEVICE

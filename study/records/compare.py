@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from study.records import stats
 from study.records.groups import by
 from study.records.metrics import value
 from study.records.runs import Run, Runs
+from study.spec.arms import NAMES
 
 NOTE = "from, to: 95 % interval over runs; vs A: s/step over that in A, a ratio between environments, not within a run"
 
@@ -23,6 +25,31 @@ class Comparison:
     environments: dict[str, dict]  # all that is known of each, by its letter
     left_out: dict[str, int]  # runs by status; "copy" counts records of runs that are already included
     unreadable: list[str]  # a sentence for each
+
+
+def baseline_arm(runs: Iterable[Run], first: str = "ddp") -> str | None:
+    """Return the arm that the others are compared with: `first`, or else the plainest arm that there is."""
+    present = {run.arm for run in runs}
+    return next((arm for arm in (first, *NAMES) if arm in present), None)
+
+
+def loss_partner(run: Run, members: Iterable[Run], baseline: str | None) -> Run | None:
+    """Return the baseline's run whose losses this run's should equal, or None if there is none.
+
+    It has the same seed, rows per step and steps; of several, one with as many ranks is taken. Weights that are drawn
+    in place differ from run to run, so such losses are not compared.
+    """
+    if run.arm == baseline or run.init == "in_place" or not run.losses:
+        return None
+    sizes = (run.seed, run.rows_per_step, len(run.losses))
+    alike = [other for other in members if other.arm == baseline and other.done and other.init != "in_place"]
+    alike = [other for other in alike if (other.seed, other.rows_per_step, len(other.losses)) == sizes]
+    return min(alike, key=lambda other: other.ranks != run.ranks, default=None)
+
+
+def loss_distances(run: Run, partner: Run) -> list[float]:
+    """Return how far the losses of two runs are apart at each step, in nats."""
+    return [abs(ours - theirs) for ours, theirs in zip(run.losses, partner.losses, strict=True)]
 
 
 def compare(runs: Runs) -> Comparison:
@@ -73,7 +100,9 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     step_s, step_s_at_a, low, high = _median(runs, "step_s"), _median(at_a, "step_s"), None, None
     if step_s is not None and len(runs) >= stats.FEWEST_RUNS:
         in_order = sorted(runs, key=lambda run: run.folder)  # the interval depends on the order
-        _, low, high = stats.median_with_interval([run.median_step_s for run in in_order], np.random.default_rng(0))
+        _, low, high = stats.median_with_interval(
+            [value(run.record, "step_s") for run in in_order], np.random.default_rng(0)
+        )
     peaks = {"allocated": _median(runs, "peak_allocated_bytes"), "tracked": _median(runs, "tracked_peak_bytes")}
     kind = next((kind for kind, size_bytes in peaks.items() if size_bytes is not None), None)
     return {

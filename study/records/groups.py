@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from study.records.runs import Run
 
@@ -82,6 +83,12 @@ def by(items: Iterable, *names: str) -> dict[tuple, list]:
     """Rows or runs grouped by these fields, in the order in which they come."""
     members: dict[tuple, list] = {}
     for item in items:
-        key = tuple(item[name] if isinstance(item, dict) else getattr(item, name) for name in names)
+        key = tuple(_field(item, name) for name in names)
         members.setdefault(key, []).append(item)
     return members
+
+
+def _field(item: object, name: str) -> Any:
+    if isinstance(item, dict):
+        return item[name]
+    return item.value(name) if isinstance(item, Run) else getattr(item, name)

@@ -4,12 +4,11 @@ A record that cannot be read is listed in `set_aside`, and never ends a report.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from study.errors import Stop
 from study.machine.gpus import measured_flops
@@ -36,10 +35,6 @@ SETTINGS = frozenset(Requested.model_fields)
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 
 
-def _metric(name: str) -> property:
-    return property(lambda run: metrics.value(run.record, name))
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One record and its folder, with the values that tables, checks and figures use. Unknown is None."""
@@ -49,25 +44,13 @@ class Run:
     environment: str = ""  # a letter for the machine and its versions, in the order in which they were found
     sealed: bool = False  # as `study keep` wrote it
 
-    name = property(attrgetter("record.run_id"))
-    status = property(attrgetter("record.status"))
-    virtual = property(attrgetter("record.is_virtual"))
-    ranks = property(attrgetter("record.observed.ranks"))
-    stage = property(attrgetter("record.observed.stage"))
-    device = property(attrgetter("record.observed.device"))
-    parameters = property(attrgetter("record.observed.parameters"))
-    rows_per_step = property(attrgetter("record.observed.rows_per_step"))
-    losses = property(attrgetter("record.loss.train"))
-    median_step_s = _metric("step_s")
-    tracked_bytes = _metric("tracked_peak_bytes")  # held by tensors; formulas predict this
-    allocated_bytes = _metric("peak_allocated_bytes")  # None without a GPU
-    peak_bytes = _metric("peak_bytes")
+    @property
+    def name(self) -> str:
+        return self.record.run_id
 
-    def __getattr__(self, name: str):
-        """Settings by their name: `run.model`. Any other name is an error."""
-        if name in SETTINGS:
-            return self.cell.get(name, getattr(self.record.requested, name))
-        raise AttributeError(f"a run has no {name!r}")
+    @property
+    def status(self) -> str:
+        return self.record.status
 
     @property
     def done(self) -> bool:
@@ -78,41 +61,178 @@ class Run:
         return self.record.arm or "unknown"
 
     @property
+    def virtual(self) -> bool:
+        return self.record.is_virtual
+
+    @property
     def kind(self) -> str:
-        """What a reader must know about its numbers: real, virtual, capped (a smaller device is emulated) or emulated
-        (the network between hosts is)."""
-        emulated = "capped" if self.memory_cap_gib else "emulated" if self.hosts else "real"
-        return "virtual" if self.virtual else emulated
+        """Return what a reader must know about its numbers: real, virtual, capped or emulated.
+
+        capped: a smaller device is emulated. emulated: the network between hosts is.
+        """
+        if self.virtual:
+            return "virtual"
+        if self.memory_cap_gib:
+            return "capped"
+        return "emulated" if self.hosts else "real"
+
+    # --- observed ---
+
+    @property
+    def ranks(self) -> int | None:
+        return self.record.observed.ranks
+
+    @property
+    def stage(self) -> int | None:
+        return self.record.observed.stage
+
+    @property
+    def device(self) -> str | None:
+        return self.record.observed.device
+
+    @property
+    def parameters(self) -> int | None:
+        return self.record.observed.parameters
+
+    @property
+    def rows_per_step(self) -> int | None:
+        return self.record.observed.rows_per_step
+
+    # --- requested ---
 
     @cached_property
-    def components(self) -> dict[str, int]:
-        """Bytes by component at the peak of the rank that held most; empty without instruments."""
-        return peak(self.record).components if self.record.memory.components.per_rank else {}
+    def requested(self) -> Requested:
+        """Return the settings. Those of a user's own script are what was observed of it."""
+        known = {name: value for name, value in self.cell.items() if name in Requested.model_fields}
+        return self.record.requested.model_copy(update=known)
+
+    @property
+    def task(self) -> str | None:
+        return self.requested.task
+
+    @property
+    def model(self) -> str | None:
+        return self.requested.model
+
+    @property
+    def precision(self) -> str | None:
+        return self.requested.precision
+
+    @property
+    def optimizer(self) -> str | None:
+        return self.requested.optimizer
+
+    @property
+    def init(self) -> str | None:
+        return self.requested.init
+
+    @property
+    def seed(self) -> int | None:
+        return self.requested.seed
+
+    @property
+    def steps(self) -> int | None:
+        return self.requested.steps
+
+    @property
+    def micro_batch(self) -> int | None:
+        return self.requested.micro_batch
+
+    @property
+    def accumulation(self) -> int | None:
+        return self.requested.accumulation
+
+    @property
+    def sequence(self) -> int | None:
+        return self.requested.sequence
+
+    @property
+    def checkpointing(self) -> bool | None:
+        return self.requested.checkpointing
+
+    @property
+    def lora_rank(self) -> int | None:
+        return self.requested.lora_rank
+
+    @property
+    def train_only(self) -> str | None:
+        return self.requested.train_only
+
+    @property
+    def memory_cap_gib(self) -> float | None:
+        return self.requested.memory_cap_gib
+
+    @property
+    def hosts(self) -> int | None:
+        return self.requested.hosts
+
+    @property
+    def repair(self) -> str | None:
+        return self.requested.repair
+
+    # --- measured ---
+
+    @property
+    def losses(self) -> list[float]:
+        return self.record.loss.train
+
+    @cached_property
+    def median_step_s(self) -> float | None:
+        """Return the median seconds of a step. None of a resumed run, as in `metrics.value`."""
+        return metrics.value(self.record, "step_s")
+
+    @cached_property
+    def tracked_bytes(self) -> float | None:
+        """Return the peak of the tensors, which formulas predict."""
+        return metrics.tracked_peak_bytes(self.record)
+
+    @cached_property
+    def allocated_bytes(self) -> float | None:
+        """Return the peak of the device's allocator. None without a GPU."""
+        return metrics.peak_allocated_bytes(self.record)
+
+    @cached_property
+    def peak_bytes(self) -> float | None:
+        return metrics.peak_bytes(self.record)
 
     @property
     def peak_of(self) -> str | None:
-        """allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
-        return "allocated" if self.allocated_bytes else "tracked" if self.tracked_bytes else None
+        """Return whose peak it is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
+        if self.allocated_bytes:
+            return "allocated"
+        return "tracked" if self.tracked_bytes else None
 
-    @property
-    def of_measured(self) -> float | None:
-        """MFU relative to the measured peak of matrix products on this machine; None if that was not measured."""
-        times, reached = self.record.time, measured_flops(self.record.model_dump(exclude_none=True), self.folder)
-        if not reached or not times.step_s or not times.flops_per_rank_and_step:
-            return None
-        return times.flops_per_rank_and_step * len(times.step_s) / (times.window_s or sum(times.step_s)) / reached
+    @cached_property
+    def components(self) -> dict[str, int]:
+        """Return the bytes by component at the peak of the rank that held most; empty without instruments."""
+        return peak(self.record).components if self.record.memory.components.per_rank else {}
 
     @cached_property
     def traffic(self) -> dict[str, int]:
-        """Bytes of a step by collective, of the first rank."""
+        """Return the bytes of a step by collective, of the first rank."""
         per_rank = self.record.traffic.per_rank
         return {kind: moved.bytes for kind, moved in per_rank[0].items()} if per_rank else {}
+
+    @property
+    def share_of_measured_peak(self) -> float | None:
+        """Return the model's operations over the peak of matrix products that was measured on this machine."""
+        measured = measured_flops(self.record.model_dump(exclude_none=True), self.folder)
+        reached = metrics.flops_per_s(self.record)
+        return reached / measured if reached and measured else None
+
+    def value(self, name: str) -> Any:
+        """Return a value by its name: a property of this class, or a setting."""
+        if name in Requested.model_fields and not hasattr(type(self), name):
+            return getattr(self.requested, name)
+        if hasattr(type(self), name) or name in ("environment", "sealed"):
+            return getattr(self, name)
+        raise AttributeError(f"a run has no {name!r}")
 
     # --- equal cells and equal machines ---
 
     @cached_property
-    def cell(self) -> dict:
-        """All settings that can change a number, with the arm, the seed and the number of ranks."""
+    def cell(self) -> dict[str, Any]:
+        """Return all settings that can change a number, with the arm, the seed and the number of ranks."""
         cell = {name: value for name, value in self.record.requested if value is not None and name not in NOT_IN_A_CELL}
         if cell.get("optimizer") == FIRST_OPTIMIZER:
             del cell["optimizer"]
@@ -121,24 +241,23 @@ class Run:
         return cell | (_watched_cell(self.record) if self.record.is_watched else {}) | {"ranks": self.ranks}
 
     def key(self, without: Iterable[str] = (), only: Iterable[str] | None = None) -> str:
-        """The only definition of the same cell: equal keys mean equal cells, except for fields that are left out."""
+        """Return the only definition of the same cell: equal keys mean equal cells, except for what is left out."""
         names = set(self.cell if only is None else only) - set(without)
         return json.dumps({name: self.cell.get(name) for name in sorted(names)}, default=str)
 
     @cached_property
-    def resolved(self) -> dict:
-        """DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
+    def resolved(self) -> dict[str, Any]:
+        """Return DeepSpeed's resolved config with dotted keys, and the checksum of the data."""
         observed = self.record.observed
         return dict(_flat(observed.deepspeed or {})) | {"data_checksum": observed.data_checksum}
 
     @cached_property
-    def machine(self) -> dict:
-        """The only definition of the same machine: hardware, versions and commit, which may all change a number."""
+    def machine(self) -> dict[str, Any]:
+        """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
         record, hardware = self.record, self.record.hardware
-        counts = Counter(device.name for device in hardware.devices)
         fields = {
             "machines": len(record.machines) or None,
-            "devices": ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU",
+            "devices": hardware.gpus_line,
             "cpu": hardware.cpu,
             "cores": hardware.cores,
             "driver": hardware.driver,
@@ -152,8 +271,8 @@ class Run:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def _watched_cell(record: Record) -> dict:
-    """The cell of a user's own script. It has no comparable settings, so these are observed values."""
+def _watched_cell(record: Record) -> dict[str, Any]:
+    """Return the cell of a user's own script. It has no comparable settings, so these are observed values."""
     seen, weights = record.observed, record.observed.dtypes.get("weights")
     cast = "bf16_cast" if weights == "bfloat16" and seen.dtypes.get("master") == "float32" else weights
     cell = {
@@ -208,7 +327,7 @@ class Runs:
         choices = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in wanted.items()}
         if unknown := next((name for name in wanted if name not in SETTINGS and not hasattr(Run, name)), None):
             raise AttributeError(f"runs have no {unknown!r}")
-        chosen = [run for run in self.runs if all(getattr(run, name) in choice for name, choice in choices.items())]
+        chosen = [run for run in self.runs if all(run.value(name) in choice for name, choice in choices.items())]
         return replace(self, runs=tuple(chosen))
 
     def rows(self) -> list[dict]:
@@ -233,7 +352,7 @@ def _row(run: Run) -> dict:
         "eval loss": metrics.value(run.record, "eval_loss"),
         "s/step": run.median_step_s,
         "MFU": metrics.mfu(run.record),
-        "of measured": run.of_measured,
+        "of measured": run.share_of_measured_peak,
         "tracked peak MB": mega(run.tracked_bytes),
         "collectives MB": mega(sum(run.traffic.values()) if run.record.traffic.per_rank else None),
         "to disk MB": mega(sum(written) if written and None not in written else None),

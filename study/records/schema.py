@@ -7,6 +7,7 @@ readers cannot drift apart.
 
 import datetime
 import re
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -280,6 +281,12 @@ class Hardware(Section):
     disk_free_bytes: int | None = None
     system: str | None = None
 
+    @property
+    def gpus_line(self) -> str:
+        """Return the GPUs in words: "2 x NVIDIA H200", or "no GPU"."""
+        counts = Counter(device.name for device in self.devices)
+        return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPU"
+
 
 class Machine(Section):
     """One machine of a run on several."""
@@ -508,6 +515,14 @@ class Record(Section):
     def arm(self) -> str | None:
         """The arm of the settings; for a user's own script, the arm that its prepared objects are."""
         return self.requested.arm or self.observed.arm
+
+    @property
+    def machine_line(self) -> str:
+        """Return the machine in one line: its GPUs, cores and memory."""
+        hardware = self.hardware
+        machines = f"{len(self.machines)} machines, each: " if self.machines else ""
+        memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
+        return f"{machines}{hardware.gpus_line}, {hardware.cores} cores ({hardware.cpu}){memory}"
 
     @property
     def wall_s(self) -> float | None:

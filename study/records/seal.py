@@ -14,7 +14,6 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.records import store
-from study.records.schema import Record
 
 MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
 MANIFEST = "manifest.jsonl"  # a line for each record: file, sha256, commit, machine
@@ -54,7 +53,7 @@ def add(top: Path, folders: Iterable[Path]) -> None:
     for folder in folders:
         path, record = folder / store.RECORD, store.load(folder)
         name = path.relative_to(top).as_posix()
-        lines[name] = {"file": name, "sha256": _sum(path), "commit": record.commit, "machine": _machine(record)}
+        lines[name] = {"file": name, "sha256": _sum(path), "commit": record.commit, "machine": record.machine_line}
     text = "".join(f"{json.dumps(lines[name])}\n" for name in sorted(lines))
     store.replace(top / MANIFEST, text)
 
@@ -78,9 +77,3 @@ def _sealed(top: Path, name: str) -> Path:
 
 def _sum(path: Path) -> str:
     return hashlib.sha256(files.read(path, store.MAX_BYTES)).hexdigest()
-
-
-def _machine(record: Record) -> str:
-    hardware = record.hardware
-    devices = [f"{len(hardware.devices)} x {hardware.devices[0].name}"] if hardware.devices else ["no GPU"]
-    return ", ".join([*devices, str(hardware.cpu), f"{hardware.cores} cores"])

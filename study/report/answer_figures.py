@@ -132,7 +132,7 @@ def steps(rows: pd.DataFrame) -> Figure:
         style.headed(ax, f"{setting} in a step", "Llama-3-8B on eight H100")
     axes[-1].set_xlabel("seconds of an optimizer step", loc="right")
     marks: dict[str, Look] = {
-        "predicted, with its 80 % interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD},
+        "predicted, with its interval": {"color": FAINT, "marker": "o", "markerfacecolor": CARD},
         "measured by others": PUBLISHED,
     }
     sources = ", ".join(sorted(rows["source"].dropna().unique()))

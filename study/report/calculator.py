@@ -16,7 +16,7 @@ from study.predictor.architecture import FAMILIES, Architecture, describe
 from study.predictor.estimate import estimate
 from study.predictor.memory.engine import Engine
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
-from study.predictor.outside.written import accuracy
+from study.predictor.outside.stored import accuracy
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.predictor.timing import pace, schedule, work

@@ -28,7 +28,7 @@ ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 def columns(run: Run, *names: str) -> dict:
     """Return attributes of a run as columns."""
-    return {name: getattr(run, name) for name in names}
+    return {name: run.value(name) for name in names}
 
 
 def in_order(run: Run) -> int:

@@ -66,8 +66,6 @@ def literal(text: str) -> str:
 
 def machine(run: Run) -> str:
     """Return the machine and the software of a run, in one line."""
-    hardware, software = run.record.hardware, run.record.software
-    memory = f", {hardware.host_memory_bytes / 2**30:.0f} GiB" if hardware.host_memory_bytes else ""
+    software = run.record.software
     versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
-    count = f"{len(run.record.machines)} machines, each: " if run.record.machines else ""
-    return literal(f"{count}{run.machine['devices']}, {hardware.cores} cores ({hardware.cpu}){memory}; {versions}")
+    return literal(f"{run.record.machine_line}; {versions}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from study.spec.arms import DEVICES, NOT_BESIDE_JSON, OFFLOADS
 from study.spec.library_defaults import Library, sections
+from study.watcher.descriptions import value_at
 from study.watcher.differences import same
 from study.watcher.effective import of_yaml, of_zero
 from study.watcher.sources import ACCELERATE, DEEPSPEED, RECORD, TRAINER, Source
@@ -42,20 +43,13 @@ def contradictions(source: Source) -> list[str]:
     return list(_in_arguments(source.content, deepspeed, source.kind == TRAINER))
 
 
-def _at(content: Any, path: str) -> Any:
-    """Return the value at a dotted path, or None."""
-    for name in path.split(".") if path else ():
-        content = content.get(name) if isinstance(content, dict) else None
-    return content
-
-
 def _mistyped_keys(library: Library, config: dict) -> Iterator[str]:
     """Yield a sentence for each key that the library does not have.
 
     Of keys that it ignores, only near misspellings: a program may keep keys of its own in a config.
     """
     for path, known in sections(library).items():
-        section = _at(config, path)
+        section = value_at(config, path)
         for key in section if isinstance(section, dict) else ():
             if any(prefix + str(key) in known for prefix in PREFIXES):
                 continue
@@ -86,7 +80,7 @@ def _in_arguments(arguments: dict, deepspeed: dict | None, is_trainer: bool) -> 
 
 def _pairs(arguments: dict, deepspeed: dict) -> Iterator[str]:
     for ours, theirs in PAIRS.items():
-        in_json = _at(deepspeed, ours)
+        in_json = value_at(deepspeed, ours)
         argument = arguments.get(theirs)
         if not all(isinstance(value, bool | int | float) for value in (in_json, argument)) or same(in_json, argument):
             continue
@@ -121,7 +115,7 @@ def _in_accelerate(config: dict, deepspeed: dict | None) -> Iterator[str]:
 
 def _in_deepspeed(config: dict, ranks: int | None = None) -> Iterator[str]:
     yield from _mistyped_keys("deepspeed", config)
-    if _at(config, "bf16.enabled") is True and _at(config, "fp16.enabled") is True:
+    if value_at(config, "bf16.enabled") is True and value_at(config, "fp16.enabled") is True:
         yield "bf16 and fp16 are both enabled, which DeepSpeed refuses: switch one of them off"
     yield from _offloading(of_zero(config))
     yield from _batch(config, ranks)
@@ -129,21 +123,22 @@ def _in_deepspeed(config: dict, ranks: int | None = None) -> Iterator[str]:
 
 def _offloading(zero: dict) -> Iterator[str]:
     for part in OFFLOADS:
-        device = _at(zero, f"{part}.device")
+        device = value_at(zero, f"{part}.device")
         if device not in (None, *DEVICES):
             yield f"{part} has the device {device!r:.40}, which DeepSpeed refuses: write cpu, nvme or none"
-        elif device == "nvme" and not _at(zero, f"{part}.nvme_path") and zero.get("stage") == 3:
+        elif device == "nvme" and not value_at(zero, f"{part}.nvme_path") and zero.get("stage") == 3:
             yield f"{part} has the device nvme and no path: give nvme_path in a DeepSpeed json"
-    if _at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage", 0) != 3:
+    if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage", 0) != 3:
         yield "offload_param works in stage 3 only: use stage 3, or remove it"
 
 
 def _batch(config: dict, ranks: int | None) -> Iterator[str]:
     """DeepSpeed refuses rows of a step that are not rows per pass x passes x ranks."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    rows, micro, passes = (config.get(name) for name in names)
-    if not all(type(value) is int and value > 0 for value in (rows, micro, passes)):
+    sizes: list[Any] = [config.get(name) for name in names]
+    if not all(type(size) is int and size > 0 for size in sizes):
         return
+    rows, micro, passes = sizes
     if type(ranks) is int and ranks > 0:
         wrong = rows != micro * passes * ranks
         product = f"{micro} rows x {passes} passes x {ranks} ranks"

@@ -1,17 +1,19 @@
-"""Compares two configs or runs: known causes of different losses or memory first, then the other keys."""
+"""Compare two configs or runs: known causes of different losses or memory first, then the other keys."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from study.io.numbers import short
-from study.watcher.causes import CAUSES, KEYS, Cause
-from study.watcher.effective import DEFAULT, ZERO, Said, Settings, settings
-from study.watcher.sources import RECORD, Source, flat
+from study.watcher.descriptions import Description, covered_keys, descriptions
+from study.watcher.effective import DEFAULTS, EffectiveSettings, Setting, effective_settings
+from study.watcher.sources import Source, flat
 
-NOT_SAID = Said(None, "not said here")
+UNSET = Setting(None, "not set here")
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
+LARGE = 1_000_000  # whole numbers from here on are shown in groups of digits
 
 # Keys that differ between any two runs.
 NOISE = (
@@ -26,17 +28,16 @@ NOISE = (
     "commit",
     "deepspeed_config_file",
 )
-OF_A_RECORD = ("requested", "observed")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting in which the two differ. Without a cause, its effect is unknown."""
+    """A setting in which the two differ. Without a description, its effect is unknown."""
 
     name: str
-    a: Said
-    b: Said
-    cause: Cause | None = None
+    a: Setting
+    b: Setting
+    description: Description | None = None
 
 
 @dataclass(frozen=True)
@@ -49,49 +50,58 @@ class Comparison:
 
 
 def compare(a: Source, b: Source) -> Comparison:
-    """Everything in which the two differ: first the effective settings, then the keys as written."""
-    first, second = (with_rows(settings(source)) for source in (a, b))
+    """Return everything in which the two differ: the effective settings, and the keys as written."""
+    first = with_rows(effective_settings(a))
+    second = with_rows(effective_settings(b))
     both = [name for name in first if name in second]
-    differ = {name for name in both if not same(first[name].value, second[name].value)}
-    known = [
-        Difference(cause.name, first.get(cause.name, NOT_SAID), second.get(cause.name, NOT_SAID), cause)
-        for cause in CAUSES
-        if cause.name in differ or _counts_alone(cause, first.get(cause.name), second.get(cause.name))
-    ]
-    raw_first, raw_second = (_raw(source) for source in (a, b)) if a.kind == b.kind else ({}, {})
-    other = [Difference(name, first[name], second[name]) for name in both if name in differ - {c.name for c in CAUSES}]
-    other += [
-        Difference(name, Said(raw_first[name]), Said(raw_second[name]))
-        for name in raw_first
-        if name in raw_second and not same(raw_first[name], raw_second[name])
-    ]
-    named = {difference.name for difference in known}
-
-    def only_in(side: Settings, raw: dict[str, Any], other_side: Settings, other_raw: dict[str, Any]) -> list[str]:
-        absent = [name for name in (*side, *raw) if name not in (*other_side, *other_raw, *named)]
-        return [name for name in absent if side.get(name, NOT_SAID).why != DEFAULT]
-
-    only_a, only_b = only_in(first, raw_first, second, raw_second), only_in(second, raw_second, first, raw_first)
-    return Comparison(known, other, [name for name in both if name not in differ], only_a, only_b)
+    equal = [name for name in both if same(first[name].value, second[name].value)]
+    known = _known(first, second)
+    if a.kind == b.kind:
+        first = first | _raw(a)
+        second = second | _raw(b)
+    named = {*equal, *(difference.name for difference in known)}
+    differ = [name for name in first if name in second and not same(first[name].value, second[name].value)]
+    other = [Difference(name, first[name], second[name]) for name in differ if name not in named]
+    return Comparison(known, other, equal, _only(first, second, named), _only(second, first, named))
 
 
-def _counts_alone(cause: Cause, a: Said | None, b: Said | None) -> bool:
-    """Whether to report a setting that only one of the two has."""
-    return cause.one_sided and (a is None) != (b is None) and not same((a or b).value, cause.unless)
+def _known(first: EffectiveSettings, second: EffectiveSettings) -> list[Difference]:
+    """Return the differences that are known to change losses or memory."""
+    known = []
+    for name, each in descriptions().items():
+        a = first.get(name, UNSET)
+        b = second.get(name, UNSET)
+        if each.changes and not same(a.value, b.value) and (UNSET not in (a, b) or _counts_alone(each, a, b)):
+            known.append(Difference(name, a, b, each))
+    return known
 
 
-def with_rows(said: Settings) -> Settings:
-    """The settings with the rows per step, if its factors are known."""
-    factors = [said.get(name) for name in ("rows per pass and rank", "accumulation", "ranks")]
-    if "rows per step" not in said and all(factor and type(factor.value) is int for factor in factors):
-        rows, passes, ranks = (factor.value for factor in factors)
-        said = said | {"rows per step": Said(rows * passes * ranks, f"{rows} rows x {passes} passes x {ranks} ranks")}
-    return said
+def _counts_alone(description: Description, a: Setting, b: Setting) -> bool:
+    """Return whether to report a setting that only one of the two has."""
+    value = b.value if a is UNSET else a.value
+    return description.unless is not None and not same(value, description.unless)
+
+
+def _only(side: EffectiveSettings, other: EffectiveSettings, named: set[str]) -> list[str]:
+    """Return the settings that only one side has, without the defaults of its library."""
+    alone = [name for name in side if name not in other and name not in named]
+    return [name for name in alone if side[name].origin not in DEFAULTS.values()]
+
+
+def with_rows(settings: EffectiveSettings) -> EffectiveSettings:
+    """Return the settings with the rows per step, if its factors are known."""
+    factors = [settings.get(name, UNSET).value for name in ("rows per pass and rank", "accumulation", "ranks")]
+    if "rows per step" in settings or not all(type(factor) is int and factor for factor in factors):
+        return settings
+    rows, passes, ranks = factors
+    product = Setting(rows * passes * ranks, f"{rows} rows x {passes} passes x {ranks} ranks")
+    return settings | {"rows per step": product}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal, however numbers are written: 1e-5, 0.00001 and "1e-5" are. 1 and true are not."""
-    a, b = (_number(value) for value in (a, b))
+    """Return whether two values are equal: 1e-5, 0.00001 and "1e-5" are. 1 and true are not."""
+    a = _number(a)
+    b = _number(b)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
@@ -106,36 +116,34 @@ def _number(value: Any) -> Any:
         return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def _raw(source: Source) -> dict[str, Any]:
-    """The keys as written, without what differs between any two runs."""
-    if source.kind == RECORD:
-        content = {name: source.content[name] for name in OF_A_RECORD}
-        content["observed"] = {name: value for name, value in content["observed"].items() if name != "deepspeed"}
-        values = flat({**content, "cpu": source.record.hardware.cpu, "devices": len(source.record.hardware.devices)})
+def _raw(source: Source) -> EffectiveSettings:
+    """Return the keys as written that our names do not cover, without what differs between any two runs."""
+    if source.record is not None:
+        hardware = {"cpu": source.record.hardware.cpu, "devices": len(source.record.hardware.devices)}
+        observed = {name: value for name, value in source.content["observed"].items() if name != "deepspeed"}
+        values = flat({"requested": source.content["requested"], "observed": observed, **hardware})
     else:
         values = flat(source.content)
         if source.named and source.named.path != source.path:
             values |= flat(source.named.content, f"{source.named.path.suffix.lstrip('.')}: ")
-    return {name: value for name, value in values.items() if value is not None and _is_news(name, value)}
+    covered = covered_keys() | set(NOISE)
+    return {
+        name: Setting(value)
+        for name, value in values.items()
+        if value is not None and type(value) is not list and re.split(r"[.]|: ", name)[-1] not in covered
+    }
 
 
-def _is_news(name: str, value: Any) -> bool:
-    """Whether a key as written is neither covered by our names nor different in any run."""
-    return name.rpartition(".")[2] not in {*KEYS, *ZERO, *NOISE} and type(value) is not list
-
-
-def shown(said: Said, name: str = "") -> str:
-    """A value as text for people. Secrets are not shown."""
-    if said is NOT_SAID or said.value is None:
-        return "not said"
+def shown(setting: Setting, name: str = "") -> str:
+    """Return a value as text for people. Secrets are not shown."""
+    value = setting.value
+    if value is None:
+        return "not set"
     if is_secret(name):
         return "(not shown)"
-    value = said.value
-    if type(value) is int and abs(value) >= 1_000_000:
-        text = f"{value:,}".replace(",", " ")
-    else:
-        text = short(value) if isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
-    return printable(text)
+    if type(value) is int and abs(value) >= LARGE:
+        return f"{value:,}".replace(",", " ")
+    return printable(short(value) if isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str))
 
 
 def is_secret(name: str) -> bool:
@@ -143,6 +151,6 @@ def is_secret(name: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text from a file as a terminal can show it: short, on one line, without control characters."""
+    """Return a text from a file as a terminal can show it: short, on one line, without control characters."""
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

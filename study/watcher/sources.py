@@ -69,7 +69,7 @@ def read(path: Path) -> Source:
     if "run_id" in content and "observed" in content:
         return _record(path)
     scores = {kind: sum(key in content for key in keys.split()) for kind, keys in KEYS.items()}
-    kind = max(scores, key=scores.get) if any(scores.values()) else OTHER
+    kind = max(scores, key=lambda kind: scores[kind]) if any(scores.values()) else OTHER
     named, unread = _named(path, content, kind)
     return Source(path, kind, content, named=named, unread=unread)
 
@@ -127,7 +127,7 @@ def _near(section: str, path: Path) -> tuple[Path, str] | None:
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
     """Every value by its dotted path. The depth was limited when the file was read."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, dict) and value:
             values |= flat(value, f"{prefix}{name}.")

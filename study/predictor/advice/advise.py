@@ -51,7 +51,7 @@ class Row:
     host_bytes: float | None = None  # of a node, for all its ranks
     sent_bytes: float | None = None  # by a rank on the link, in a step
     step_s: float | None = None
-    step_interval_s: tuple[float, float] | None = None  # of 80 %
+    step_interval_s: tuple[float, float] | None = None
     tokens_per_s: float | None = None
 
     @property

@@ -167,8 +167,7 @@ def assumptions(question: Question) -> list[str]:
         f"step times within {SEPARABLE:.0%} count as equal, and the simpler arm wins; states stay on GPUs if they fit",
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
-        f"80% of the published step times of sources that were not used to fit lie between the prediction divided by "
-        f"{factor:.2f} and multiplied by it",
+        f"the interval of a step's time is the prediction divided and multiplied by {factor:.2f}",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",

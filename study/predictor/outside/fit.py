@@ -3,35 +3,45 @@
 `python -m study.predictor.outside.fit` fits the constants on the rows whose role is "fit"
 (`reports/outside/sources.toml`). The width of the interval also uses the rows with the role "interval". It prints
 both, and writes them with `--write`. Rows with the role "test" decide neither.
+
+The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
+each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
+spend more of a step on Python and on kernels that move bytes, which differ between libraries.
 """
 
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
-from study.predictor.outside import interval
-from study.predictor.outside.trainings import Timed, timed
+from study.predictor.architecture import parameters
+from study.predictor.outside.trainings import Training, timed
 from study.predictor.timing import pace
-from study.predictor.timing.pace import Pace
-from study.predictor.timing.steptime import step_time
+from study.predictor.timing.pace import LARGE, Pace
+from study.predictor.timing.steptime import Machine, step_time
 
 SCALE = 0.1  # the loss of a row is quadratic up to this error, and linear beyond it
 DECIDES = 0.002  # rows decide a constant if reducing it by a tenth changes their predictions by more on average
+COVERAGE = 0.8
+ENOUGH = 10  # a fitted source with fewer rows is left out of the interval, as it alone decides some constants
+Timed = tuple[Training, Machine]
+Fit = Callable[[Sequence[Timed]], Pace]
+Off = dict[str, numpy.ndarray]  # by source: logarithms of how far its measurements are from predictions
 
 
 def misses(fitted: Sequence[Timed], constants: Pace) -> numpy.ndarray:
-    """The logarithm of predicted over measured seconds."""
-    predicted = [step_time(each.setup, each.machine, constants).seconds for each in fitted]
-    return numpy.log(numpy.array(predicted) / [each.row.step_s for each in fitted])
+    """Return the logarithm of predicted over measured seconds."""
+    predicted = [step_time(training.setup, machine, constants).seconds for training, machine in fitted]
+    return numpy.log(numpy.array(predicted) / [training.row.step_s for training, _ in fitted])
 
 
 def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
-    """The constants that bring predictions closest to the rows."""
+    """Return the constants that bring predictions closest to the rows."""
 
     def with_values(logarithms: numpy.ndarray) -> Pace:
         return replace(start, **dict(zip(names, map(float, numpy.exp(logarithms)), strict=True)))
@@ -51,10 +61,55 @@ def fit(fitted: Sequence[Timed], names: Sequence[str], start: Pace) -> Pace:
 
 
 def identified(fitted: Sequence[Timed], names: Sequence[str], constants: Pace) -> list[str]:
-    """The constants that rows decide, because predictions change with them."""
+    """Return the constants that rows decide, because predictions change with them."""
     now = misses(fitted, constants)
     changed = {name: replace(constants, **{name: 0.9 * getattr(constants, name)}) for name in names}
     return [name for name in names if abs(misses(fitted, changed[name]) - now).mean() > DECIDES]
+
+
+# --- the interval -----------------------------------------------------------------------------------------------------
+
+
+def factor(off: Iterable[numpy.ndarray]) -> float:
+    """Return the factor such that COVERAGE of the rows lie between prediction / factor and prediction x factor."""
+    sources = list(off)
+    together = numpy.concatenate(sources)
+    weights = numpy.concatenate([numpy.full(len(rows), 1 / len(rows)) for rows in sources])
+    order = numpy.argsort(together)
+    place = numpy.searchsorted(numpy.cumsum(weights[order]), COVERAGE * len(sources))
+    return float(numpy.exp(together[order][place]))
+
+
+def left_out(off: Off) -> dict[str, float]:
+    """Return for each source the share of its rows inside the interval that the other sources give."""
+    factors = {source: factor(rows for other, rows in off.items() if other != source) for source in off}
+    return {source: float(numpy.mean(rows <= numpy.log(factors[source]))) for source, rows in off.items()}
+
+
+def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pace, fit_to: Fit) -> dict[str, Off]:
+    """Return the errors of large and of small models. Fitted sources are predicted with constants fitted without them.
+
+    `fit_to` fits the constants to other rows.
+    """
+    count = Counter(training.row.source for training, _ in fitted)
+    by_source: dict[str, list[Timed]] = defaultdict(list)
+    for each in [*(each for each in fitted if count[each[0].row.source] >= ENOUGH), *others]:
+        by_source[each[0].row.source].append(each)
+    sizes: dict[str, dict[str, list[float]]] = {"large": defaultdict(list), "small": defaultdict(list)}
+    for source, members in by_source.items():
+        rest = [each for each in fitted if each[0].row.source != source]
+        without = fit_to(rest) if len(rest) < len(fitted) else constants
+        for training, machine in members:
+            size = "large" if parameters(training.setup.model) >= LARGE else "small"
+            sizes[size][source].append(_off(training, machine, without))
+    return {size: {source: numpy.array(rows) for source, rows in off.items()} for size, off in sizes.items()}
+
+
+def _off(training: Training, machine: Machine, constants: Pace) -> float:
+    """Return the logarithm of the error of a prediction, which is a range if the host's speed matters."""
+    step = step_time(training.setup, machine, constants)
+    measured = numpy.log(training.row.step_s)
+    return float(max(numpy.log(step.least_s) - measured, measured - numpy.log(step.seconds)))
 
 
 def main() -> None:
@@ -62,18 +117,18 @@ def main() -> None:
     names = [name for name, constant in pace.origins().items() if constant["origin"].startswith("fitted")]
     constants = fit(fitted, names, pace.pace())
 
-    def fit_to(some: Sequence[Timed]) -> Pace:
-        return fit(some, identified(some, names, constants), constants)
+    def fit_to(rows: Sequence[Timed]) -> Pace:
+        return fit(rows, identified(rows, names, constants), constants)
 
-    sizes = interval.off_by_size(fitted, timed("interval"), constants, fit_to)
-    factors = {size: interval.factor(off.values()) for size, off in sizes.items()}
+    sizes = off_by_size(fitted, timed("interval"), constants, fit_to)
+    factors = {size: factor(off.values()) for size, off in sizes.items()}
     miss = abs(numpy.exp(misses(fitted, constants)) - 1)
     for name in names:
         say(f"{name} = {getattr(constants, name):.4g}")
     say(f"{len(fitted)} rows: median {numpy.median(miss):.1%}, 90 % within {numpy.quantile(miss, 0.9):.1%}")
     for size, off in sizes.items():
         say(f"{size} models: the interval is the prediction divided and multiplied by {factors[size]:.3f}")
-        for source, inside in interval.left_out(off).items():
+        for source, inside in left_out(off).items():
             say(f"- {source}: {inside:.0%} of {len(off[source])} rows in an interval of the other sources")
     if "--write" in sys.argv:
         write({name: getattr(constants, name) for name in names}, factors)
@@ -83,8 +138,8 @@ def write(values: dict[str, float], factors: dict[str, float]) -> None:
     text = pace.FILE.read_text()
     for name, value in values.items():
         text = re.sub(rf"(\[constant\.{name}\]\nvalue = )\S+", rf"\g<1>{value:.4g}", text)
-    for size, factor in factors.items():
-        text = re.sub(rf"(\[interval\]\n(?:.+\n)*?{size} = )\S+", rf"\g<1>{factor:.3f}", text)
+    for size, width in factors.items():
+        text = re.sub(rf"(\[interval\]\n(?:.+\n)*?{size} = )\S+", rf"\g<1>{width:.3f}", text)
     pace.FILE.write_text(text)
 
 

@@ -10,57 +10,61 @@ from study.predictor.advice import answer
 from study.predictor.advice.advise import advise
 from study.predictor.advice.question import Given, Question
 from study.predictor.architecture import named
-from study.predictor.outside import rows, written
+from study.predictor.outside import stored
+from study.predictor.outside.published import FOLDER, Row, rows
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.spec.arms import NAMES
 
-FILE = rows.FOLDER / "side_by_side.json"
-MODEL, RANKS, GPU = "llama3-8b", 8, "H100-80GB"
+FILE = FOLDER / "side_by_side.json"
+MODEL = "llama3-8b"
+RANKS = 8
+GPU = "H100-80GB"
 ARMS = ("ddp", "zero1", "zero2", "zero3", "zero2_cpu", "zero3_cpu", "fsdp2", "fsdp2_grad_op")
 OURS = {"sequence": 2048, "micro_batch": 1, "accumulation": 1, "checkpointing": True}  # as protocol at_scale has it
 ADVISED = "mistral-7b"  # the model of the question "which arm for 7 billion parameters?"
 
 
+def published(model: str = MODEL, ranks: int = RANKS) -> list[Row]:
+    """Return the published rows with this model, number of GPUs and an arm of this study."""
+    return [row for row in rows() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
+
+
 def same_name(one: str | None, other: str | None) -> bool:
-    """Whether two names mean the same model: Llama-3-8B and llama3-8b. Signs and capitals do not count."""
+    """Return whether two names mean the same model: Llama-3-8B and llama3-8b. Signs and capitals do not count."""
     letters = [re.sub(r"[^a-z0-9.]", "", (name or "").lower()) for name in (one, other)]
     return letters[0] == letters[1]
 
 
-def published(model: str = MODEL, ranks: int = RANKS) -> list[rows.Row]:
-    """Published rows with this model, number of GPUs and an arm of this study."""
-    return [row for row in rows.own() if row.arm in NAMES and row.n_gpus == ranks and same_name(row.model, model)]
-
-
 def settings() -> list[dict]:
-    """The setting of this study, and those in which others measured the seconds of a step."""
-    others = [
-        {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc, "checkpointing": False}
-        for row in published()
-        if row.step_s and all(isinstance(each, int) for each in (row.seq, row.micro_batch, row.grad_acc))
-    ]
-    return [OURS, *(each for number, each in enumerate(others) if each not in others[:number])]
-
-
-def predicted() -> dict:
-    """Each arm in each setting, and the advice for a model of 7 billion parameters."""
-    model, machine = named(MODEL), Machine(gpu=GPU)
-    steps = []
-    for setting in settings():
-        for arm in ARMS:
-            setup = Setup.of_arm(model, arm, ranks=RANKS, precision="bf16_cast", device="cuda", **setting)
-            step = step_time(setup, machine)
-            seconds = {"seconds": step.seconds, "low": step.low_s, "high": step.high_s}
-            steps.append({"arm": arm} | setting | seconds)
-    chosen = advise(Question.of(named(ADVISED), RANKS, GPU, Given()))
-    return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}
+    """Return the setting of this study, and those in which others measured the seconds of a step."""
+    all_settings = [OURS]
+    for row in published():
+        counts = {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc}
+        setting = counts | {"checkpointing": False}
+        known = row.step_s is not None and all(isinstance(count, int) for count in counts.values())
+        if known and setting not in all_settings:
+            all_settings.append(setting)
+    return all_settings
 
 
 def read() -> dict:
-    """The kept predictions."""
-    return written.read(FILE)
+    """Return the kept predictions."""
+    return stored.read(FILE)
 
 
 def write() -> None:
     FILE.write_text(json.dumps(predicted(), indent=1) + "\n")
+
+
+def predicted() -> dict:
+    """Predict each arm in each setting, and the advice for a model of 7 billion parameters."""
+    model = named(MODEL)
+    steps = []
+    for setting in settings():
+        for arm in ARMS:
+            setup = Setup.of_arm(model, arm, ranks=RANKS, precision="bf16_cast", device="cuda", **setting)
+            step = step_time(setup, Machine(gpu=GPU))
+            steps.append({"arm": arm} | setting | {"seconds": step.seconds, "low": step.low_s, "high": step.high_s})
+    chosen = advise(Question.of(named(ADVISED), RANKS, GPU, Given()))
+    return {"steps": steps, "advice": {"model": ADVISED, "in_words": answer.in_words(chosen)}}

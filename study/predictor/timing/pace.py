@@ -50,7 +50,7 @@ def pace() -> Pace:
 
 
 def interval_factor(trained: int) -> float:
-    """The factor that divides and multiplies a predicted time, for an interval meant to hold 80 % of measurements."""
+    """Return the factor that divides and multiplies a predicted time, for its interval."""
     return interval_factors()["large" if trained >= LARGE else "small"]
 
 

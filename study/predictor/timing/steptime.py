@@ -49,7 +49,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step: its seconds, an interval meant to hold 80 % of measurements, and its parts."""
+    """A predicted step: its seconds, their interval, and its parts."""
 
     seconds: float
     least_s: float  # with a host that spends the least time on a module

@@ -36,7 +36,7 @@ def table(runs: Runs) -> pd.DataFrame:
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
             sizes = _sizes(members, what)
-            tried = [run for run in members if getattr(run, what) in sizes]
+            tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
                 place = {"group": group, "line": line, "arm": mine[0].arm, "what": what}
                 rows.append(place | {"cap_gib": mine[0].memory_cap_gib} | _search(mine, what, sizes))
@@ -44,7 +44,7 @@ def table(runs: Runs) -> pd.DataFrame:
 
 
 def _search(mine: list[Run], what: str, sizes: dict) -> dict:
-    ended = [(sizes[getattr(run, what)], getattr(run, what), run.done) for run in mine]
+    ended = [(sizes[run.value(what)], run.value(what), run.done) for run in mine]
     size_of_largest, largest = max(((size, value) for size, value, done in ended if done), default=(None, None))
     size_of_failed, failed = min(((size, value) for size, value, done in ended if not done), default=(None, None))
     row = {"largest": largest, "size": size_of_largest, "failed": failed}

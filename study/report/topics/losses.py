@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.io.numbers import nats
+from study.records.compare import baseline_arm, loss_distances, loss_partner
 from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, largest, parts
 from study.report.style import EXACT, colour, conditions, marker
-from study.spec import arms
 
 DASH = 4  # points: lines that coincide alternate as dashes of this length
 NEAR = 0.02  # share of the drawn range: lines that differ by less coincide
@@ -29,11 +29,10 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> pd.Da
     chosen = [run for run in runs.done if run.losses and not run.virtual and not run.record.is_script]
     rows = []
     for group, members in groups(run for run in chosen if not tasks or run.task in tasks).items():
-        present = {run.arm for run in members}
-        reference = next((arm for arm in (baseline, *arms.NAMES) if arm in present), None)
+        reference = baseline_arm(members, baseline)
         for line, repeats in lines(members).items():
             for run in repeats:
-                rows.append(_curve(group, line, run, _partner(run, members, reference)))
+                rows.append(_curve(group, line, run, loss_partner(run, members, reference)))
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
 
 
@@ -41,19 +40,9 @@ def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
     about = {"group": group, "line": line, "arm": run.arm, "run": run.name}
     about |= columns(run, "seed", "rows_per_step", "kind")
     losses = np.array(run.losses, dtype=float)
-    difference = np.abs(losses - np.array(other.losses)) if other else np.full(len(losses), np.nan)
+    difference = loss_distances(run, other) if other else np.full(len(losses), np.nan)
     about |= {"step": np.arange(1, len(losses) + 1), "loss": losses, "difference": difference}
     return pd.DataFrame(about | {"against": other.arm if other else None})
-
-
-def _partner(run: Run, members: list[Run], reference: str | None) -> Run | None:
-    """Return the reference's run with the same seed, rows per step and steps; of several, one with as many ranks."""
-    if run.arm == reference or run.init == "in_place":  # initialized in place, the weights differ
-        return None
-    sizes = (run.seed, run.rows_per_step, len(run.losses))
-    alike = [other for other in members if (other.seed, other.rows_per_step, len(other.losses)) == sizes]
-    alike = [other for other in alike if other.arm == reference and other.init != "in_place"]
-    return min(alike, key=lambda other: other.ranks != run.ranks, default=None)
 
 
 def parity(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from study.bench.prediction import predicted
-from study.predictor.outside import rows as published_rows
-from study.predictor.outside import sources as known_sources
-from study.predictor.outside import summary, words, written
+from study.predictor.outside import errors as outside_errors
+from study.predictor.outside import published, stored, tables
 from study.records import stats
 from study.records.groups import by
 from study.records.runs import Run, Runs
@@ -30,29 +29,30 @@ PREDICTORS = ("ours", "deepspeed", "accelerate")
 def table() -> pd.DataFrame:
     """Return every published number that has a prediction, with the prediction and its error."""
     rows = []
-    for row, kept in zip(published_rows.own(), written.read()["rows"], strict=True):
+    for each in stored.predictions():
+        row = each.row
         about = {"source": row.source, "model": row.model, "gpu": row.gpu, "gpus": row.n_gpus, "arm": row.arm}
-        about |= {"micro_batch": row.micro_batch, "role": known_sources.own()[row.source].role_of(row)}
-        for quantity in kept["quantities"]:
-            rows.append(about | {name: quantity[name] for name in ("quantity", "measured", "predicted")})
-    frame = pd.DataFrame(rows)
-    return frame.assign(error=frame["predicted"] / frame["measured"] - 1)
+        about |= {"micro_batch": row.micro_batch, "role": row.role}
+        for compared in each.quantities:
+            numbers = {"quantity": compared.quantity, "measured": compared.measured, "predicted": compared.predicted}
+            rows.append(about | numbers | {"error": compared.error})
+    return pd.DataFrame(rows)
 
 
 def errors() -> pd.DataFrame:
     """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(words.lines(written.read()["summary"]))
+    return pd.DataFrame(tables.lines(stored.read()["summary"]))
 
 
 def misses() -> pd.DataFrame:
     """Return the predictions that are off by more than 10 % (memory) or 30 % (time), and why, if that is known."""
-    return pd.DataFrame(words.misses(summary.misses(written.own())))
+    return pd.DataFrame(tables.misses(outside_errors.misses(list(stored.predictions()))))
 
 
 def sources() -> pd.DataFrame:
     """Return where the published numbers come from, and what the sources leave open."""
-    kept = zip(published_rows.own(), written.read()["rows"], strict=True)
-    counts = pd.DataFrame([{"source": row.source, "predicted": bool(each["quantities"])} for row, each in kept])
+    kept = [{"source": each.row.source, "predicted": bool(each.quantities)} for each in stored.predictions()]
+    counts = pd.DataFrame(kept)
     of_source = counts.groupby("source")["predicted"].agg(["size", "sum"])
     return pd.DataFrame(
         {
@@ -65,7 +65,7 @@ def sources() -> pd.DataFrame:
             "licence": source.licence,
             "address": source.address,
         }
-        for source in known_sources.own().values()
+        for source in published.sources().values()
     )
 
 
@@ -79,24 +79,14 @@ def _here(arm: str, kind: str, mine: list[Run]) -> dict:
     estimates = [(predicted(run.record), sum(run.components.values())) for run in mine]
     off = [ours.peak_bytes / held - 1 for ours, held in estimates if ours]
     row = {"arm": arm, "two_ranks": kind, "n": len(mine), "with_a_prediction": len(off)}
-    row["memory_off_by"] = words.percent(stats.median(list(map(abs, off)))) if off else None
-    row["worst"] = words.percent(max(off, key=abs)) if off else None
+    row["memory_off_by"] = tables.percent(stats.median(list(map(abs, off)))) if off else None
+    row["worst"] = tables.percent(max(off, key=abs)) if off else None
     return row | {"time": NO_TIME_ON_CPU}
 
 
-def sentence(rows: pd.DataFrame) -> str:
-    """Return the errors over all sources, and over rows that the model was not built with."""
-    names = {"all": "over all sources", "all of role test": "over rows that the model was not built with"}
-    items = []
-    for row in rows.to_dict("records"):
-        if row["source"] in names:
-            inside = f", {row['in interval']} in the 80 % interval" if row["in interval"] else ""
-            items.append(
-                f"- **{row['quantity'].capitalize()}**, {names[row['source']]}: the median error is {row['off by']} "
-                f"over {row['rows']} published numbers (with sign {row['median']}, worst {row['worst']}); "
-                f"{row['within 10 %']} are within 10 %, {row['within 30 %']} within 30 %{inside}."
-            )
-    return "\n".join(items)
+def sentence() -> str:
+    """Return how accurate the predictions are, as advise and estimate say it."""
+    return stored.accuracy()
 
 
 @style.figure

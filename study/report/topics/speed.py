@@ -93,7 +93,7 @@ def batches(runs: Runs, baseline: str = "ddp") -> pd.DataFrame:
 def _batches_of_group(group: str, members: list[Run], setting: str, baseline: str) -> list[dict]:
     rows = []
     baselines = by([run for run in members if run.arm == baseline], "ranks")
-    varied = [ranks for (ranks,), mine in baselines.items() if len({getattr(run, setting) for run in mine}) > 1]
+    varied = [ranks for (ranks,), mine in baselines.items() if len({run.value(setting) for run in mine}) > 1]
     for (value, ranks), mine in by([run for run in members if run.ranks in varied], setting, "ranks").items():
         of_arm = by(mine, "arm")
         base = of_arm.pop((baseline,), [])
@@ -319,7 +319,7 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
     chosen = [run for run in runs.done if run.kind == "real" and not run.record.is_script]
     for group, members in groups(chosen, without=(setting,)).items():
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
-        if any(len({getattr(run, setting) for run in mine}) > 1 for mine in alike):
+        if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
             for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
                 place = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
                 rows.append(place | _results(mine))

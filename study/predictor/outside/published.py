@@ -1,0 +1,208 @@
+"""Measurements that others published: a row each, and the sources that the rows come from. Unknown values are None."""
+
+import csv
+import functools
+import io
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from study.errors import Stop
+from study.io import files
+from study.io import parsing as texts
+from study.predictor.setup import Fsdp, Loss
+from study.spec.arms import ROOT
+from study.spec.validation import sentence
+
+FOLDER = ROOT / "reports" / "outside"
+MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
+MAX_ROWS = 100_000
+MemoryKind = Literal["allocated", "reserved", "driver"]
+Quantity = Literal["memory", "time"]
+Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
+
+
+def _count(text: object) -> object:
+    """Return a whole number, or the source's words if it is none."""
+    try:
+        number = float(str(text))
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and number > 0 else text
+
+
+Count = Annotated[int | str | None, BeforeValidator(_count)]
+Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+Text = str | None
+
+
+class Row(BaseModel):
+    """One published measurement. The names are the columns of the file: first the source's, then our reading of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: str
+    url_or_path: Text  # with the commit where there is one
+    model: Text
+    params: Measured
+    gpu: Text
+    n_gpus: Count
+    arm: Text  # as the source names it
+    precision: Text
+    seq: Count  # tokens of a row
+    micro_batch: Count  # rows per GPU and pass
+    grad_acc: Count  # passes per step
+    activation_checkpointing: Text
+    memory_GB: Measured  # 10^9 bytes
+    memory_kind: Text  # what was read, in the source's words
+    tokens_per_s_per_gpu: Measured
+    step_time_s: Measured
+    mfu: Measured  # per cent, as the source defines it
+    tier: Literal["A", "B", "C"] | None
+    notes: Text
+    # Our reading: the setup that the row describes.
+    config: Text  # a name in configs.json, or a built-in shape. None: the row is not predicted
+    dtype: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] | None  # the trainer's name of the precision
+    deepspeed: Text  # zero_optimization of the DeepSpeed config, as JSON
+    fsdp: Fsdp | None
+    group: int | None  # ranks that share the states, if not all
+    recompute: bool | None
+    attention: Literal["sdpa", "eager"] | None
+    loss: Loss | None
+    logits: Literal["fp32", "as_computed"] | None  # of the loss
+    optimizer: Literal["fused", "foreach"] | None
+    keeps_cache: bool | None  # of keys and values, until the loss is computed
+    gpu_name: Text  # a name in GPUS. None: the time is not predicted
+    gpus_per_node: int | None
+    network: Text  # between nodes: a name in study.predictor.papers.LINKS
+    fused_kernels: bool | None  # of norms, activation functions and rotations
+    kind: MemoryKind | None  # None: the source does not say which memory it read
+    assumed: Text  # what neither the row nor its source says, separated by " | "
+    not_predicted: Text  # why the row, or its time, is not predicted
+    # Other predictions of the row.
+    earlier_step_s: Measured  # ours, from before the model of time
+    simulated_memory_GB: Measured  # of the source, if it is a simulator
+    simulated_step_s: Measured
+
+    @property
+    def memory_bytes(self) -> float | None:
+        return None if self.memory_GB is None else self.memory_GB * 1e9
+
+    @property
+    def step_s(self) -> float | None:
+        """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
+        if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
+            return self.step_time_s
+        counts = (self.micro_batch, self.grad_acc or 1, self.seq)
+        known = [count for count in counts if isinstance(count, int)]
+        return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return tuple(self.assumed.split(" | ")) if self.assumed else ()
+
+    @property
+    def role(self) -> Role | None:
+        source = sources().get(self.source)
+        return source.role_of(self) if source else None
+
+
+class Part(BaseModel):
+    """Some rows of a source whose times have another role than those of its other rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str  # a regular expression over a row's model, GPU and address
+    role: Role
+    why: str
+
+
+class Miss(BaseModel):
+    """Why predictions of some rows have missed: an explanation, not a correction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str = ""  # a regular expression over a row's model, GPU, arm and notes
+    quantity: Quantity
+    why: str
+
+
+class Source(BaseModel):
+    """One source of rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    address: str
+    licence: str  # of the text and data that the rows come from; rows are facts and figures, no text is kept
+    what: str
+    read: str  # how its rows were read
+    unsaid: str
+    settings: tuple[str, ...] = ()  # what its scripts and text say of all its rows, and where
+    role: Role | None = None  # for the model of time; None: not used
+    part: tuple[Part, ...] = ()  # the first one that matches a row decides the row's role
+    miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
+    own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
+
+    def why_off(self, row: Row, quantity: Quantity) -> str | None:
+        """Return why a prediction of a row missed, if that is known."""
+        words = f"{row.model} on {row.gpu}, {row.arm}, {row.notes}"
+        matching = (miss for miss in self.miss if miss.quantity == quantity and re.search(miss.about, words))
+        return next((miss.why for miss in matching), None)
+
+    def role_of(self, row: Row) -> Role | None:
+        words = f"{row.model} on {row.gpu}, {row.url_or_path}"
+        return next((part.role for part in self.part if re.search(part.about, words)), self.role)
+
+
+@functools.cache
+def rows() -> tuple[Row, ...]:
+    """Return the rows that the project keeps."""
+    return tuple(read_rows(FOLDER / "measurements.csv"))
+
+
+@functools.cache
+def sources() -> dict[str, Source]:
+    """Return the sources of the project's own rows, by name."""
+    return read_sources(FOLDER / "sources.toml")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file with the columns of measurements.csv. Other columns are ignored."""
+    try:
+        content = files.read(path, MAX_BYTES).decode().removeprefix("\ufeff")
+        reader = csv.DictReader(io.StringIO(content, newline=""))
+        header = reader.fieldnames or []
+        lines = [(reader.line_num, line) for line in itertools.islice(reader, MAX_ROWS + 1)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
+    if len(lines) > MAX_ROWS:
+        raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
+    if missing := [name for name in Row.model_fields if name not in header]:
+        what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
+    return [_row(path, number, line) for number, line in lines]
+
+
+def _row(path: Path, number: int, line: dict[str, str]) -> Row:
+    try:
+        return Row.model_validate({name: (line[name] or "").strip() or None for name in Row.model_fields})
+    except ValidationError as error:
+        raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
+
+
+def read_sources(path: Path) -> dict[str, Source]:
+    try:
+        content = texts.from_toml(files.read(path, MAX_BYTES))
+        known = [Source.model_validate(source) for source in content["source"]]
+    except ValidationError as error:
+        raise Stop(f"{path}: {sentence(error, Source.model_fields)}", f"correct {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise Stop(f"{path} cannot be read ({files.why(error)})", f"restore {path.name}") from None
+    except (KeyError, TypeError):
+        raise Stop(f"{path} has no [[source]] tables", f"restore {path.name}") from None
+    return {source.name: source for source in known}
