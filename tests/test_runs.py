@@ -195,14 +195,15 @@ def test_ranks_and_rows_are_no_seeds(of):
 def test_a_setting_that_only_one_arm_varies_is_a_table(of):
     """The arm that comes last has it at one value."""
     varied = [finished("a", "zero2", precision="bf16"), finished("b", "zero2", precision="fp32")]
-    rows = settings.table(of(*varied, finished("c", "zero3", precision="fp32")), "precision")
-    assert [(row["arm"], row["precision"]) for row in rows] == [("zero2", "bf16"), ("zero2", "fp32"), ("zero3", "fp32")]
+    table = speed.varied(of(*varied, finished("c", "zero3", precision="fp32")), "precision")
+    expected = [("zero2", "bf16"), ("zero2", "fp32"), ("zero3", "fp32")]
+    assert [(row["arm"], row["precision"]) for row in rows(table)] == expected
     apart = [finished("a", "zero2", 2, precision="fp32"), finished("b", "zero2", 4, precision="bf16")]
     loaded = of(*apart, finished("c", "zero2", 4, precision="fp32"))
-    assert len(settings.table(loaded, "precision")) == 3
-    assert [row["ranks"] for row in settings.table(loaded, "ranks")] == [2, 4]
+    assert len(speed.varied(loaded, "precision")) == 3
+    assert list(speed.varied(loaded, "ranks")["ranks"]) == [2, 4]
     alone = of(*(changed(fields, requested__lr=1.0) for fields in apart))
-    assert settings.table(alone, "precision") == [], "the ranks differ as well"
+    assert speed.varied(alone, "precision").empty, "the ranks differ as well"
 
 
 def test_seconds_on_unlike_ranks_are_never_pooled(of):
@@ -211,25 +212,25 @@ def test_seconds_on_unlike_ranks_are_never_pooled(of):
         for arm, model, ranks in product(("ddp", "zero2", "zero3"), ("gpt-tiny", "gpt2"), (2, 8))
     ]
     loaded = of(*runs)
-    speeds = [row for row in documents.throughput_000(loaded) if row["group"] != "document 000"]
+    speeds = [row for row in rows(documents.throughput_000(loaded)) if row["group"] != "document 000"]
     assert {row["n"] for row in speeds} == {1}
     assert len({row["group"] for row in speeds}) == 4, "two models on 2 and on 8 ranks"
-    rungs = ladder.table(loaded, "ddp", "zero3")
-    times = {row["median"] for row in rungs if row["what"] == "s/step"}
+    rungs = speed.ladder(loaded, "ddp", "zero3")
+    times = set(rungs[rungs["what"] == "step_s"]["median"])
     assert sorted(times) == pytest.approx([0.2, 0.8])
     varied = [
-        finished(f"{arm}-{rows}-{ranks}", arm, ranks, micro_batch=rows)
-        for arm, (rows, ranks) in product(ARMS, ((2, 2), (4, 8)))
+        finished(f"{arm}-{batch}-{ranks}", arm, ranks, micro_batch=batch)
+        for arm, (batch, ranks) in product(ARMS, ((2, 2), (4, 8)))
     ]
-    assert batches.table(of(*varied)) == []
+    assert speed.batches(of(*varied)).empty
 
 
 def test_a_table_is_of_the_runs_that_it_is_given(of):
     """And not of all that its folders hold."""
     fast, slow = ([finished(f"{cores}-{arm}", arm, hardware__cores=cores) for arm in ARMS] for cores in (2, 64))
     loaded = of(*fast, *slow)
-    rows, places = machines.tables(loaded.select(arm="zero2", environment="B"))
-    assert [(row["arm"], row["environment"]) for row in rows] == [("zero2", "B")]
+    cells, places = map(rows, speed.machines(loaded.select(arm="zero2", environment="B")))
+    assert [(row["arm"], row["environment"]) for row in cells] == [("zero2", "B")]
     assert [place["environment"] for place in places] == ["B"]
 
 

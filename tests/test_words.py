@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 from conftest import ROOT
 
@@ -200,12 +201,12 @@ ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
 
 def test_headlines_say_what_rests_on_real_runs():
     """Untested claims have no basis, a contradiction counts once, and premises do not count."""
-    assert claims.sentence(ROWS) == (
+    assert claims.sentence(pd.DataFrame(ROWS)) == (
         "Of 3 claims about the world: **1 supported**, **1 refuted**, **1 not tested here**. The verdicts rest on "
         "**real runs (1)** and formulas (1). 2 more were compared with their document's own numbers: "
         "**1 inconclusive**, **1 contradicts itself**. 1 premise of our own is not counted."
     )
-    assert claims.sentence([]) == ""
+    assert claims.sentence(pd.DataFrame()) == ""
 
 
 def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):

@@ -54,6 +54,11 @@ class Answer:
     command: str = ""  # what makes runs that are missing here
 
 
+def name_of(run: Run) -> str:
+    """Return the model of a run as people call it."""
+    return NAMES.get(run.model or "", run.model or "a model")
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence after the bold answer: it has the number."""
     end = text.find(". ", text.find("** ") + 3)
@@ -98,7 +103,7 @@ def of_losses(runs: Runs) -> Answer:
     answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ by more than fp32 rounding explains."
     arms = rows[rows["difference"].notna()]["arm"].nunique()
     sentence = (
-        f"**{answer}** With {NAMES.get(first.model, first.model)} in {first.precision}, the losses of {arms} arms stay"
+        f"**{answer}** With {name_of(first)} in {first.precision}, the losses of {arms} arms stay"
         f" within {nats(worst['difference'])} of {worst['against']}'s at each of {rows['step'].max()} steps"
         f" (furthest: {worst['arm']})."
     )
@@ -115,7 +120,7 @@ def of_memory(runs: Runs) -> Answer:
     at_scale = of_scale(runs)
     tiny = trained_here(runs)
     rows = pd.DataFrame(
-        [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model))] + held(tiny)
+        [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))] + held(tiny)
     )
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
@@ -151,7 +156,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 
 def trained_here(runs: Runs) -> list[Run]:
     """Return one run per arm of the model whose losses are shown; if there is none, of the group with the most arms."""
-    real = [run for run in runs.done if run.components and not run.virtual and run.ranks > 1]
+    real = [run for run in runs.done if run.components and not run.virtual and (run.ranks or 1) > 1]
     known = [run for run in real if not run.memory_cap_gib]
     for choice in (Runs(tuple(known)).select(**TINY).runs, known):
         alike = groups(choice, only=grouping.SETTINGS).values()
@@ -169,7 +174,7 @@ def held(members: list[Run]) -> list[dict]:
     """
     rows = []
     for run in sorted(members, key=grouping.in_order):
-        about = {"model": NAMES.get(run.model, run.model), "parameters": run.parameters, "ranks": run.ranks}
+        about = {"model": name_of(run), "parameters": run.parameters, "ranks": run.ranks}
         about |= {"conditions": conditions(run), "arm": run.arm, "memory": GPU}
         if offloads(run) and run.device == "cpu":
             rows += _split(run, about | {"basis": PREDICTED})
@@ -203,7 +208,7 @@ def _split(run: Run, about: dict) -> list[dict]:
 
 def conditions(run: Run) -> str:
     """Return what a rank did in a pass: `1 row of 2048 tokens per pass, activations recomputed`."""
-    rows = f"{run.micro_batch} row{'s' * (run.micro_batch > 1)} of {run.sequence} tokens per pass"
+    rows = f"{run.micro_batch} row{'s' * (run.micro_batch != 1)} of {run.sequence} tokens per pass"
     return f"{rows}, activations {'recomputed' if run.checkpointing else 'kept'}"
 
 
@@ -340,9 +345,7 @@ def sent(runs: Runs) -> pd.DataFrame:
     first = members[0]
     rows = rows[rows["source"].isin([traffic.COUNTED, traffic.PAPER])]
     runs_of = {run.arm: run.name for run in members}
-    return rows.assign(
-        model=NAMES.get(first.model, first.model), conditions=conditions(first), run=rows["arm"].map(runs_of)
-    )
+    return rows.assign(model=name_of(first), conditions=conditions(first), run=rows["arm"].map(runs_of))
 
 
 def traffic_in_words(rows: pd.DataFrame) -> str:

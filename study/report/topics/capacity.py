@@ -55,7 +55,7 @@ def _sizes(members: list[Run], what: str) -> dict:
     """Return the values that were tried with what orders them: rows per pass by their number, models by parameters."""
     if what == "micro_batch":
         return {run.micro_batch: run.micro_batch for run in members}
-    sizes = {run.model: _parameters(run.model, members) for run in members}
+    sizes = {run.model: _parameters(run.model, members) for run in members if run.model}
     return {model: count for model, count in sizes.items() if count}
 
 

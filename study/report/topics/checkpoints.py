@@ -1,5 +1,6 @@
 """Checkpoints: what they cost in each arm, and whether a run that resumed from one equals one that was never killed."""
 
+import math
 from collections.abc import Iterable
 
 import pandas as pd
@@ -41,9 +42,9 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (grouping.in_order(run), run.ranks))
 
 
-def what_is_saved(run: Run) -> tuple[str, str, int]:
+def what_is_saved(run: Run) -> tuple[str, str, int | None]:
     """Return what is saved, and how it is divided."""
-    return ", ".join([run.task, run.model, run.precision]), run.arm, run.ranks
+    return ", ".join(map(str, (run.task, run.model, run.precision))), run.arm, run.ranks
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -56,13 +57,14 @@ def table(runs: Runs) -> pd.DataFrame:
 def _cost(run: Run, loaded: Resume | None) -> dict:
     saved = run.record.checkpoints.saved[-1]
     theory = predicted_bytes(run)
+    parameters = run.parameters or math.nan
     written = [size for size in saved.written_bytes_per_rank if size is not None]
     row = {
         "group": what_is_saved(run)[0],
         "arm": run.arm,
         "ranks": run.ranks,
-        "predicted_bytes_per_parameter": theory.total / run.parameters if theory else None,
-        "bytes_per_parameter": saved.bytes / run.parameters,
+        "predicted_bytes_per_parameter": theory.total / parameters if theory else None,
+        "bytes_per_parameter": saved.bytes / parameters,
         "predicted_share_of_one_rank": max(theory.per_rank) / theory.total if theory else None,
         "share_of_one_rank": max(written) / sum(written) if written else None,
         "save_s": max(saved.save_s_per_rank),
@@ -79,6 +81,8 @@ def _cost(run: Run, loaded: Resume | None) -> dict:
 
 def predicted_bytes(run: Run) -> CheckpointBytes | None:
     """Return theory's bytes of a run's checkpoint; None for an unknown model."""
+    if not (run.model and run.ranks and run.parameters):
+        return None
     try:
         model = named(run.model)
     except Stop:

@@ -114,8 +114,9 @@ def _printed_throughput(arm: str) -> dict:
 def _throughput(group: str, mine: list[Run], ddp: list[Run]) -> dict:
     run, step_s = mine[0], stats.median(seconds(mine))
     speed = middle(seconds(ddp), seconds(mine))
-    row = {"group": group, "arm": run.arm}
-    row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
+    row: dict[str, Any] = {"group": group, "arm": run.arm, "tokens_per_s_and_rank": None}
+    if run.rows_per_step and run.sequence and run.ranks:
+        row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
     row |= {"over_ddp": speed["median"], "low": speed["low"], "high": speed["high"], "n": speed["n"]}
     return row | {"steps_per_hour": 3600 / step_s}
 
@@ -138,7 +139,7 @@ def _outcome(group: str, line: str, mine: list[Run]) -> dict:
     times, run = seconds(mine), mine[0]
     row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
     row["outcome"] = ", ".join(sorted({run.status for run in mine}))
-    return row | {"samples_per_s": run.rows_per_step / stats.median(times) if times else None}
+    return row | {"samples_per_s": run.rows_per_step / stats.median(times) if times and run.rows_per_step else None}
 
 
 # --- document 002's own script -------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def script(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for run in runs.select(arm="single").done:
         for number, training in enumerate(run.record.observed.runs, 1):
-            about = {"script": REPAIRS.get(run.repair, run.repair), "seed": run.seed, "training": number}
+            about: dict[str, Any] = {"script": REPAIRS[run.repair or "none"], "seed": run.seed, "training": number}
             about |= {"name": training.name, "batch": training.batch, "weights_from": training.weights_from}
             about |= {"deepspeed_calls": training.deepspeed_initialize_calls, "training_s": training.training_s}
             every = run.record.observed.logging_steps or 1

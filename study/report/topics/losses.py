@@ -1,6 +1,6 @@
 """Losses: how far each arm is from the baseline, step by step."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ DASH = 4  # points: lines that coincide alternate as dashes of this length
 NEAR = 0.02  # share of the drawn range: lines that differ by less coincide
 
 
-def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> pd.DataFrame:
+def table(runs: Runs, baseline: str = "ddp", tasks: Collection[str | None] = ()) -> pd.DataFrame:
     """Return the loss of every step of every run, and its difference from that of the baseline's run of the same seed.
 
     In a group without the baseline, the plainest arm takes its place; `against` names it. Runs with other rows per step
@@ -37,7 +37,7 @@ def table(runs: Runs, baseline: str = "ddp", tasks: Iterable[str] = ()) -> pd.Da
 
 
 def _curve(group: str, line: str, run: Run, other: Run | None) -> pd.DataFrame:
-    about = {"group": group, "line": line, "arm": run.arm, "run": run.name}
+    about: dict[str, Any] = {"group": group, "line": line, "arm": run.arm, "run": run.name}
     about |= columns(run, "seed", "rows_per_step", "kind")
     losses = np.array(run.losses, dtype=float)
     difference = loss_distances(run, other) if other else np.full(len(losses), np.nan)

@@ -1,5 +1,6 @@
 """Memory: what a rank holds at its peak, part by part, and on how many ranks; and what changes the 16 bytes."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -213,7 +214,7 @@ def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> 
         for repeats in by(members, "arm", "ranks", "kind").values():
             largest = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
             rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | largest)
-        for (arm,), mine in by([run for run in members if run.ranks > 1], "arm").items():
+        for (arm,), mine in by([run for run in members if run.ranks and run.ranks > 1], "arm").items():
             estimates = {count: predicted(mine[0].record, ranks=count) for count in ranks}
             about = {"group": group, "arm": arm, "kind": "predicted", "source": "predicted", "n": 0}
             rows += [about | {"ranks": count, "bytes": ours.peak_bytes} for count, ours in estimates.items() if ours]
@@ -278,16 +279,16 @@ def states(runs: Runs) -> pd.DataFrame:
     hold none, and DDP's buckets all.
     """
     rows = []
-    known = [run for run in runs.done if run.components and run.parameters]
-    for repeats in _alike(known):
+    for repeats in _alike(run for run in runs.done if run.components and run.parameters):
         run = repeats[0]
         held = run.record.memory.components.per_rank[0].after_step
         theory = predicted(run.record)
         of_papers = claimed(run)
+        parameters = run.parameters or math.nan
         for component in COMPONENTS:
             numbers = {"claimed": of_papers.get(component)}
-            numbers["predicted"] = theory.after_step.get(component, 0) / run.parameters if theory else None
-            numbers["measured"] = held.get(component, 0) / run.parameters
+            numbers["predicted"] = theory.after_step.get(component, 0) / parameters if theory else None
+            numbers["measured"] = held.get(component, 0) / parameters
             if any(numbers.values()):
                 rows.append(_place(run) | {"component": component} | numbers | {"n": len(repeats)})
     return pd.DataFrame(rows)
@@ -298,13 +299,17 @@ def claimed(run: Run) -> dict[str, float]:
 
     They count a master copy of 16-bit weights alone, and nothing that an engine keeps beside the moments.
     """
-    weights, _, whole_states = papers.RECIPES[papers.recipe_of(run.precision, run.optimizer or FIRST_OPTIMIZER)]
+    recipe = papers.recipe_of(run.precision or "fp32", run.optimizer or FIRST_OPTIMIZER)
+    weights, _, whole_states = papers.RECIPES[recipe]
     master = 4 if run.precision == "bf16_cast" else 0
-    observed, ranks = run.record.observed, run.ranks
+    observed = run.record.observed
     stage = 3 if observed.fsdp else observed.stage or 0
-    trained = (observed.trained_parameters or run.parameters) / run.parameters
-    share = trained / (ranks if stage else 1)
-    whole = {"weights": weights / (ranks if stage == 3 else 1), "master": master * share}
+    divided_by = run.ranks or 1
+    share = 1.0
+    if observed.trained_parameters and run.parameters:
+        share = observed.trained_parameters / run.parameters
+    share /= divided_by if stage else 1
+    whole = {"weights": weights / (divided_by if stage == 3 else 1), "master": master * share}
     return whole | {"moments": (whole_states - master) * share, "staging": 0}
 
 

@@ -88,7 +88,7 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
 def _link_bytes(run: Run) -> dict[str, float]:
     """Return bytes that a link carries in a step by theory; none if that is unknown, or gloo reduces to one rank."""
     setup = setup_of(run.record)
-    node_ranks = run.ranks // run.hosts
+    node_ranks = (run.ranks or 1) // (run.hosts or 1)
     moved = nodes.predicted(setup, node_ranks) if setup else {}
     if not moved or "reduce" in moved:
         return {}

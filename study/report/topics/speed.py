@@ -249,7 +249,8 @@ def frontier(runs: Runs) -> pd.DataFrame:
             continue
         for line, mine in lines(members).items():
             place = {"group": group, "line": line} | columns(mine[0], "arm", "ranks", "kind")
-            place |= {"peak_bytes": max(run.peak_bytes for run in mine)} | columns(mine[0], "peak_of", "rows_per_step")
+            place |= {"peak_bytes": max(run.peak_bytes or 0 for run in mine)}
+            place |= columns(mine[0], "peak_of", "rows_per_step")
             rows.append(place | middle(seconds(mine)))
     return pd.DataFrame(rows)
 

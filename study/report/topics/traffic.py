@@ -28,7 +28,7 @@ def table(runs: Runs) -> pd.DataFrame:
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if run.traffic and run.ranks > 1 and run.parameters])
+    known = groups([run for run in runs.done if run.traffic and _all_reduce_bytes(run)])
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
@@ -45,10 +45,16 @@ def _bar(place: dict, times_of: dict[str, float], n: int) -> list[dict]:
 
 def _counted(run: Run) -> dict[str, float]:
     """Return multiples of an all-reduce, without collectives too small for a bar, such as averaging a loss."""
-    bytes_each = 2 if run.precision == "bf16_cast" else 4
-    all_reduce = 2 * run.parameters * bytes_each * (run.ranks - 1) / run.ranks
+    all_reduce = _all_reduce_bytes(run)
     moved = {kind.replace("_", "-"): sent / all_reduce for kind, sent in sent_bytes(run).items()}
     return {kind: times for kind, times in moved.items() if times > 1e-4}
+
+
+def _all_reduce_bytes(run: Run) -> float:
+    """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
+    ranks = run.ranks or 1
+    bytes_each = 2 if run.precision == "bf16_cast" else 4
+    return 2 * (run.parameters or 0) * bytes_each * (ranks - 1) / ranks
 
 
 def _of_paper(run: Run) -> dict[str, float]:
@@ -61,7 +67,7 @@ def sent_bytes(run: Run) -> dict[str, float]:
     """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
     sent = dict.fromkeys(run.traffic, 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.ranks).items():
+        for ranks, size_bytes in count.by_ranks(run.ranks or 1).items():
             sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
     return sent
 
@@ -72,16 +78,21 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
     what gloo should write. Only models with formulas have predictions.
     """
-    several = [run for run in runs.done if run.traffic and run.ranks > node_ranks and run.ranks % node_ranks == 0]
+    several = [run for run in runs.done if run.traffic and is_of_nodes(run.ranks, node_ranks)]
     rows = []
     for group, members in groups(several).items():
         rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
     return pd.DataFrame(rows)
 
 
+def is_of_nodes(ranks: int | None, node_ranks: int) -> bool:
+    """Return whether ranks fill several nodes."""
+    return ranks is not None and ranks > node_ranks and ranks % node_ranks == 0
+
+
 def _between_nodes(run: Run, node_ranks: int) -> dict:
     per_kind = run.record.traffic.per_rank[0]
-    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks)} for kind, count in per_kind.items()}
+    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
     split = node_traffic.by_node(moved, node_ranks)
     setup = setup_of(run.record)
     theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
