@@ -182,7 +182,7 @@ def disk_full(place: Place) -> None:
 
 def disk_full_without_reserve(place: Place) -> None:
     """The trainer's own; the sweep has some for the record as well."""
-    store.give_back(place.folder)
+    store.release_reserved_space(place.folder)
     disk_full(place)
 
 

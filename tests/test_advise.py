@@ -7,7 +7,18 @@ import pytest
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.advise import BUCKET_ELEMENTS, BUCKETS, MISS, Advice, Row, advise, best_of, step_of
+from study.predictor.advice.advise import (
+    BUCKET_ELEMENTS,
+    BUCKETS,
+    MISS,
+    Advice,
+    Row,
+    Untried,
+    advise,
+    best_of,
+    machine_of,
+    step_of,
+)
 from study.predictor.advice.answer import assumptions, in_words, remedies_in_words, seconds
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, bytes_of, counts_of
@@ -16,7 +27,7 @@ from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.timing.steptime import step_time
 from study.spec import arms
 
 GEMMA = Question(describe("gemma2-9b"), 8, "H100-80GB", "nvswitch", 1e12, 2048, 144)
@@ -113,13 +124,12 @@ def test_what_is_left_out_has_a_default_that_is_said():
 def test_every_arm_is_a_row(gemma):
     """Rows, passes and GPUs give the batch. Arms that do not fit have no time."""
     assert [row.arm for row in gemma.rows] == list(arms.NAMES)
-    for row in gemma.rows:
+    for row in gemma.tried:
         assert row.fits == (row.step_s is not None) == (row.tokens_per_s is not None)
-        if row.micro_batch:
-            assert GEMMA.gpus * row.micro_batch * row.accumulation == GEMMA.batch, row.arm
-            assert row.fits == (row.headroom_bytes >= 0)
-    assert rows(gemma)["ddp"].limit == "GPU memory"
-    assert rows(gemma)["ddp"].peak_bytes == 16 * parameters(GEMMA.model), "states alone are too much"
+        assert GEMMA.gpus * row.micro_batch * row.accumulation == GEMMA.batch, row.arm
+        assert row.fits == (row.headroom_bytes >= 0)
+    states = 16 * parameters(GEMMA.model)
+    assert rows(gemma)["ddp"] == Untried("ddp", "GPU memory", "bf16", states), "states alone are too much"
 
 
 def test_the_largest_microbatch_that_fits_with_a_margin():
@@ -168,7 +178,7 @@ def test_seconds_are_those_of_the_replay():
     values = {"precision": BERT.precision, "sequence": BERT.sequence, "device": "cuda", "ranks": BERT.gpus}
     setup = Setup.of_arm(BERT.model, "zero2", micro_batch=row.micro_batch, accumulation=share, **values)
     zero = setup.deepspeed["zero_optimization"] | dict.fromkeys(BUCKETS[:2], row.bucket_elements)
-    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), Machine.of(BERT))
+    step = step_time(replace(setup, deepspeed=setup.deepspeed | {"zero_optimization": zero}), machine_of(BERT))
     assert row.step_s == pytest.approx(step.seconds)
     assert row.step_interval_s[0] < row.step_s < row.step_interval_s[1]
     assert row.tokens_per_s == pytest.approx(24 * 128 / row.step_s)
@@ -177,7 +187,7 @@ def test_seconds_are_those_of_the_replay():
 
 def test_the_link_of_a_question_is_the_slowest():
     """It is the link between nodes if there are several, else the link between the GPUs of a node."""
-    one, two = Machine.of(GEMMA), Machine.of(replace(GEMMA, gpus=16, link="ib-ndr"))
+    one, two = machine_of(GEMMA), machine_of(replace(GEMMA, gpus=16, link="ib-ndr"))
     assert (one.link, one.network) == ("nvswitch", None)
     assert (two.link, two.network, two.gpus_per_node) == (None, "ib-ndr", 8)
 
@@ -196,8 +206,9 @@ def test_hosts_share_the_update():
 
 
 def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: float = 50) -> Row:
-    times = {"step_s": step_s, "checkpointing": checkpointing}
-    return Row(arm, True, "compute", peak_bytes=100, headroom_bytes=headroom, **times)
+    needs = {"peak_bytes": 100, "headroom_bytes": headroom, "host_bytes": 0, "sent_bytes": 0, "step_s": step_s}
+    settings = {"precision": "bf16", "checkpointing": checkpointing, "micro_batch": 1, "accumulation": 1}
+    return Row(arm=arm, fits=True, limit="compute", **settings, **needs)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +242,7 @@ def test_what_an_expert_would_try(gemma):
     assert not gemma.choice.is_tight
     assert gemma.choice.bucket_elements == BUCKET_ELEMENTS
     assert gemma.alternative.arm != gemma.choice.arm
-    precisions = {row.arm: row.precision for row in advise(replace(BERT, precision=None)).rows}
+    precisions = {row.arm: row.precision for row in advise(replace(BERT, precision=None)).tried}
     assert (precisions["ddp"], precisions["zero1"]) == ("bf16", "bf16_cast"), "the usual one of each"
 
 
@@ -269,9 +280,8 @@ def test_when_nothing_fits_it_says_what_would_help():
     advice = advise(question)
     assert advice.choice is advice.alternative is None
     helps = remedies(question, given)
-    assert {kind: each.choice.fits for kind, each in helps} == dict.fromkeys(
-        ("more host memory", "more GPUs", "larger GPUs"), True
-    )
+    assert [remedy.what for remedy in helps] == ["more host memory", "more GPUs", "larger GPUs"]
+    assert all(remedy.choice.fits for remedy in helps)
     (sentence,) = in_words(advice)
     assert "Nothing fits on 1 x RTX4090" in sentence
     assert "of host memory where there are 64 GB" in sentence

@@ -187,6 +187,16 @@ def test_times_and_losses_decide_claims_of_their_kind_only():
             check(runs, claim("time"), **arguments)
 
 
+def test_times_of_resumed_runs_are_unknown():
+    """They cover only the part after an interruption. `observed` once read them as if they were whole."""
+    resume = {"run_id": "x", "step": 1, "arm": "zero2", "ranks": 2, "route": "load_state"}
+    runs = [changed(fields, checkpoints={"resumes": [resume]}) for fields in seeds("zero2", 4)]
+    for field in ("step_s", "setup_s"):
+        finding = seen(*runs, field=field, kind="time")
+        assert (finding.value, finding.missing) == (None, f"records with {field}")
+        assert seen(*seeds("zero2", 4), field=field, kind="time").value > 0
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_runs_say_nothing_of_seconds(count):
     runs = gathered(*seeds("zero2", count), *seeds("ddp", count))

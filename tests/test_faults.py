@@ -15,7 +15,7 @@ from study.errors import Stop
 from study.machine import linux
 from study.machine.kernel_log import KernelLog
 from study.records import store
-from study.sweeps import ends
+from study.sweeps import outcomes
 
 SHORT = (
     "signal: SIGKILL to itself, timed window, rank 1",
@@ -96,42 +96,47 @@ Root Cause (first observed failure):
 @pytest.mark.parametrize(
     ("output", "death"),
     [
-        (TORCHRUN, ends.Death("SIGSEGV", 3, 71)),
-        (TORCHRUN.replace("\n", "\n1: "), ends.Death("SIGSEGV", 3, 71)),  # as srun prints it
-        ("E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary: python", ends.Death("SIGBUS", None, 9)),
-        ("subprocess.CalledProcessError: Command x died with <Signals.SIGABRT: 6>.", ends.Death("SIGABRT")),
-        ("exitcode  : -99 (pid: 7)", ends.Death("signal 99")),
+        (TORCHRUN, outcomes.RankKilled("SIGSEGV", 3, 71)),
+        (TORCHRUN.replace("\n", "\n1: "), outcomes.RankKilled("SIGSEGV", 3, 71)),  # as srun prints it
+        (
+            "E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary: python",
+            outcomes.RankKilled("SIGBUS", None, 9),
+        ),
+        ("subprocess.CalledProcessError: Command x died with <Signals.SIGABRT: 6>.", outcomes.RankKilled("SIGABRT")),
+        ("exitcode  : -99 (pid: 7)", outcomes.RankKilled("signal 99")),
     ],
 )
 def test_a_launchers_report_names_the_rank_and_the_signal(output, death):
-    assert ends.reported(output)[0] == death
+    assert outcomes.reported(output)[0] == death
 
 
 def test_a_rank_that_torchrun_killed_at_last_is_not_the_first_to_die():
     """It waited for the other one in C++, where it heeds no SIGTERM."""
     late = "Unable to shutdown process 70 via 15, forcefully exiting via 9"
     report = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
-    assert ends.reported(f"{late}\n{report}") == [ends.Death("SIGSEGV", 3, 71)]
-    assert ends.reported(report) == [ends.Death("SIGSEGV", 3, 71), ends.Death("SIGKILL", 0, 70)]
+    assert outcomes.reported(f"{late}\n{report}") == [outcomes.RankKilled("SIGSEGV", 3, 71)]
+    assert outcomes.reported(report) == [outcomes.RankKilled("SIGSEGV", 3, 71), outcomes.RankKilled("SIGKILL", 0, 70)]
 
 
 def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it_said():
     """The log has its process id: from torchrun's report, or from the heartbeat that it left."""
     bug = store.ended(store.new("run", []), Stop("ValueError: no such row", "report this"), "ValueError")
     for output, pids in ((TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"), {}), ("", {71: 3})):
-        stop = ends.killed(bug, output, 1, ends.Kills(1, frozenset({71})), pids)
+        stop = outcomes.killed(bug, output, 1, outcomes.OomKills(1, frozenset({71})), pids)
         assert (stop.status, stop.where) == ("host_oom", "rank 3")
-    stop = ends.killed(bug, "", 1, ends.Kills(1, frozenset({555})), {71: 3})
+    stop = outcomes.killed(bug, "", 1, outcomes.OomKills(1, frozenset({555})), {71: 3})
     assert stop is None, "another process of this machine"
     interrupted = store.ended(store.new("run", []), Stop("interrupted", "again", "interrupted"), "KeyboardInterrupt")
-    assert ends.killed(interrupted, "", 1, ends.Kills(1, frozenset({555})), {71: 3}) is None
-    assert ends.killed(interrupted, "", 1, ends.Kills(1), {71: 3}).status == "host_oom", "the kernel only counts"
+    assert outcomes.killed(interrupted, "", 1, outcomes.OomKills(1, frozenset({555})), {71: 3}) is None
+    assert outcomes.killed(interrupted, "", 1, outcomes.OomKills(1), {71: 3}).status == "host_oom", (
+        "the kernel only counts"
+    )
 
 
 def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
     gone = Stop("another rank died without a word", "see", where="another rank")
     record = store.ended(store.new("run", []), gone, "RuntimeError")
-    stop = ends.killed(record, TORCHRUN.replace("-11", "3"), 1, ends.Kills(0), {})
+    stop = outcomes.killed(record, TORCHRUN.replace("-11", "3"), 1, outcomes.OomKills(0), {})
     assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no message", "rank 3")
 
 
@@ -152,7 +157,7 @@ def test_a_rank_that_failed_in_its_imports_is_named_with_its_words_whoever_is_na
     ended = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
     failed = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
     for report in (ended + failed, failed + ended):  # the root cause stands last
-        stop = ends.killed(NO_WORDS, IN_IMPORTS + report, 1, ends.Kills(0), {})
+        stop = outcomes.killed(NO_WORDS, IN_IMPORTS + report, 1, outcomes.OomKills(0), {})
         assert (stop.status, stop.where) == ("failed", "rank 3")
         assert stop.what == "rank 3 ended with exit code 1 and no record of why: ValueError: no such row"
 
@@ -161,8 +166,8 @@ def test_a_sentence_that_a_rank_could_only_print_is_the_reason():
     """On a full disk there is no room for the record, but some in the last block of the output."""
     printed = "record.json cannot be written (No space left on device)"
     report = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-    stop = ends.killed(
-        NO_WORDS, f"{printed}. What to do: make room, and start it again.\n{report}", 1, ends.Kills(0), {}
+    stop = outcomes.killed(
+        NO_WORDS, f"{printed}. What to do: make room, and start it again.\n{report}", 1, outcomes.OomKills(0), {}
     )
     assert stop.what == f"rank 3 ended with exit code 1 and no record of why: {printed}"
 
@@ -177,7 +182,7 @@ def test_a_sentence_that_a_rank_could_only_print_is_the_reason():
     ],
 )
 def test_who_was_told_to_end_before_there_was_a_record_is_interrupted(output, code, who, where):
-    stop = ends.killed(NO_WORDS, output, code, ends.Kills(0), {})
+    stop = outcomes.killed(NO_WORDS, output, code, outcomes.OomKills(0), {})
     assert (stop.status, stop.what, stop.where) == ("interrupted", f"interrupted: {who}", where)
 
 
@@ -199,5 +204,5 @@ def test_room_is_reserved_for_a_record_and_freed_with_its_process(tmp_path):
     store.reserve(tmp_path)
     assert list(tmp_path.iterdir()) == [], "the kernel frees what has no name"
     assert shutil.disk_usage(tmp_path).free <= free
-    assert store.give_back(tmp_path)
-    assert not store.give_back(tmp_path)
+    assert store.release_reserved_space(tmp_path)
+    assert not store.release_reserved_space(tmp_path)

@@ -11,8 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from shaped import changed, failed, finished, put, script
 
-from study.ledger.model import MEASURED, OWN
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, VERDICTS
+from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, OWN, VERDICTS
 from study.records import runs
 from study.report import style
 from study.report.grouping import parts

@@ -20,12 +20,12 @@ def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
     with pytest.raises(Stop):
         safe_name(name)
     with pytest.raises(Stop):
-        files.below(tmp_path, "a", name)
+        files.safe_join(tmp_path, "a", name)
 
 
 @pytest.mark.parametrize("name", ["a", "zero2-r1.1", "a b", "é", "..a", "n" * LONGEST_NAME_BYTES])
 def test_a_name_that_can_be_a_files_is_not_changed(name, tmp_path):
-    assert files.below(tmp_path, "deep", name) == tmp_path / "deep" / name
+    assert files.safe_join(tmp_path, "deep", name) == tmp_path / "deep" / name
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from shaped import finished, put
 from study.cli import keep
 from study.errors import Stop
 from study.records import store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 
 
 def test_numbers_stay_and_paths_go(tmp_path):
@@ -67,7 +67,7 @@ STAYS = (
 
 @pytest.mark.parametrize(("text", "kept"), [*CUT.items(), *zip(STAYS, STAYS, strict=True)])
 def test_a_path_is_cut_to_its_last_part(text, kept):
-    assert without_paths(text) == kept
+    assert redact(text) == kept
 
 
 def test_what_is_left_out_is_named(tmp_path):

@@ -22,7 +22,7 @@ from study.ledger import files as claims
 from study.predictor.advice import question
 from study.predictor.outside import published
 from study.records import collectives, seal, store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import Settings, build
 from study.sweeps import protocol
@@ -266,7 +266,7 @@ def test_claims(file, content):
 @given(st.one_of(spoiled(finished("a")), spoiled(failed("b", arm="zero3"))))
 def test_records(file, content):
     path = file(json.dumps(content), "run/record.json")
-    is_valid_or_a_sentence(lambda: without_paths(store.load(path.parent).model_dump(by_alias=True)))
+    is_valid_or_a_sentence(lambda: redact(store.load(path.parent).model_dump(by_alias=True)))
 
 
 ACCELERATE = {
@@ -367,4 +367,4 @@ def test_a_value_that_is_read_is_not_changed(value):
 @given(st.text(alphabet=string.printable, max_size=80))
 def test_leaving_out_what_is_private_happens_once(text):
     """Sharing a record twice gives the same result."""
-    assert without_paths(without_paths(text)) == without_paths(text)
+    assert redact(redact(text)) == redact(text)

@@ -8,11 +8,11 @@ import pytest
 from study.errors import Stop
 from study.ledger import citations
 from study.ledger.arguments import calls_of
-from study.ledger.citations import cited, searched
-from study.ledger.files import read_form
+from study.ledger.checks import KINDS
+from study.ledger.citations import cited, read_form, searched
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
-from study.ledger.theory_checks import KINDS, arithmetic, quotient, stated, trend
+from study.ledger.theory_checks import arithmetic, quotient, stated, trend
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
 INFINITY = {"sequence": 1024, "bytes_per_s": 70e9, "peak_flops_per_s": 70e12, "moved": "weights_gradients"}
@@ -306,10 +306,11 @@ def test_the_list_of_sources_is_checked(known, text, what):
 
 def test_what_each_rests_on():
     """A difference of a document's own figures is not a prediction."""
-    expected = dict.fromkeys(("arithmetic", "stated"), "own numbers")
+    expected = {"tried": "tried"} | dict.fromkeys(("arithmetic", "stated"), "own numbers")
     expected |= dict.fromkeys(("bound", "fits", "trend", "quotient", "theory"), "predicted")
-    assert {name: kind.basis for name, kind in KINDS.items()} == expected
-    assert {name: kind.basis for name, kind in citations.KINDS.items()} == {"cited": "read", "searched": "read"}
+    expected |= dict.fromkeys(("cited", "searched"), "read")
+    measured = ("ran", "counted", "ratio", "order", "measured_trend", "observed", "equal", "same_loss")
+    assert {name: kind.basis for name, kind in KINDS.items()} == expected | dict.fromkeys(measured, "measured")
     assert set(KINDS["theory"].own) == {"fitted_bytes_per_parameter", "rest_bytes", "rest_spread"}
 
 

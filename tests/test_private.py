@@ -12,7 +12,7 @@ from shaped import failed, finished, put
 from test_report import quick  # noqa: F401  a fixture
 
 from study.records import runs as records
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.schema import Record
 from study.report import readme
 from study.report.notebook import Book
@@ -64,14 +64,14 @@ def stranger(tmp_path):
 def test_what_tells_of_a_machine_or_its_user_is_taken_out(kind):
     private = PRIVATE[kind]
     for text in (private, f"before {private} after", json.dumps({"x": private}), f"({private})"):
-        told = [word for word in TELLS if word in without_paths(text)]
-        assert not told, f"{kind}: {told} in {without_paths(text)}"
-    assert without_paths({"hf_token": "short", "tokenizer": "gpt2"}) == {"hf_token": "(secret)", "tokenizer": "gpt2"}
+        told = [word for word in TELLS if word in redact(text)]
+        assert not told, f"{kind}: {told} in {redact(text)}"
+    assert redact({"hf_token": "short", "tokenizer": "gpt2"}) == {"hf_token": "(secret)", "tokenizer": "gpt2"}
 
 
 @pytest.mark.parametrize("text", ["tokens: 12345678", "max_token 20000000", "pad_token: [PAD]", "2 CPUs @ 2.10GHz"])
 def test_what_only_looks_like_it_stays(text):
-    assert without_paths(text) == text
+    assert redact(text) == text
 
 
 class Page(html.parser.HTMLParser):

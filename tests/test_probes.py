@@ -119,7 +119,7 @@ def always(answer):
 
 
 def find():
-    return probes.CONFIGURATIONS["deepspeed_config"](config=ZERO2)
+    return probes.TRIALS["deepspeed_config"](config=ZERO2)
 
 
 def test_an_answer_is_sought_once(cache, monkeypatch):
@@ -134,12 +134,12 @@ def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache
     """Another machine with the same versions does not try this again."""
     monkeypatch.setattr(probes, "_try", always(Answer(found=7, told="in /home/me/x")))
     claims = files.read_all()
-    trial = next(trial for trial in probes._trials_of_all(claims) if trial["what"] == "default")
+    trial = next(trial for trial in ledger.trials(claims) if trial["what"] == "default")
     probes.answers([trial])
     (cache / "of-another-version.json").write_text("{}")
     reports = tmp_path / "reports" / "some-box"
     reports.mkdir(parents=True)
-    assert probes.keep_in(reports, claims) == 1
+    assert probes.keep_in(reports, ledger.trials(claims)) == 1
     (entry,) = json.loads((reports / "trials.json").read_text())
     assert (entry["trial"], entry["versions"]["deepspeed"]) == (trial, probes._versions()["deepspeed"])
     (cache / f"{probes.key(trial)}.json").unlink()
@@ -191,7 +191,7 @@ def test_a_kept_file_that_holds_no_answer_is_tried_again(cache, monkeypatch):
 def test_without_the_libraries_nothing_is_tried(cache, monkeypatch):
     monkeypatch.setattr(probes, "not_installed", lambda: ("deepspeed",))
     monkeypatch.setattr(probes, "_try", never)
-    probes.prepare(files.read_all())
+    probes.prepare(ledger.trials(files.read_all()))
     finding = find()
     assert (finding.value, finding.without) == (None, "not tested here")
     assert finding.working == "deepspeed is not installed here"
@@ -219,11 +219,10 @@ def test_nothing_else_is_run_or_imported(cache, monkeypatch, trial, what):
     monkeypatch.setattr(probes, "_run", never)
     monkeypatch.setattr(probes, "_try", never)
     (cache.parent / "evil.py").write_text("")
-    function = probes.KINDS["tried"].functions[trial["what"]]
+    function = probes.TRIALS[trial["what"]]
     with pytest.raises(Stop, match=what):
         function(**{name: value for name, value in trial.items() if name != "what"})
-    claim = next(claim for claim in files.read_all() if claim.check == "tried")
-    probes.prepare([claim.model_construct(**dict(claim) | {"arguments": trial, "also": (), "unsaid": {}})])
+    assert probes.trials_of(function, [{name: value for name, value in trial.items() if name != "what"}]) == []
 
 
 def test_scripts_run_beside_each_other_and_what_measures_time_alone(cache, monkeypatch, tmp_path):

@@ -26,7 +26,7 @@ from study.errors import Stop
 from study.io.numbers import short, size
 from study.ledger import files
 from study.records import store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.report import claim_pages, run_pages
 from study.report import readme as digest
 from study.report import site as report
@@ -161,7 +161,7 @@ def test_every_figure_is_whole_and_has_its_data_beside_it(site):
     assert len(figures) > 8
     for path in figures:
         xml.etree.ElementTree.fromstring(path.read_text())
-        assert without_paths(path.read_text()) == path.read_text(), "leaving out paths changes no figure"
+        assert redact(path.read_text()) == path.read_text(), "leaving out paths changes no figure"
         assert table(path.with_suffix(".csv")), path.name
     losses = table(site / "data" / "compare-losses.csv")
     assert {row["line"] for row in losses} == {"single", "ddp", "zero2", "zero3_cpu"}

@@ -22,7 +22,7 @@ from study.cli.progress import Progress
 from study.errors import Stop
 from study.records import store
 from study.records.schema import Requested
-from study.sweeps import ends, launches, protocol, sweep
+from study.sweeps import launches, outcomes, protocol, sweep
 
 MINI = """about = "three quick cells"
 document = "none"
@@ -225,7 +225,7 @@ OPEN = ("running", "interrupted", "failed")
 # What the trainer left, why the sweep ended it, how many processes the kernel killed for memory: what the record says.
 ENDS = [
     # what a run has found out stays when its time is up
-    *[({"status": status}, stop, 0, status, "") for status in ends.ANSWERS for stop in (LATE, OVER)],
+    *[({"status": status}, stop, 0, status, "") for status in outcomes.ANSWERS for stop in (LATE, OVER)],
     # what is ended says why
     *[({"status": status}, LATE, 0, "timeout", LATE.what) for status in OPEN],
     # a rank that the kernel killed: whoever survives, the launcher alone, or a rank that torchrun ended, or another
@@ -249,7 +249,7 @@ ENDS = [
 @pytest.mark.parametrize(("leaves", "stop", "kills", "status", "words"), ENDS)
 def test_how_a_launch_ended(tmp_path, leaves, stop, kills, status, words):
     before = left(tmp_path / "run", **leaves)
-    record = ends.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, ends.Kills(kills))
+    record = outcomes.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, outcomes.OomKills(kills))
     assert record.status == status
     assert words in (record.error.message if record.error else "")
     assert store.load(tmp_path / "run") == record
@@ -501,7 +501,7 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, cac
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path, cache):
     runs = tmp_path / "runs"
-    with sweep.held(runs):
+    with sweep.lock_runs_folder(runs):
         output = finish(study("sweep", mini(tmp_path), "--runs", runs, cache=cache))
     assert f"process {os.getpid()}" in output
     assert "Traceback" not in output

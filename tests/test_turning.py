@@ -9,11 +9,12 @@ from conftest import ROOT
 
 from study.ledger import files, ledger, model
 from study.ledger.arguments import as_list, is_number
+from study.ledger.checks import KINDS
 from study.ledger.evidence import Evidence, choose, gather
 from study.ledger.model import Case, Check, Reference
+from study.ledger.pairing import TRAINING
 from study.ledger.record_checks import ANSWERS, REFUSED
-from study.ledger.two_sides import TRAINING
-from study.ledger.verdict import FAILS, HOLDS, Finding
+from study.ledger.verdict import FAILS, HOLDS, MEASURED, Finding
 from study.records import metrics
 from study.records.runs import Run, load
 
@@ -132,7 +133,7 @@ def other(value, found, holds: bool, relation: str):
 
 def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: Evidence) -> dict[Run, Run]:
     """The runs that a call is about, each with the record that would turn the verdict."""
-    function = model.kinds()[check].functions[""]
+    function = KINDS[check].functions[""]
     found = function(evidence, claim, **call).value
     wanted = other(value, found, holds, claim.relation)
     runs = choose(evidence, claim, side(check, call), relative=True, statuses=(*ANSWERS, REFUSED)).runs
@@ -168,7 +169,7 @@ def turned(claim: Check, check: str, call: dict, value, holds: bool, evidence: E
 
 def test_other_records_turn_each_verdict_that_rests_on_records(kept):
     """Copies of the records in which only the values of the claim differ."""
-    claims = [claim for claim in files.read_all() if claim.basis == model.MEASURED]
+    claims = [claim for claim in files.read_all() if claim.basis == MEASURED]
     alone = {"also": (), "until_tested": None}
     verdicts = [ledger.judge(claim.model_copy(update=alone), kept) for claim in claims]
     decided = [verdict for verdict in verdicts if verdict.verdict in HOLDS + FAILS]

@@ -66,7 +66,7 @@ def _gpu(run: Run) -> str | None:
 
 def _gpus_per_node(run: Run) -> int:
     machines = run.record.machines
-    return max((len(machine.ranks) for machine in machines), default=run.ranks)
+    return max((len(machine.ranks) for machine in machines), default=run.ranks or 1)
 
 
 def lines(everything: list[Scored]) -> list[dict]:
@@ -80,8 +80,10 @@ def _line(each: Scored) -> dict:
     about |= {"precision": run.precision, "rows": run.micro_batch, "passes": run.accumulation, "tokens": run.sequence}
     for name in NAMES:
         quantity = each.quantities.get(name)
-        human = quantity and (f"{quantity.measured:.3g} s" if name == "step" else size(quantity.measured))
-        about[name] = human and f"{human} ({quantity.error:+.1%})"
+        about[name] = None
+        if quantity is not None:
+            measured = f"{quantity.measured:.3g} s" if name == "step" else size(quantity.measured)
+            about[name] = f"{measured} ({quantity.error:+.1%})"
     return about
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.tables import say
 from study.records import collectives, hangs, store
 from study.records.schema import Record
@@ -96,7 +96,7 @@ def _lines(answer: dict) -> list[str]:
 
 def shown_by(evidence: str) -> str:
     """The script or the command that demonstrates a finding."""
-    script = below(REPRODUCTIONS, f"{evidence}.py")
+    script = safe_join(REPRODUCTIONS, f"{evidence}.py")
     return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
 
 

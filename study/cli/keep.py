@@ -6,9 +6,9 @@ import tyro
 
 from study.errors import Stop
 from study.io.tables import say
-from study.ledger import files, probes
+from study.ledger import files, ledger, probes
 from study.records import seal, store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.runs import run_folders
 from study.records.schema import Record
 
@@ -43,7 +43,7 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
                 taken.append(target)
                 target.mkdir(parents=True, exist_ok=True)
                 if target.resolve() != folder.resolve():
-                    store.write(target, Record.model_validate(without_paths(record.model_dump(by_alias=True))))
+                    store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
     if taken:
         seal.add(into / "runs", taken)
     return len(taken), left_out
@@ -60,4 +60,4 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     size_bytes = sum(path.stat().st_size for path in into.glob(f"**/{store.RECORD}"))
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
-    say(f"{probes.keep_in(into, files.read_all())} answers to trials, as study claims made them here")
+    say(f"{probes.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")

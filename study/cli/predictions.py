@@ -1,6 +1,7 @@
 """`study estimate`: predicts what a rank holds and moves, and whether it fits."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import tyro
@@ -17,7 +18,6 @@ from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
 from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES
 from study.predictor.wanted import Wanted, asked_for, count_of
 from study.spec import arms
 from study.spec.optimizers import refusal
@@ -43,7 +43,7 @@ class Kernels:
     """The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under autocast."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
-    cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = CUDA_DIFFERENCES
+    cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")
     """Where the CUDA kernels keep other bytes than the CPU's, and the prediction follows CUDA. Only for models that are
     predicted from their config.json, and with --device cuda."""
 
@@ -54,20 +54,19 @@ class Kernels:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is predicted for a rank. A bare number of parameters gives no more than the paper's model states."""
+    """What is predicted for a rank."""
 
-    parameters: float
-    states: dict[str, float]  # of the ZeRO paper
-    setup: Setup | None = None
-    whole: Estimate | None = None
-    kinds: MemoryKinds | None = None
-    gpu: str | None = None
-    step: StepTime | None = None
+    arm: str
+    setup: Setup
+    whole: Estimate
+    kinds: MemoryKinds
+    gpu: str | None
+    step: StepTime | None
 
     @property
     def fits(self) -> Fits | None:
         """Return whether it fits on the GPU. "only just": not with the reserve that an advice keeps. None: no GPU."""
-        if self.gpu is None or self.setup is None or self.whole is None:
+        if self.gpu is None:
             return None
         free_bytes = GPUS[self.gpu].memory_bytes - self.whole.peak_bytes
         if free_bytes < outside_bytes(self.setup.ranks):
@@ -110,72 +109,56 @@ def estimate(
         raise stop
     if explain and gpu is None:
         raise Stop("--explain needs a predicted time", "give --gpu")
-    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
-    paper = recipe or recipe_of(training.precision, kernels.optimizer)
+    prediction = None
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         if gpu is not None:
             what = "the time of a step depends on the model's layers"
             raise Stop(what, "give --layers and --hidden, or leave out --gpu")
         parameters = count_of(wanted.params)
-        prediction = Prediction(parameters, states_bytes(parameters, stage, ranks, paper))
     else:
-        model = asked_for(wanted, training.sequence or 1)
-        options = training.values(model) | kernels.values() | {"ranks": ranks}
-        setup = Setup(model=model, fsdp=fsdp, **options) if fsdp else Setup.of_arm(model, training.arm, **options)
-        prediction = _predicted(setup, gpu and gpu_named(gpu), stage, paper)
+        prediction = _predicted(wanted, training, kernels, ranks, fsdp, gpu and gpu_named(gpu))
+        parameters = prediction.whole.parameters
+    stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
+    states = states_bytes(parameters, stage, ranks, recipe or recipe_of(training.precision, kernels.optimizer))
     if as_json:
-        return {"arm": fsdp or training.arm, "ranks": ranks} | _as_dict(prediction)
-    _show(prediction, fsdp or training.arm)
-    if explain and prediction.step and prediction.gpu:
-        _show_constants(prediction.step, prediction.gpu)
+        answer = {"arm": fsdp or training.arm, "ranks": ranks, "parameters": parameters}
+        return answer | {"published_states_bytes": states} | _as_dict(prediction)
+    if prediction:
+        _show(prediction)
+    _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
+    if prediction:
+        _show_basis(prediction, explain)
     return None
 
 
-def _predicted(setup: Setup, gpu: str | None, stage: int, recipe: str) -> Prediction:
-    whole = predict(setup)
+def _predicted(
+    wanted: Wanted, training: steps.Training, kernels: Kernels, ranks: int, fsdp: Fsdp | None, gpu: str | None
+) -> Prediction:
+    model = asked_for(wanted, training.sequence or 1)
+    options = training.values(model) | kernels.values()
+    if fsdp:
+        setup = Setup(model=model, fsdp=fsdp, ranks=ranks, **options)
+    else:
+        setup = Setup.of_arm(model, training.arm, ranks=ranks, **options)
     step = None if gpu is None else step_time(setup, steps.Links(gpu=gpu).machine(setup.ranks))
-    states = states_bytes(whole.parameters, stage, setup.ranks, recipe)
-    return Prediction(whole.parameters, states, setup, whole, memory_kinds(setup, gpu), gpu, step)
+    return Prediction(fsdp or training.arm, setup, predict(setup), memory_kinds(setup, gpu), gpu, step)
 
 
-def _as_dict(prediction: Prediction) -> dict:
-    whole, kinds, step = prediction.whole, prediction.kinds, prediction.step
+def _as_dict(prediction: Prediction | None) -> dict:
+    """Return the values of a prediction, or None for each if only model states are known."""
+    if prediction is None:
+        return dict.fromkeys(("estimate", "kinds", "fits", "step"))
     return {
-        "parameters": prediction.parameters,
-        "published_states_bytes": prediction.states,
-        "estimate": whole and dataclasses.asdict(whole),
-        "kinds": kinds and dataclasses.asdict(kinds),
+        "estimate": dataclasses.asdict(prediction.whole),
+        "kinds": dataclasses.asdict(prediction.kinds),
         "fits": prediction.fits,
-        "step": step and steps.as_dict(step),
+        "step": steps.as_dict(prediction.step) if prediction.step else None,
     }
 
 
-def _show(prediction: Prediction, arm: str) -> None:
-    if prediction.whole:
-        say(*steps.wrapped([_answer(prediction, arm)]), "")
-        _show_whole(prediction)
-        say("")
-    states = prediction.states
-    _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
-    if prediction.whole:
-        say("", *steps.wrapped([accuracy()]))
-
-
-def _answer(prediction: Prediction, arm: str) -> str:
-    """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
-    setup, whole, kinds = prediction.setup, prediction.whole, prediction.kinds
-    on_gpu = setup.on_gpu
-    memory = "GPU memory" if on_gpu else "memory"
-    text = f"A rank of {setup.ranks} under {arm} needs {size(whole.peak_bytes)} of {memory} at the peak, predicted"
-    if on_gpu and kinds.driver is not None:
-        text += f"; nvidia-smi will show {size(kinds.driver)}"
-    if prediction.fits is None:
-        return f"{text}."
-    return f"{text}. {FITS[prediction.fits].format(f'{prediction.gpu} ({size(GPUS[prediction.gpu].memory_bytes)})')}"
-
-
-def _show_whole(prediction: Prediction) -> None:
+def _show(prediction: Prediction) -> None:
     whole = prediction.whole
+    say(*steps.wrapped([_answer(prediction)]), "")
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
     if prediction.setup.on_gpu:
@@ -184,6 +167,27 @@ def _show_whole(prediction: Prediction) -> None:
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
         say(f"time, predicted: {steps.in_words(prediction.step)}")
+    say("")
+
+
+def _answer(prediction: Prediction) -> str:
+    """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
+    setup, gpu = prediction.setup, prediction.gpu
+    memory = "GPU memory" if setup.on_gpu else "memory"
+    peak = size(prediction.whole.peak_bytes)
+    text = f"A rank of {setup.ranks} under {prediction.arm} needs {peak} of {memory} at the peak, predicted"
+    if setup.on_gpu and prediction.kinds.driver is not None:
+        text += f"; nvidia-smi will show {size(prediction.kinds.driver)}"
+    if gpu is None or prediction.fits is None:
+        return f"{text}."
+    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({size(GPUS[gpu].memory_bytes)})')}"
+
+
+def _show_basis(prediction: Prediction, explain: bool) -> None:
+    """Print how accurate predictions are, and the constants behind the time if the user wants them."""
+    say("", *steps.wrapped([accuracy()]))
+    if explain and prediction.step and prediction.gpu:
+        _show_constants(prediction.step, prediction.gpu)
 
 
 def _show_constants(step: StepTime, gpu: str) -> None:
@@ -193,5 +197,5 @@ def _show_constants(step: StepTime, gpu: str) -> None:
     show(steps.explained(step, gpu))
 
 
-def _show_bytes(name: str, sizes: dict[str, float]) -> None:
+def _show_bytes(name: str, sizes: Mapping[str, float]) -> None:
     show([{name: part, "per rank": size(part_bytes)} for part, part_bytes in sizes.items()])

@@ -1,6 +1,5 @@
 """`study claims` and `study report`: verdicts on published claims, and the web pages."""
 
-import difflib
 import sys
 import textwrap
 from pathlib import Path
@@ -11,13 +10,12 @@ from study.errors import Stop
 from study.io.tables import say, show
 from study.ledger import catalogue, evidence, files, ledger, words
 from study.ledger.ledger import Verdict
-from study.ledger.model import BASES, OWN, SORTS, Claim
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, VERDICTS
+from study.ledger.model import SORTS, Claim
+from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
 from study.spec.validation import nearest
 
-SIGNS = {"equal": "", "at_least": "≥ ", "at_most": "≤ ", "above": "> ", "below": "< ", "up_to": "up to "}
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
 once (consistent, contradictions, open), and premises, which are ours."""
@@ -54,43 +52,56 @@ def claims(
         as_json: Print everything as JSON.
     """
     if checks:
-        return say(*_checks(claim))
+        say(*_checks(claim))
+        return None
     known = files.read_all(file)
-    filters = {"document": document, "verdict": verdict, "basis": basis, "kind": kind}
-    filters = {name: wanted for name, wanted in filters.items() if wanted is not None}
-    _check(filters, known)
+    filters = _known_filters(known, document=document, verdict=verdict, basis=basis, kind=kind)
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
-    gathered = evidence.gather(loaded)
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
+    sys.stderr.write(f"judging {len(chosen)} claims by {len(loaded)} runs\n")
+    gathered = evidence.gather(loaded)
     verdicts = ledger.judge_all(chosen, loaded, gathered)
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
-    set_aside = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
+    notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     if as_json:
-        entries = [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
-        sys.stderr.write("".join(f"{reason}\n" for reason in set_aside))
-        return entries
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
+        return [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
     if not verdicts:
-        say(f"No claim is left by {' '.join([*claim, *(f'--{name} {wanted!r}' for name, wanted in filters.items())])}.")
+        given = [*claim, *(f"--{name} {wanted!r}" for name, wanted in filters.items())]
+        say(f"No claim is left by {' '.join(given)}.")
     elif claim:
-        for number, verdict in enumerate(verdicts):
-            say(*["", "-" * words.WIDTH, ""] * bool(number), *words.lines(verdict))
+        for number, each in enumerate(verdicts):
+            rule = ["", "-" * words.WIDTH, ""] if number else []
+            say(*rule, *words.lines(each))
     else:
         if filters or verbose:
-            show([_row(verdict) for verdict in verdicts])
-            say("")
+            _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
         _summary(verdicts)
-        say("", f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}", *set_aside)
+        read = f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}"
+        _say("", read, *notes)
+    return None
+
+
+def _say(*texts: str) -> None:
+    """Print texts in lines of at most 100 columns."""
+    for text in texts:
+        say(*(textwrap.wrap(text, words.WIDTH, subsequent_indent="    ", break_on_hyphens=False) or [""]))
 
 
 def _checks(names: tuple[str, ...]) -> list[str]:
-    """The checks with these names, or all checks, with claims of this study as examples."""
+    """Return the checks with these names, or all checks, with claims of this study as examples."""
     entries = catalogue.entries(files.read_all())
     known = [entry.name for entry in entries]
     for name in names:
         if name not in known:
             raise Stop(f"there is no check {name}", nearest(name, known))
-    chosen = [line for entry in entries if not names or entry.name in names for line in ["", *catalogue.lines(entry)]]
-    return [*catalogue.HEAD, *chosen, "", *catalogue.names()]
+    chosen = [entry for entry in entries if not names or entry.name in names]
+    return [
+        *catalogue.HEAD,
+        *(line for entry in chosen for line in ["", *catalogue.lines(entry)]),
+        "",
+        *catalogue.names(),
+    ]
 
 
 def _summary(verdicts: list[Verdict]) -> None:
@@ -107,12 +118,12 @@ def _summary(verdicts: list[Verdict]) -> None:
 
 
 def _counts(totals: dict) -> dict:
-    """The totals without the verdicts that only apply to a document's own numbers."""
+    """Return the totals without the verdicts that only apply to a document's own numbers."""
     return {name: totals[name] for name in ("claims", *VERDICTS) if name not in (CONSISTENT, CONTRADICTS)}
 
 
 def _apart(rows: list[dict]) -> dict:
-    """What is counted apart from claims about the world: a document's own numbers, and our premises."""
+    """Return what is counted apart from claims about the world: a document's own numbers, and our premises."""
     own = ledger.totals([row for row in rows if row["basis"] == OWN])
     ours = sum(row["premise"] for row in rows)
     return {CONSISTENT: own[CONSISTENT], "contradictions": own[CONTRADICTS], "open": own[INCONCLUSIVE], "ours": ours}
@@ -132,47 +143,27 @@ def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme:
 
 
 def _named(ids: tuple[str, ...], claims: list[Claim]) -> list[Claim]:
-    """The claims with these ids, in upper or lower case; all claims if no id is given."""
+    """Return the claims with these ids, in upper or lower case; all claims if no id is given."""
     by_id = {claim.id.lower(): claim for claim in claims}
     for name in ids:
         if name.lower() not in by_id:
-            close = difflib.get_close_matches(name.lower(), by_id, n=1)
-            remedy = f"did you mean {by_id[close[0]].id!r}?" if close else "study claims --verbose lists all of them"
+            known = [claim.id for claim in claims]
+            remedy = nearest(name, known, otherwise="study claims --verbose lists all of them")
             raise Stop(f"there is no claim {name}", remedy)
     return [by_id[name.lower()] for name in ids] or claims
 
 
-def _check(filters: dict[str, str], claims: list[Claim]) -> None:
-    """Refuse a filter that no claim can pass."""
+def _known_filters(claims: list[Claim], **filters: str | None) -> dict[str, str]:
+    """Return the filters that are given. Raise Stop for one that no claim can pass."""
+    given = {name: wanted for name, wanted in filters.items() if wanted is not None}
     documents = tuple(dict.fromkeys(claim.document for claim in claims))
     known = {"verdict": VERDICTS, "basis": BASES, "kind": SORTS, "document": documents}
-    for name, wanted in filters.items():
+    for name, wanted in given.items():
         if wanted not in known[name]:
             what = f"--{name} must be one of {', '.join(known[name])} (got {wanted!r})"
             raise Stop(what, nearest(wanted, known[name], otherwise=f"correct --{name}"))
+    return given
 
 
 def _passes(thing: Claim | Verdict, filters: dict[str, str], *names: str) -> bool:
     return all(getattr(thing, name) == filters[name] for name in names if name in filters)
-
-
-def _row(verdict: Verdict) -> dict:
-    """A line of at most 100 columns."""
-    claim = verdict.claim
-    return {
-        "claim": claim.id,
-        "says": _cut(claim.says, 29),
-        "value": _cut(SIGNS[claim.relation] + _number(verdict.claimed, claim.unit), 12),
-        "found": _cut(ledger.without_unit(verdict.found, claim.unit), 12),
-        "verdict": verdict.verdict,
-        "basis": verdict.basis,
-    }
-
-
-def _number(value, unit: str) -> str:
-    ends = value if isinstance(value, tuple) else (value,)
-    return " to ".join(ledger.without_unit(end, unit) for end in ends)
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."

@@ -71,12 +71,13 @@ def _with_model(settings: Flags) -> Flags:
     """Return the settings with the sequence that the model reads, and with its path if it is a folder."""
     if settings.model is None:
         return settings
-    model = named(settings.model, trust_remote_code=settings.trust_remote_code)
+    name = settings.model
+    model = named(name, trust_remote_code=settings.trust_remote_code)
     if settings.sequence is None:
         settings = replace(settings, sequence=default_sequence(model))
-    if settings.model in SHAPES or not is_local(settings.model):
+    if name in SHAPES or not is_local(name):
         return settings
-    return replace(settings, model=str(Path(settings.model).resolve()))  # it is launched from another folder
+    return replace(settings, model=str(Path(name).resolve()))  # it is launched from another folder
 
 
 def _refuse(settings: Flags, arm: str) -> None:

@@ -23,7 +23,7 @@ LONGEST_REASON = 200
 LINK, NO_PATH = "it is a link, and links are not followed", "it is not a valid path"
 
 
-def below(root: Path, *names: str) -> Path:
+def safe_join(root: Path, *names: str) -> Path:
     """The path of these names below a folder. Each must be a safe name, so that the path cannot leave the folder."""
     return root.joinpath(*map(safe_name, names))
 

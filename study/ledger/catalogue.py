@@ -7,15 +7,16 @@ this study that uses the check.
 import inspect
 import json
 import textwrap
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Union, get_args, get_origin
+from typing import get_args
 
-from study.ledger import evidence, model, probes
+from study.ledger import arguments, evidence, probes
 from study.ledger.arguments import argument_model
+from study.ledger.checks import KINDS
 from study.ledger.citations import sources
-from study.ledger.model import CONDITIONS, OWN, SORTS, Check, Claim, Reference
+from study.ledger.model import CONDITIONS, SORTS, Check, Claim, Reference
+from study.ledger.verdict import OWN
 from study.ledger.words import WIDTH
 from study.machine.gpus import GPUS
 from study.predictor.papers import LINKS, RECIPES
@@ -24,44 +25,23 @@ from study.records.schema import Record
 from study.spec.arms import all_paths
 from study.spec.shapes import SHAPES
 
-TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
-UNITS = {"bytes_per_s": "bytes/s", "flops_per_s": "operations/s", "bytes": "bytes", "parameters": "parameters"}
-# Arguments whose texts are names, and the list that has these names; OF_CHECKS: only in the checks that it names.
-LISTED = {"arm": "arms", "arms": "arms", "base": "arms", "over": "arms", "gpu": "GPUs", "link": "links"}
-LISTED |= {"model": "models", "recipe": "recipes", "source": "sources", "looked_in": "sources"}
-OF_CHECKS = {("reproduction", "name"): "reproductions"}
-OF_CHECKS |= dict.fromkeys(
-    ((name, "quantity") for name in ("ratio", "order", "measured_trend")), "quantities of records"
-)
-OF_CHECKS |= dict.fromkeys((("trend", "quantity"), ("quotient", "quantity")), "quantities of theory")
-OF_CHECKS |= dict.fromkeys((("observed", "field"), ("observed", "over"), ("equal", "field")), "fields of records")
 METRICS = (*metrics.QUANTITIES, f"{metrics.COMPONENT}weights")
-# Examples of checks that no claim of this study uses.
-UNUSED = {
-    "With more ranks, each rank holds less": {
-        "value": "falls",
-        "check": "measured_trend",
-        "with": {"quantity": "peak_bytes", "along": {"ranks": [1, 2, 4]}, "where": {"arm": "zero2"}},
-    },
-    "Stage 3 on eight ranks holds an eighth of what stage 0 holds": {
-        "value": 8,
-        "unit": "times less",
-        "check": "quotient",
-        "with": {
-            "quantity": "states_bytes",
-            "of": {"stage": 0},
-            "to": {"stage": 3},
-            "where": {"ranks": 8, "parameters": 1e9},
-        },
-    },
-}
 GIVEN = ("own",)  # arguments that the program adds: the claims file's own sources
+SHOWN = ("value", "unit", "relation", "check")
 HEAD = (
     "A claim names a check, gives it arguments in `with`, and compares what it finds with `value`.",
     "If an argument takes one value and gets a list, each element is a call of its own, and `value` is a list as well.",
     "[claim.unsaid] holds what the document leaves open: the argument's name, with its plausible values.",
-    "CONTRIBUTING.md shows a complete claims file.",
+    "The units are in the arguments' names. CONTRIBUTING.md shows a complete claims file.",
 )
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of a check by a claim."""
+
+    says: str
+    check: Check
 
 
 @dataclass(frozen=True)
@@ -70,8 +50,8 @@ class Entry:
 
     check: str
     choice: str
-    function: Callable
-    example: tuple[str, Check] | None  # what the claim says, and its check
+    function: arguments.Check
+    example: Use | None
 
     @property
     def name(self) -> str:
@@ -79,109 +59,81 @@ class Entry:
 
 
 def entries(claims: Iterable[Claim]) -> list[Entry]:
-    """Every check with all its choices. The example is the shortest use in these claims."""
-    shortest: dict[tuple[str, str], tuple[str, Check]] = {}
-    uses = [(claim, check) for claim in claims for check in (claim, claim.until_tested, *claim.also) if check]
-    for claim, check in sorted(uses, key=lambda use: (use[0] is not use[1], len(str(use[1].arguments)), use[0].id)):
-        shortest.setdefault((check.check, _choice(check)), (f"{claim.id}: {claim.says}", check))
-    for says, table in UNUSED.items():
-        check = Check.model_validate(table)
-        shortest.setdefault((check.check, _choice(check)), (says, check))
-    return [
-        Entry(check, choice, function, shortest.get((check, choice)))
-        for check, kind in model.kinds().items()
-        for choice, function in kind.functions.items()
-    ]
+    """Return every check with all its choices. The example is the shortest use in these claims."""
+    shortest: dict[tuple[str, str], Use] = {}
+    for use in sorted(_uses(claims), key=lambda use: len(str(use.check.arguments))):
+        key = (use.check.check, KINDS[use.check.check].choice(use.check.arguments))
+        shortest.setdefault(key, use)
+    functions = [(check, *each) for check, kind in KINDS.items() for each in kind.functions.items()]
+    return [Entry(check, choice, function, shortest.get((check, choice))) for check, choice, function in functions]
 
 
-def _choice(check: Check) -> str:
-    chosen_by = model.kinds()[check.check].chosen_by
-    return check.arguments[chosen_by] if chosen_by else ""
+def _uses(claims: Iterable[Claim]) -> list[Use]:
+    uses = []
+    for claim in claims:
+        says = f"{claim.id}: {claim.says}"
+        uses += [Use(says, check) for check in claim.checks]
+        if claim.until_tested:
+            uses.append(Use(says, claim.until_tested))
+    return uses
 
 
 def lines(entry: Entry) -> list[str]:
-    """A check in words: what it finds, its arguments, and a claim that uses it."""
-    kind = model.kinds()[entry.check]
-    named = f'check = "{entry.check}"' + (f', with {kind.chosen_by} = "{entry.choice}"' if kind.chosen_by else "")
-    basis, unit = OWN if entry.choice in kind.own else kind.basis, kind.unit(entry.name, {})
-    finds = " or ".join(map(toml, kind.finds)) or (unit if _in(unit) else "")
-    about = f"{entry.name}   ({named}; basis: {basis}{finds and f'; finds {finds}'})"
+    """Return a check in words: what it finds, its arguments, and a claim that uses it."""
+    kind = KINDS[entry.check]
+    named = f'check = "{entry.check}"'
+    if kind.chosen_by:
+        named += f', with {kind.chosen_by} = "{entry.choice}"'
+    basis = OWN if entry.choice in kind.own else kind.basis
+    finds = " or ".join(map(toml, kind.texts)) or kind.unit(entry.name, {}) or "any unit"
     purpose = " ".join((inspect.getdoc(entry.function) or "").split())
-    return [
-        about,
-        *textwrap.wrap(purpose, WIDTH, initial_indent="  ", subsequent_indent="  "),
-        *_arguments(entry),
-        *_example(entry),
-    ]
+    about = textwrap.wrap(purpose, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return [f"{entry.name}   ({named}; basis: {basis}; finds {finds})", *about, *_arguments(entry), *_example(entry)]
 
 
 def _arguments(entry: Entry) -> list[str]:
-    fields = argument_model(entry.function).model_fields
-    described = {name: argument(entry.name, name, field) for name, field in fields.items() if name not in GIVEN}
-    width = max(map(len, described), default=0)
-    return [f"    {name:<{width}}  {words}" for name, words in described.items()]
+    words = []
+    for name, field in argument_model(entry.function).model_fields.items():
+        if name not in GIVEN:
+            default = "" if field.is_required() or field.default in (None, [], {}) else f" = {toml(field.default)}"
+            needed = "needed" if field.is_required() else "optional"
+            words.append(f"    {name}: {_type(field.annotation)}{default} ({needed})")
+    return words
 
 
-def argument(check: str, name: str, field) -> str:
-    """An argument in words: its type or choices, its unit, and whether it is required."""
-    words, listed = type_words(field.annotation), OF_CHECKS.get((check, name), LISTED.get(name))
-    words += f" ({listed} below)" if listed and "text" in words else ""
-    unit = next((unit for ending, unit in UNITS.items() if name.endswith(ending)), None)
-    words += f", in {unit}" if unit and "number" in words else ""
-    if field.is_required():
-        return words
-    default = field.default
-    return words + (", optional" if default in (None, (), []) else f", {toml(default)} if not given")
+def _type(annotation: object) -> str:
+    return inspect.formatannotation(annotation).replace("typing.", "").replace(" | None", "")
 
 
-def type_words(annotation) -> str:
-    """An annotation in words: a whole number; "device" or "host"; a list of texts."""
-    if annotation in TYPES:
-        return TYPES[annotation]
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(map(toml, parts))
-    if origin in (Union, types.UnionType):
-        return " or ".join(type_words(part) for part in parts if part is not type(None))
-    if origin is list:
-        plural = type_words(parts[0]).removeprefix("a ")
-        return f"a list of {plural}" if plural.endswith(('"', "false")) else f"a list of {plural}s"
-    return TYPES.get(origin, "anything")
-
-
-def toml(value) -> str:
-    """A value as a claims file writes it."""
+def toml(value: object) -> str:
+    """Return a value as a claims file writes it."""
+    if isinstance(value, tuple):
+        value = dict(zip(("low", "high"), value, strict=True))
+    if isinstance(value, Reference):
+        value = {"finding_of": value.id} | ({"also": value.number} if value.number else {})
     if isinstance(value, dict):
-        return "{}" if not value else f"{{ {', '.join(f'{name} = {toml(each)}' for name, each in value.items())} }}"
+        content = ", ".join(f"{name} = {toml(each)}" for name, each in value.items())
+        return f"{{ {content} }}" if content else "{}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if isinstance(value, tuple):
-        return toml(dict(zip(("low", "high"), value, strict=True)))
-    if isinstance(value, Reference):
-        return toml({"finding_of": value.id} | ({"also": value.number} if value.number else {}))
     return json.dumps(value, ensure_ascii=False)
 
 
 def _example(entry: Entry) -> list[str]:
     if entry.example is None:
         return []
-    says, check = entry.example
-    given = {name: getattr(check, name) for name in ("value", "unit", "relation", "check")} | {
-        "with": {name: value for name, value in check.arguments.items() if name not in GIVEN}
-    }
+    check = entry.example.check
+    given = {name: getattr(check, name) for name in SHOWN}
+    given["with"] = {name: value for name, value in check.arguments.items() if name not in GIVEN}
     shown = [f"    {name} = {toml(value)}" for name, value in given.items() if value not in ("", "equal")]
-    return [*textwrap.wrap(f"  {says}", WIDTH, subsequent_indent="    "), *shown]
-
-
-def _in(unit: str | None) -> str:
-    return f" ({unit})" if unit not in (None, "number") else ""
+    return [*textwrap.wrap(f"  {entry.example.says}", WIDTH, subsequent_indent="    "), *shown]
 
 
 def names() -> list[str]:
-    """The names that arguments may have, and the words that every claim may use."""
-    known = {
+    """Return the names that arguments may have, and the words that every claim may use."""
+    known: dict[str, Iterable] = {
         "arms": all_paths(),
         "GPUs": GPUS,
         "links": LINKS,
@@ -189,8 +141,8 @@ def names() -> list[str]:
         "recipes": [f"{name} ({', '.join(map(str, parts))} bytes)" for name, parts in RECIPES.items()],
         "sources": sources(),
         "reproductions": probes.scripts(),
-        "quantities of theory": model.kinds()["theory"].functions,
-        "quantities of records": [f"{name}{_in(metrics.unit_of(name))}" for name in METRICS],
+        "quantities of theory": KINDS["theory"].functions,
+        "quantities of records": [f"{name} ({metrics.unit_of(name)})" for name in METRICS],
         "fields of records, by their paths (memory.per_rank.0.host_peak_bytes)": Record.model_fields,
         "what `where`, `of` and `to` choose runs by": evidence.FACTS,
         "kinds": SORTS,

@@ -2,18 +2,75 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from study.errors import Stop
+from study.io import files
+from study.io import parsing as texts
 from study.ledger.arguments import STRICT, as_list
-from study.ledger.files import FOLDER, SOURCES, read_form
-from study.ledger.model import LONGEST_QUOTE, READ, Kind, Source
 from study.ledger.verdict import Finding
 from study.spec import validation
+
+FOLDER = Path(__file__).resolve().parent / "claims"
+SOURCES = "sources.toml"
+MAX_BYTES = 4 * 2**20  # the longest claims file of this study has 90 kB
+LONGEST_QUOTE = 40  # words
+Form = TypeVar("Form", bound=BaseModel)
+
+
+def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
+    """Return a TOML file in this form, and its text."""
+    try:
+        content = files.read(path, MAX_BYTES)
+        return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
+    except OSError as error:
+        what = f"the claims file {path} cannot be read ({files.why(error)})"
+        raise Stop(what, "name a claims file, or a folder of claims files") from None
+    except ValidationError as error:
+        what = f"{path.name}: {validation.sentence(error, form.model_fields)}"
+    except ValueError as error:
+        what = f"{path.name} is not valid TOML (a table in braces must be on a single line): {files.why(error)}"
+    raise Stop(what, "correct the file")
+
+
+class Source(BaseModel):
+    """What claims may cite, and how it was read."""
+
+    model_config = STRICT
+
+    id: str
+    title: str
+    address: str
+    read: Literal["original", "translation", "abstract", "source code", "documentation"]
+
+
+class Sources(BaseModel):
+    model_config = STRICT
+
+    source: list[Source] = []
+
+
+def sources() -> Mapping[str, Source]:
+    """Return the sources that claims may cite, by id."""
+    return _sources(FOLDER / SOURCES)
+
+
+@functools.cache  # a report asks for it more than a thousand times
+def _sources(path: Path) -> Mapping[str, Source]:
+    if not path.exists():
+        return {}
+    entries = read_form(path, Sources)[0].source
+    for name, times in Counter(entry.id for entry in entries).items():
+        if times > 1:
+            raise Stop(f"{SOURCES}, source {name} appears twice", "give each source its own id")
+    return {entry.id: entry for entry in entries}
+
+
+# --- the checks ----------------------------------------------------------------------------------------------------
 
 
 def _short(sentence: str) -> str:
@@ -33,7 +90,7 @@ def cited(
     says: str | None = None,
     value: float | str | bool | None = None,
     agrees: bool | None = None,
-    own: list[dict] = (),
+    own: list[dict] | None = None,
 ) -> Finding:
     """What a source says, as somebody read it: a value, or whether it agrees.
 
@@ -50,7 +107,14 @@ def cited(
     return Finding(agrees, working, evidence=ids, instead_of=True, sentence=sentence)
 
 
-def searched(*, looked_in: list[str], where: str, source: str, nearest: Sentence, own: list[dict] = ()) -> Finding:
+def searched(
+    *,
+    looked_in: list[str],
+    where: str,
+    source: str,
+    nearest: Sentence,
+    own: list[dict] | None = None,
+) -> Finding:
     """Undecided, because none of the sources read says it. `nearest` is the nearest sentence, quoted from `source`."""
     working = f"no source says this; read: {_read(looked_in, own)} ({where}); the nearest sentence is of {source}"
     missing = "a source that says this, or a measurement"
@@ -58,34 +122,13 @@ def searched(*, looked_in: list[str], where: str, source: str, nearest: Sentence
     return Finding(None, working, evidence=tuple(looked_in), missing=missing, sentence=nearest)
 
 
-def _read(ids: Iterable[str], own: list[dict]) -> str:
-    """The sources, each with how it was read."""
-    known = sources() | {each["id"]: Source(**each) for each in own}
-    if unknown := [name for name in ids if name not in known]:
-        remedy = f"add it there, or to the claims file; {validation.nearest(unknown[0], known)}"
-        raise Stop(f"{unknown[0]!r} is not a source in {SOURCES}", remedy)
-    return ", ".join(f"{name} ({known[name].read})" for name in ids)
-
-
-class Sources(BaseModel):
-    model_config = STRICT
-
-    source: list[Source] = []
-
-
-def sources() -> dict[str, Source]:
-    """Return the sources that claims may cite, by id."""
-    return _sources(FOLDER / SOURCES)
-
-
-@functools.cache  # a report asks for it more than a thousand times
-def _sources(path: Path) -> dict[str, Source]:
-    if not path.exists():
-        return {}
-    entries = read_form(path, Sources)[0].source
-    if twice := [name for name, times in Counter(entry.id for entry in entries).items() if times > 1]:
-        raise Stop(f"{SOURCES}, source {twice[0]} appears twice", "give each source its own id")
-    return {entry.id: entry for entry in entries}
-
-
-KINDS = {check.__name__: Kind(READ, {"": check}) for check in (cited, searched)}
+def _read(ids: Iterable[str], own: list[dict] | None) -> str:
+    """Return the sources in words, each with how it was read."""
+    known = {**sources(), **{each["id"]: Source(**each) for each in own or ()}}
+    words = []
+    for name in ids:
+        if name not in known:
+            remedy = f"add it there, or to the claims file; {validation.nearest(name, known)}"
+            raise Stop(f"{name!r} is not a source in {SOURCES}", remedy)
+        words.append(f"{name} ({known[name].read})")
+    return ", ".join(words)

@@ -3,8 +3,9 @@
 A check computes every verdict. Verdicts that rest on a source, or on a document's own numbers, are counted separately.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
@@ -13,14 +14,21 @@ from study.ledger import evidence as evidence_of_runs
 from study.ledger import probes
 from study.ledger.arguments import as_list, is_number
 from study.ledger.evidence import Evidence
-from study.ledger.model import BASES, MEASURED, OWN, PREDICTED, READ, VIRTUAL, Case, Check, Claim, Reference
+from study.ledger.model import Case, Check, Claim, Reference
 from study.ledger.probe_worker import ABSENT
 from study.ledger.verdict import (
+    BASES,
     FAILS,
     HOLDS,
     INCONCLUSIVE,
+    MEASURED,
     NOT_TESTED,
+    OWN,
+    PREDICTED,
+    READ,
+    TRIED,
     VERDICTS,
+    VIRTUAL,
     WORST_FIRST,
     Finding,
     allowed,
@@ -31,7 +39,17 @@ from study.ledger.verdict import (
 from study.ledger.verdict import verdict as compare
 from study.records.runs import Runs
 
+Group = dict[str, tuple[str, ...]]  # cases that differ in one name, by the names of what is left open
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A value of a claim, what its check found, and the verdict on the two."""
+
+    claimed: object
+    finding: Finding
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -55,141 +73,170 @@ class Verdict:
 
     @property
     def rests_on(self) -> str | None:
-        """The basis; None if the claim was not tested."""
+        """Return the basis; None if the claim was not tested."""
         return None if self.verdict == NOT_TESTED else self.basis
 
 
 def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None) -> list[Verdict]:
-    """A verdict for each claim. All trials that the claims need run first, together."""
+    """Return a verdict for each claim. All trials that the claims need run first, together."""
     if evidence is None:
         evidence = evidence_of_runs.gather(runs)
-    probes.prepare(claims)
+    probes.prepare(trials(claims))
     return [judge(claim, evidence) for claim in claims]
 
 
+def trials(claims: Iterable[Claim]) -> list[dict]:
+    """Return the trials that these claims ask for."""
+    tried = [check for claim in claims for check in claim.checks if check.basis == TRIED]
+    cases = [case for check in tried for case in check.cases]
+    return [trial for case in cases for trial in probes.trials_of(case.function, case.calls)]
+
+
 def judge(claim: Claim, evidence: Evidence) -> Verdict:
-    """The verdict on a claim, with the verdicts of its further checks, which do not decide.
+    """Return the verdict on a claim, with the verdicts of its further checks, which do not decide.
 
     If no run has tested the claim, its weaker check may decide. The verdict still says what it takes to test the claim.
     """
-    verdict, weaker = _judge(claim, claim, evidence), claim.until_tested
+    verdict = _judge(claim, claim, evidence)
+    weaker = claim.until_tested
     if verdict.verdict == NOT_TESTED and weaker:
-        to_test, verdict = verdict.missing, _judge(weaker, weaker, evidence)
-        verdict = replace(verdict, missing="; ".join(filter(None, (verdict.missing, to_test))))
+        to_test = verdict.missing
+        verdict = _judge(weaker, weaker, evidence)
+        verdict = replace(verdict, missing=_joined([verdict.missing, to_test]))
     return replace(verdict, also=tuple(_judge(claim, check, evidence) for check in claim.also))
 
 
 def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
-    """The verdict over all cases, with the details of the first case that has this verdict."""
-    try:
+    """Return the verdict over all cases, with the details of the first case that has this verdict."""
+    with _naming(claim, check):
         claimed = _claimed(check, evidence)
         verdicts = [_in_case(claim, check, case, claimed, evidence) for case in check.cases]
-    except Stop as stop:
-        raise Stop(f"{claim.at}, claim {claim.id}, {check.check}: {stop.what}", stop.remedy) from None
-    except (ArithmeticError, MemoryError) as error:
-        what = f"{claim.at}, claim {claim.id}, {check.check}: it cannot compute with these numbers ({error!r:.200})"
-        raise Stop(what, "give the numbers of a possible training") from None
     if len(verdicts) == 1:
         return verdicts[0]
     words = [each.verdict for each in verdicts]
     verdict = over_cases(words, check.relation)
     shown = words.index(verdict) if verdict in words else 0
+    return _over_cases(check, verdict, verdicts, shown)
+
+
+@contextlib.contextmanager
+def _naming(claim: Claim, check: Check) -> Iterator[None]:
+    """Name the claim and its check in what stops them."""
+    name = f"{claim.at}, claim {claim.id}, {check.check}"
+    try:
+        yield
+    except Stop as stop:
+        raise Stop(f"{name}: {stop.what}", stop.remedy) from None
+    except (ArithmeticError, MemoryError) as error:
+        what = f"{name}: it cannot compute with these numbers ({error!r:.200})"
+        raise Stop(what, "give the numbers of a possible training") from None
+
+
+def _over_cases(check: Check, verdict: str, verdicts: list[Verdict], shown: int) -> Verdict:
+    """Return the verdict of a claim that leaves something open: what is shown is of one case."""
     values = [case.values for case in check.cases]
-    holds, fails = (_under(values, [word in outcome for word in words]) for outcome in (HOLDS, FAILS))
-    working = [f"holds with {'; or '.join(holds)}"] if holds else []
-    working += [f"does not hold with {'; or '.join(fails)}"] if fails else []
-    working.append(f"with {_values(values[shown])}: {verdicts[shown].working}")
-    numbers = [number for each in verdicts for number in (each.interval or [each.found]) if is_number(number)]
+    holds = _under(values, [each.verdict in HOLDS for each in verdicts])
+    fails = _under(values, [each.verdict in FAILS for each in verdicts])
+    working = [
+        f"holds with {'; or '.join(holds)}" if holds else "",
+        f"does not hold with {'; or '.join(fails)}" if fails else "",
+        f"with {_values(values[shown])}: {verdicts[shown].working}",
+    ]
+    numbers = [number for each in verdicts for number in _ends(each) if is_number(number)]
     return replace(
         verdicts[shown],
         verdict=verdict,
-        basis=VIRTUAL if VIRTUAL in {each.basis for each in verdicts} else check.basis,
+        basis=VIRTUAL if any(each.basis == VIRTUAL for each in verdicts) else check.basis,
         interval=(min(numbers), max(numbers)) if numbers else verdicts[shown].interval,
-        working="; ".join(working),
+        working=_joined(working),
         evidence=_unique(name for each in verdicts for name in each.evidence),
         differs=_unique(difference for each in verdicts for difference in each.differs),
-        missing="; ".join(_unique(each.missing for each in verdicts if each.missing)),
+        missing=_joined(each.missing for each in verdicts),
         holds_under=holds,
         fails_under=fails,
     )
 
 
-def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
-    """The chosen cases in few words: cases that differ in one name are merged, names that do not matter left out."""
-    if all(chosen):
-        return ()
-    texts = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
-    groups = [case for case, is_chosen in zip(texts, chosen, strict=True) if is_chosen]
-    for name in cases[0]:
-        merged: dict[str, dict] = {}
-        for group in groups:
-            others = str({key: values for key, values in group.items() if key != name})
-            merged.setdefault(others, group | {name: ()})[name] += group[name]
-        groups = list(merged.values())
-    every = {name: {text for case in texts for text in case[name]} for name in cases[0]}
-    decisive = [{name: values for name, values in group.items() if set(values) != every[name]} for group in groups]
-    return tuple(", ".join(f"{name} {' or '.join(values)}" for name, values in group.items()) for group in decisive)
+def _ends(verdict: Verdict) -> Iterable[object]:
+    return verdict.interval if isinstance(verdict.interval, (list, tuple)) else [verdict.found]
 
 
-def _values(case: dict) -> str:
-    return ", ".join(f"{name} {_plain(value, name)}" for name, value in case.items())
+# --- one case ------------------------------------------------------------------------------------------------------
 
 
-def _plain(value, name: str = "") -> str:
-    """The value of an argument as people read it: arm zero3, rest_bytes 4 GB."""
-    if isinstance(value, dict):
-        return " ".join(f"{key} {_plain(each, key)}" for key, each in value.items())
-    if isinstance(value, list):
-        return f"[{', '.join(_plain(each, name) for each in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return quantity(value, "bytes") if name.endswith("bytes") else count(value) if name == "parameters" else str(value)
+def _claimed(check: Check, evidence: Evidence) -> object:
+    """Return the claim's value, or the finding that it refers to, in the claim's unit. None if that is not known."""
+    reference = check.value
+    if not isinstance(reference, Reference):
+        return reference
+    findings = _findings(reference.claim, reference.check, reference.check.written, evidence)
+    return _scaled(_one_or_all([finding.value for finding in findings]), check.factor)
 
 
-def _claimed(check: Check, evidence: Evidence):
-    """The claim's value, or the finding that it refers to, in the claim's unit. None if that finding is not known."""
-    if not isinstance(check.value, Reference):
-        return check.value
-    other = check.value.check
-    result = _in_case(check.value.claim, other, other.written, None, evidence).found
-    return _scaled(result, check.factor / other.factor)
-
-
-def _in_case(claim: Claim, check: Check, case: Case, claimed, evidence: Evidence) -> Verdict:
-    """The verdict in one case. Without a claimed value there are only the findings."""
-    context = (evidence, claim) if check.basis == MEASURED else ()
-    findings = [case.function(*context, **arguments) for arguments in case.calls]
-    values = claimed if len(findings) > 1 else [claimed]
-    if len(findings) == 1 and isinstance(claimed, list):
-        values, findings = claimed, _elements(findings[0], len(claimed))
+def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: Evidence) -> Verdict:
+    """Return the verdict in one case. What is claimed is unknown if the check that it refers to found nothing."""
+    findings = _findings(claim, check, case, evidence)
+    values = [claimed] * len(findings)
+    if isinstance(claimed, list):
+        values = claimed
+        if len(findings) == 1:
+            findings = _elements(findings[0], len(claimed))
     findings = [_in_unit(finding, check.factor) for finding in findings]
-    unknown = str(check.value) if isinstance(check.value, Reference) and claimed is None else ""
-    if unknown:
-        verdicts = [NOT_TESTED]
-    elif claimed is None:
-        verdicts = [INCONCLUSIVE]
-    else:
-        verdicts = [_compared(check, finding, value) for finding, value in zip(findings, values, strict=True)]
-    results, intervals = [finding.value for finding in findings], [finding.interval for finding in findings]
-    missing = [finding.missing for finding in findings if finding.missing]
-    if unknown:
-        missing.append(f"{unknown}, which is not known")
-    if NOT_TESTED in verdicts and claim.settle:
+    judged = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
+    missing = [finding.missing for finding in findings]
+    if claimed is None:
+        missing.append(f"{check.value}, which is not known")
+    if claim.settle and any(each.verdict == NOT_TESTED for each in judged):
         missing.append(f"on {claim.settle.machine}: {claim.settle.command}")
-    basis = VIRTUAL if VIRTUAL in {finding.basis for finding in findings} else check.basis
+    basis = VIRTUAL if any(finding.basis == VIRTUAL for finding in findings) else check.basis
     return Verdict(
         claim=claim,
-        verdict=in_words_of(basis, together(verdicts)),
+        verdict=in_words_of(basis, together([each.verdict for each in judged])),
         basis=basis,
-        found=results if len(results) > 1 else results[0],
-        interval=intervals if len(results) > 1 else intervals[0],
-        working="; ".join(_unique(finding.working for finding in findings)),
+        found=_one_or_all([finding.value for finding in findings]),
+        interval=_one_or_all([finding.interval for finding in findings]),
+        working=_joined(finding.working for finding in findings),
         evidence=_unique(name for finding in findings for name in finding.evidence),
         differs=_unique(words for finding in findings for words in finding.differs),
-        missing="; ".join(_unique(missing)),
-        sentence=" ".join(_unique(finding.sentence for finding in findings if finding.sentence)),
-        claimed=unknown or claimed,
+        missing=_joined(missing),
+        sentence=_joined((finding.sentence for finding in findings), " "),
+        claimed=str(check.value) if claimed is None else claimed,
     )
+
+
+def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> list[Finding]:
+    """Return what the calls of a check find, in the units of the check."""
+    if check.basis != MEASURED:
+        return [case.function(**arguments) for arguments in case.calls]
+    try:
+        return [case.function(evidence, claim, **arguments) for arguments in case.calls]
+    except ArithmeticError as error:  # a record that passed the audit may still have a number that cannot be
+        working = f"the check cannot compute with these records ({error})"
+        return [Finding(None, working, missing="records with possible numbers") for _ in case.calls]
+
+
+def _compared(check: Check, claimed: object, finding: Finding) -> Judged:
+    """Judge one value. Raise Stop if the check never finds a value of this kind: the claims file is wrong."""
+    if claimed is None:
+        return Judged(claimed, finding, NOT_TESTED)
+    against = claimed if finding.instead_of is None else finding.instead_of
+    result = finding.value
+    if result not in (None, ABSENT):
+        unlike = isinstance(result, bool) != isinstance(against, bool)
+        if unlike or (is_number(result) and isinstance(against, str) and against != "never"):
+            raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
+    verdict = compare(finding, claimed, check.relation, check.tolerance, check.better)
+    return Judged(claimed, finding, verdict)
+
+
+def _elements(finding: Finding, count: int) -> list[Finding]:
+    """Return a finding that is a list, element by element."""
+    if finding.value is None:
+        return [finding] * count
+    if not isinstance(finding.value, list) or len(finding.value) != count:
+        what = f"value has {count} elements, and the check finds {finding.value!r}"
+        raise Stop(what, "give lists to the check as well, or one value")
+    return [replace(finding, value=each) for each in finding.value]
 
 
 def _in_unit(finding: Finding, factor: float) -> Finding:
@@ -197,149 +244,207 @@ def _in_unit(finding: Finding, factor: float) -> Finding:
 
 
 def _scaled(value, factor: float):
-    if factor == 1 or value is None:
+    if factor == 1:
         return value
     if isinstance(value, (list, tuple)):
         return type(value)(_scaled(each, factor) for each in value)
     return value / factor if is_number(value) else value
 
 
-def _elements(finding: Finding, count: int) -> list[Finding]:
-    """A finding that is a list, element by element."""
-    if finding.value is None:
-        return [finding] * count
-    if not (isinstance(finding.value, list) and len(finding.value) == count):
-        what = f"value has {count} elements, and the check finds {finding.value!r}"
-        raise Stop(what, "give lists to the check as well, or one value")
-    return [replace(finding, value=each) for each in finding.value]
-
-
-def _compared(check: Check, finding: Finding, value) -> str:
-    """The verdict on one value. A Stop if the check never finds a value of this kind: the claims file is wrong."""
-    result, against = finding.value, value if finding.instead_of is None else finding.instead_of
-    unlike = isinstance(result, bool) != isinstance(against, bool)
-    known = result not in (None, ABSENT)
-    if known and (unlike or (is_number(result) and isinstance(against, str) and against != "never")):
-        raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
-    return compare(finding, value, check.relation, check.tolerance, check.better)
+def _one_or_all(values: list) -> object:
+    return values if len(values) > 1 else values[0]
 
 
 def _unique(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def _joined(words: Iterable[str], mark: str = "; ") -> str:
+    return mark.join(_unique(filter(None, words)))
+
+
+# --- the cases of what a document leaves open ----------------------------------------------------------------------
+
+
+def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
+    """Return the chosen cases in few words: those that differ in one name are merged, irrelevant names left out."""
+    if all(chosen):
+        return ()
+    texts: list[Group] = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
+    groups = [case for case, is_chosen in zip(texts, chosen, strict=True) if is_chosen]
+    for name in cases[0]:
+        groups = _merged(groups, name)
+    every = {name: {case[name][0] for case in texts} for name in cases[0]}
+    return tuple(_group_words(group, every) for group in groups)
+
+
+def _merged(groups: list[Group], name: str) -> list[Group]:
+    """Merge the groups that differ only in one name."""
+    merged: dict[str, Group] = {}
+    for group in groups:
+        others = str({key: values for key, values in group.items() if key != name})
+        merged.setdefault(others, group | {name: ()})[name] += group[name]
+    return list(merged.values())
+
+
+def _group_words(group: Group, every: dict[str, set[str]]) -> str:
+    decisive = {name: values for name, values in group.items() if set(values) != every[name]}
+    return ", ".join(f"{name} {' or '.join(values)}" for name, values in decisive.items())
+
+
+def _values(case: dict) -> str:
+    return ", ".join(f"{name} {_plain(value, name)}" for name, value in case.items())
+
+
+def _plain(value: object, name: str = "") -> str:
+    """Return the value of an argument as people read it: arm zero3, rest_bytes 4 GB."""
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_plain(each, key)}" for key, each in value.items())
+    if isinstance(value, list):
+        return f"[{', '.join(_plain(each, name) for each in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name.endswith("bytes"):
+        return quantity(value, "bytes")
+    return count(value) if name == "parameters" and is_number(value) else str(value)
+
+
 # --- verdicts as data ----------------------------------------------------------------------------------------------
+
+OF_A_CLAIM = ("document", "title", "where", "says", "quote", "premise", "contradiction")
+OF_A_RESULT = ("working", "holds_under", "fails_under", "evidence", "sentence", "differs", "missing")
 
 
 def in_units(value, unit: str) -> str:
-    """A value, or several, with the unit: 148 GB."""
+    """Return a value, or several, with the unit: 148 GB."""
     if isinstance(value, (list, tuple)) and unit in SCALED:
         return ", ".join(in_units(each, unit) for each in value)
     return short(value) if value is None or isinstance(value, (bool, str)) else quantity(value, unit)
 
 
 def without_unit(value, unit: str) -> str:
-    """A value, or several, for a place that names the unit elsewhere."""
+    """Return a value, or several, for a place that names the unit elsewhere."""
     return in_units(value, unit if unit in SCALED else "")
 
 
 def row(verdict: Verdict) -> dict:
-    """A verdict as a flat row."""
-    about = {"claim": verdict.claim.id} | _fields(verdict.claim, "document", "title", "where", "says", "quote")
-    about |= _fields(verdict.claim, "premise", "contradiction")
-    result = _fields(verdict, "verdict", "basis") | {"found": without_unit(verdict.found, verdict.claim.unit)}
-    names, differs = ", ".join(verdict.evidence), "; ".join(verdict.differs)
-    words = {"working": verdict.working, "evidence": names, "differs": differs, "missing": verdict.missing}
-    return about | result | words
+    """Return a verdict as a flat row."""
+    claim = verdict.claim
+    return {
+        "claim": claim.id,
+        **_fields(claim, *OF_A_CLAIM),
+        **_fields(verdict, "verdict", "basis"),
+        "found": without_unit(verdict.found, claim.unit),
+        "working": verdict.working,
+        "evidence": ", ".join(verdict.evidence),
+        "differs": "; ".join(verdict.differs),
+        "missing": verdict.missing,
+    }
 
 
-def _fields(thing, *names: str) -> dict:
+def _fields(thing: object, *names: str) -> dict:
     return {name: getattr(thing, name) for name in names}
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """The rows that count: no premises, and only the worst one of the claims that share a contradiction."""
-    worst_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]))
-    of_group = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in worst_first[::-1]}
-    return [row for row in rows if not row["premise"] and row["claim"] in of_group.values()]
+    """Return the rows that count: no premises, and only the worst one of the claims that share a contradiction."""
+    best_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]), reverse=True)
+    chosen = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in best_first}
+    return [row for row in rows if not row["premise"] and row["claim"] in chosen.values()]
 
 
 def totals(rows: list[dict]) -> dict:
-    """How many claims have each verdict, and how many premises there are besides."""
+    """Return how many claims have each verdict, and how many premises there are besides."""
     verdicts = [row["verdict"] for row in counted(rows)]
     counts = {name: verdicts.count(name) for name in VERDICTS}
     return {"claims": len(verdicts)} | counts | {"premises": sum(row["premise"] for row in rows)}
 
 
 def by_document(rows: list[dict]) -> list[dict]:
-    """How many claims of each document have each verdict."""
+    """Return how many claims of each document have each verdict."""
     titles = {row["document"]: row["title"] for row in rows}
-    of = {document: [row for row in rows if row["document"] == document] for document in titles}
-    return [{"document": document, "title": titles[document]} | totals(of[document]) for document in titles]
+    groups = {document: [row for row in rows if row["document"] == document] for document in titles}
+    return [{"document": document, "title": titles[document]} | totals(groups[document]) for document in titles]
 
 
 def by_basis(rows: list[dict]) -> list[dict]:
-    """How many claims of each basis have each verdict."""
+    """Return how many claims of each basis have each verdict."""
     counting = counted(rows)
-    of = {basis: [row for row in counting if row["basis"] == basis] for basis in BASES}
-    return [{"basis": basis} | totals(those) for basis, those in of.items() if those]
+    groups = {basis: [row for row in counting if row["basis"] == basis] for basis in BASES}
+    return [{"basis": basis} | totals(group) for basis, group in groups.items() if group]
 
 
 def bases(rows: list[dict]) -> dict:
-    """How many verdicts rest on each basis, without own numbers and without claims that were not tested."""
+    """Return how many verdicts rest on each basis, without own numbers and without claims that were not tested."""
     resting = [row["basis"] for row in counted(rows) if row["verdict"] != NOT_TESTED]
     return {basis: resting.count(basis) for basis in BASES if basis != OWN}
 
 
 def as_json(verdict: Verdict) -> dict:
-    """A verdict as JSON."""
+    """Return a verdict as JSON."""
     claim = verdict.claim
-    about = _fields(claim, "id", "document", "quote", "where", "says", "kind") | {"value": _json_value(verdict.claimed)}
-    about |= _fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid")
-    about |= {"fixed": str(claim.fixed)} | _fields(claim, "conditions", "reading", "check")
     also = [_result(other) | {"check": check.check} for other, check in zip(verdict.also, claim.also, strict=True)]
-    return about | _result(verdict) | {"otherwise": otherwise(verdict), "also": also}
+    return {
+        **_fields(claim, "id", "document", "quote", "where", "says", "kind"),
+        "value": _json_value(verdict.claimed),
+        **_fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid"),
+        "fixed": str(claim.fixed),
+        **_fields(claim, "conditions", "reading", "check"),
+        **_result(verdict),
+        "otherwise": otherwise(verdict),
+        "also": also,
+    }
 
 
 def _result(verdict: Verdict) -> dict:
-    numbers = {"found": _json_value(verdict.found), "interval": _json_value(verdict.interval)}
-    words = _fields(verdict, "working", "holds_under", "fails_under", "evidence", "sentence", "differs", "missing")
-    return _fields(verdict, "verdict", "basis") | numbers | words
+    return {
+        **_fields(verdict, "verdict", "basis"),
+        "found": _json_value(verdict.found),
+        "interval": _json_value(verdict.interval),
+        **_fields(verdict, *OF_A_RESULT),
+    }
 
 
-def _json_value(value):
-    """A value for JSON, which has no infinity: there it is "never"."""
+def _json_value(value: object) -> object:
+    """Return a value for JSON, which has no infinity: there it is "never"."""
     if isinstance(value, (list, tuple)):
         return [_json_value(each) for each in value]
     return "never" if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def otherwise(verdict: Verdict) -> str:
-    """What would change the verdict."""
+    """Return what would change the verdict."""
     claim = verdict.claim
     if verdict.holds_under or verdict.fails_under:
         return f"knowing what the document leaves open: {', '.join(claim.unsaid)}"
     if verdict.found is None or verdict.verdict in (NOT_TESTED, INCONCLUSIVE):
         return verdict.missing or "a finding that lies entirely inside or outside of what the claim allows"
-    values = as_list(verdict.claimed)
-    if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
-        words = "a source that says otherwise"
-    else:
-        allows = ", ".join(_unique(_allowed(value, claim) for value in values))
-        words = f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
+    words = _other_finding(verdict)
     if verdict.missing and verdict.basis == PREDICTED:
         words += f"; runs, which decide before a prediction: {verdict.missing}"
-    if verdict.basis in (MEASURED, VIRTUAL) and verdict.differs:
+    if verdict.differs and verdict.basis in (MEASURED, VIRTUAL) and claim.settle:
         words += f"; runs that record it, on {claim.settle.machine}: {claim.settle.command}"
     return words
 
 
-def _allowed(value, claim: Claim) -> str:
-    """What a check may find if the claim holds."""
+def _other_finding(verdict: Verdict) -> str:
+    claim = verdict.claim
+    values = as_list(verdict.claimed)
+    if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
+        return "a source that says otherwise"
+    allows = _joined((_allowed(value, claim) for value in values), ", ")
+    return f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
+
+
+def _allowed(value: object, claim: Claim) -> str:
+    """Return what a check may find if the claim holds."""
     if not (is_number(value) or isinstance(value, tuple)):
         return short(value)
     low, high = allowed(value, claim.relation, claim.tolerance)
-    least, most = without_unit(low, claim.unit), without_unit(high, claim.unit)
-    if math.isinf(low) or math.isinf(high):
-        return f"{most} or less" if math.isinf(low) else f"{least} or more"
+    least = without_unit(low, claim.unit)
+    most = without_unit(high, claim.unit)
+    if math.isinf(low):
+        return f"{most} or less"
+    if math.isinf(high):
+        return f"{least} or more"
     return least if low == high else f"{least} to {most}"

@@ -8,7 +8,8 @@ from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, short, size
-from study.ledger.theory_arguments import Name, Number, Whole, also_takes, device_bytes, setup_of, size_of
+from study.ledger.arguments import also_takes
+from study.ledger.theory_arguments import Name, Number, Whole, device_bytes, setup_of, size_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import papers
@@ -184,8 +185,11 @@ def fits(
         what = "neither arm nor stage is given" if states_only else "only an arm has more than model states"
         raise Stop(what, "give arm, or stage and states_only = true")
     if states_only:
-        stage = arms.load_arm(arm).stage or 0 if arm else stage
-        needed = _states(size_of(model=given.get("model"), parameters=given.get("parameters")), stage, ranks, recipe)
+        if arm:
+            stage = arms.load_arm(arm).stage
+        needed = _states(
+            size_of(model=given.get("model"), parameters=given.get("parameters")), stage or 0, ranks, recipe
+        )
         what = f"model states of stage {stage} on {ranks} ranks, {recipe}"
     else:
         prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))

@@ -1,31 +1,40 @@
 """Compares like with like: pairs runs of two sides by equal cell and machine, and gives a ratio for each pair."""
 
+import itertools
 import json
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from study.ledger.arguments import is_number
+from study.errors import Stop
+from study.ledger.arguments import as_list, is_number
+from study.ledger.evidence import UNKNOWN, Chosen, Claimed, Evidence, choose
+from study.ledger.verdict import NOT_TESTED, Finding
 from study.records import metrics, stats
 from study.records.runs import Run
 
+Table = dict
+Side = dict | None
+TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 MACHINE = "machine"
 # If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.
-DECIDED_BY = {"batch": ("micro_batch", "accumulation"), "parameters": ("model",), "virtual": ("virtual_ranks",)}
+DECIDED_BY: dict[str, tuple[str, ...]] = {"batch": ("micro_batch", "accumulation"), "parameters": ("model",)}
+DECIDED_BY |= {"virtual": ("virtual_ranks",), "device": (MACHINE,), "device_memory": (MACHINE,)}
 DECIDED_BY |= dict.fromkeys(("stage", "offload", "wrapper", "offload_optimizer", "offload_param"), ("arm",))
-DECIDED_BY |= dict.fromkeys(("device", "device_memory"), (MACHINE,))
 SAME_DTYPE = ("weights", "moments")  # if these dtypes differ, so does the precision
 
 
-class Pair(NamedTuple):
+@dataclass(frozen=True)
+class Pair:
     """The runs of one cell: those of the first side, and those that they are compared to."""
 
     of: tuple[Run, ...]
     to: tuple[Run, ...]
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True)
+class Ratio:
     """A quantity on the first side over the same on the other, with its interval."""
 
     value: float
@@ -34,22 +43,39 @@ class Ratio(NamedTuple):
     runs: tuple[Run, ...]
 
 
+@dataclass(frozen=True)
+class Sides:
+    """Two sides that both have runs, paired by equal cell."""
+
+    chosen: Chosen  # of the first side
+    pairs: list[Pair]
+    refused: list[str]  # why other cells make no pairs
+    training: tuple[int | None, int | None]  # of the published script
+
+
+# --- pairs of runs -------------------------------------------------------------------------------------------------
+
+
 def paired(of: Iterable[Run], to: Iterable[Run], named: set[str]) -> tuple[list[Pair], list[str]]:
-    """The cells that were run on both sides, and why other cells are not comparable.
+    """Return the cells that were run on both sides, and why other cells are not comparable.
 
     `named` are the conditions in which the sides differ on purpose.
     """
-    free = {"seed", *named, *(part for name in named for part in DECIDED_BY.get(name, ()))}
-    ours, theirs = (_by_cell(runs, free) for runs in (of, to))
+    free = {"seed", *named, *itertools.chain.from_iterable(DECIDED_BY.get(name, ()) for name in named)}
+    ours = _by_cell(of, free)
+    theirs = _by_cell(to, free)
     pairs = [Pair(tuple(runs), tuple(theirs[key])) for key, runs in ours.items() if key in theirs]
     if not pairs:
         return [], _difference(ours, theirs, free)
-    reasons = {pair: None if "precision" in named else _unlike_states(pair) for pair in pairs}
-    return [pair for pair in pairs if not reasons[pair]], [reason for reason in reasons.values() if reason]
+    if "precision" in named:
+        return pairs, []
+    reasons = [_unlike_states(pair) for pair in pairs]
+    alike = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    return alike, [reason for reason in reasons if reason]
 
 
 def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
-    cells = {}
+    cells: dict[tuple, list[Run]] = {}
     for run in runs:
         machine = None if MACHINE in free else json.dumps(run.machine, sort_keys=True)
         cells.setdefault((run.key(without=free), machine), []).append(run)
@@ -57,36 +83,76 @@ def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
 
 
 def _difference(ours: dict[tuple, list[Run]], theirs: dict[tuple, list[Run]], free: set[str]) -> list[str]:
-    """In which fields the two most similar cells differ, as a sentence. Empty if a side has no cells."""
+    """Return in which fields the two most similar cells differ, as a sentence. Empty if a side has no cells."""
+    differ = []
+    for a, b in itertools.product(_fields(ours, free), _fields(theirs, free)):
+        names = sorted({*a, *b} - free)
+        differ.append([name for name in names if a.get(name) != b.get(name)])
+    if not differ:
+        return []
+    fewest = min(differ, key=lambda names: len(names))
+    return [f"no cell was run on both sides: they differ in {', '.join(fewest)}"]
 
-    def cells(side: dict[tuple, list[Run]]) -> list[dict]:
-        return [runs[0].cell | ({} if MACHINE in free else runs[0].machine) for runs in side.values()]
 
-    others = cells(theirs)
-    differ = [sorted(n for n in {*a, *b} - free if a.get(n) != b.get(n)) for a in cells(ours) for b in others]
-    return [f"no cell was run on both sides: they differ in {', '.join(min(differ, key=len))}"] if differ else []
+def _fields(side: dict[tuple, list[Run]], free: set[str]) -> list[dict]:
+    firsts = [runs[0] for runs in side.values()]
+    return [run.cell | ({} if MACHINE in free else run.machine) for run in firsts]
 
 
 def _unlike_states(pair: Pair) -> str | None:
-    """Why two sides of the same precision are not the same training: they hold their states in different dtypes."""
+    """Return why two sides of the same precision are not the same training: they hold states in different dtypes."""
     for role in SAME_DTYPE:
-        ours, theirs = ({run.record.observed.dtypes.get(role) for run in runs} - {None} for runs in pair)
+        ours = _dtypes(pair.of, role)
+        theirs = _dtypes(pair.to, role)
         if ours and theirs and ours != theirs:
             return f"{role} are {' '.join(ours)} on one side and {' '.join(theirs)} on the other"
     return None
 
 
+def _dtypes(runs: tuple[Run, ...], role: str) -> set[str]:
+    return {dtype for run in runs if (dtype := run.record.observed.dtypes.get(role))}
+
+
+def two_sides(evidence: Evidence, claim: Claimed, of: Table, to: Table, where: Side, relative: bool) -> Sides | Finding:
+    """Return both sides, or a finding that says why they are not comparable."""
+    chosen = []
+    for side in (of, to):
+        wanted = (where or {}) | {name: value for name, value in side.items() if name != TRAINING}
+        chosen.append(choose(evidence, claim, wanted, relative))
+        if not chosen[-1].runs:
+            return not_tested(chosen[-1], wanted)
+    pairs, refused = paired(chosen[0].runs, chosen[1].runs, {*of, *to} - {TRAINING})
+    if not pairs:
+        return _unlike_cells(chosen[0], refused)
+    return Sides(chosen[0], pairs, refused, (of.get(TRAINING), to.get(TRAINING)))
+
+
+# --- ratios --------------------------------------------------------------------------------------------------------
+
+
+def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: Table, where: Side) -> Ratio | Finding:
+    """Return the ratio of a quantity on two sides, over all cells that both ran; or why there is none."""
+    fit_for(claim, quantity)
+    metrics.value(UNKNOWN, quantity, of.get(TRAINING))  # refuses a name that no record has
+    relative = quantity.startswith(metrics.COMPONENT) or quantity == "states_bytes"
+    sides = two_sides(evidence, claim, of, to, where, relative)
+    if isinstance(sides, Finding):
+        return sides
+    ratios = [ratio(pair, quantity, sides.training) for pair in sides.pairs]
+    known = [each for each in ratios if isinstance(each, Ratio)]
+    if known:
+        return united(known)
+    return _unlike_cells(sides.chosen, [*sides.refused, *(each for each in ratios if isinstance(each, str))])
+
+
 def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) -> Ratio | str:
-    """The ratio of medians in a cell, or why there is none.
+    """Return the ratio of medians in a cell, or why there is none.
 
     Times and losses have a bootstrap interval over runs. Sizes repeat, so theirs is the range of what was measured.
     """
-    sides = [
-        [value for run in runs if (value := metrics.value(run.record, quantity, place)) is not None]
-        for runs, place in zip(pair, training, strict=True)
-    ]
-    ours, theirs = sides
-    if not all(sides):
+    ours = _values(pair.of, quantity, training[0])
+    theirs = _values(pair.to, quantity, training[1])
+    if not ours or not theirs:
         return f"{quantity} is not in the records"
     if not all(map(is_number, ours + theirs)):
         return f"{quantity} is not a number"
@@ -95,22 +161,87 @@ def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) ->
     sort = metrics.sort_of(quantity)
     if not sort:
         return of_sizes(ours, theirs, pair)
-    seeds = sort == "convergence"
-    fewest = min(len({run.seed for run in runs} if seeds else runs) for runs in pair)
+    fewest = min(_repeats(pair.of, sort), _repeats(pair.to, sort))
     if fewest < stats.FEWEST_RUNS:
-        return f"{quantity} needs {stats.FEWEST_RUNS} {'seeds' if seeds else 'runs'} of each (got {fewest})"
-    same_runs = pair.of == pair.to and len(ours) == len(theirs)  # two trainings of each run are compared
-    method, runs = (stats.paired_ratio, pair.of) if same_runs else (stats.ratio_of_medians, pair.of + pair.to)
-    return Ratio(*method(ours, theirs, np.random.default_rng(0)), runs)
+        repeats = "seeds" if sort == "convergence" else "runs"
+        return f"{quantity} needs {stats.FEWEST_RUNS} {repeats} of each (got {fewest})"
+    random = np.random.default_rng(0)
+    if pair.of == pair.to and len(ours) == len(theirs):  # two trainings of each run are compared
+        return Ratio(*stats.paired_ratio(ours, theirs, random), pair.of)
+    return Ratio(*stats.ratio_of_medians(ours, theirs, random), pair.of + pair.to)
+
+
+def _values(runs: tuple[Run, ...], quantity: str, training: int | None) -> list[float]:
+    values = [metrics.value(run.record, quantity, training) for run in runs]
+    return [value for value in values if value is not None]
+
+
+def _repeats(runs: tuple[Run, ...], sort: str) -> int:
+    """Return how often a cell was run. For losses, a seed counts once."""
+    return len({run.record.requested.seed for run in runs}) if sort == "convergence" else len(runs)
 
 
 def of_sizes(ours: list[float], theirs: list[float], pair: Pair) -> Ratio:
-    low, high = min(ours) / max(theirs), max(ours) / min(theirs)
+    low = min(ours) / max(theirs)
+    high = max(ours) / min(theirs)
     return Ratio(stats.median(ours) / stats.median(theirs), low, high, pair.of + pair.to)
 
 
 def united(ratios: list[Ratio]) -> Ratio:
-    """One ratio for several cells: their median, and an interval that covers all of theirs."""
-    runs = tuple(dict.fromkeys(run for ratio in ratios for run in ratio.runs))
-    value = stats.median([ratio.value for ratio in ratios])
-    return Ratio(value, min(ratio.low for ratio in ratios), max(ratio.high for ratio in ratios), runs)
+    """Return one ratio for several cells: their median, and an interval that covers all of theirs."""
+    runs = dict.fromkeys(itertools.chain.from_iterable(each.runs for each in ratios))
+    value = stats.median([each.value for each in ratios])
+    return Ratio(value, min(each.low for each in ratios), max(each.high for each in ratios), tuple(runs))
+
+
+# --- findings that rest on runs ------------------------------------------------------------------------------------
+
+
+def not_tested(chosen: Chosen, where: Table) -> Finding:
+    """Return the finding that no run counts."""
+    working = f"no run has {in_words(where)}"
+    if chosen.others:
+        working = f"{len(chosen.others)} runs match, but none in the claim's conditions"
+    return chosen.finding(working, without=NOT_TESTED, missing="runs in the claim's conditions")
+
+
+def _unlike_cells(chosen: Chosen, reasons: list[str]) -> Finding:
+    working = "; ".join(dict.fromkeys(reasons)) or "no cell was run on both sides"
+    return chosen.finding(working, missing=f"runs that differ only in what is compared ({working})")
+
+
+def resting_on(claim: Claimed, runs: Iterable[Run], working: str, **about) -> Finding:
+    """Return a finding with its runs, and in which of the claim's conditions they differ."""
+    unique = tuple(dict.fromkeys(runs))
+    differs = choose(Evidence(unique), claim, {}, relative=True).differs
+    return Chosen(unique, (), differs).finding(f"{working}, {len(unique)} runs", **about)
+
+
+def fit_for(claim: Claimed, quantity: str) -> None:
+    """Refuse times and losses for claims of another kind, because other kinds accept evidence from other machines."""
+    sort = metrics.sort_of(quantity)
+    if sort and claim.kind != sort:
+        raise Stop(f"{quantity} is of kind {sort}, but the claim is of kind {claim.kind}", f"write kind = {sort!r}")
+
+
+def decided(yes: bool, no: bool) -> bool | None:
+    if yes:
+        return True
+    return False if no else None
+
+
+def all_of(answers: Iterable[bool | None]) -> bool | None:
+    """Return whether all answers are yes: no if any is no, else undecided if any is undecided."""
+    known = set(answers)
+    return decided(known <= {True}, False in known)
+
+
+def in_words(table: Table) -> str:
+    return " ".join(f"{name} {' or '.join(map(str, as_list(value)))}" for name, value in table.items())
+
+
+def span_words(low: float, high: float, middle: float | None = None) -> str:
+    if low == high:
+        return f"{low:.4g}"
+    span = f"{low:.4g} to {high:.4g}"
+    return span if middle is None else f"{middle:.4g} ({span})"

@@ -26,7 +26,11 @@ from study.spec.validation import nearest
 
 # What Accelerate fills in for "auto" when it prepares (accelerator.py, _prepare_deepspeed), for one row a pass.
 PREPARED = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
-PLAIN = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}
+PLAIN: dict[str, object] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "deepspeed_config": {"zero_stage": 2},
+}
 PLAIN |= {"num_machines": 1, "num_processes": 1, "main_process_port": 0}
 ABSENT, NONE = "absent", "none"
 
@@ -56,7 +60,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plain(value):
-    """A value as JSON and a claims file can hold it."""
+    """Return a value as JSON and a claims file can hold it."""
     if value is None:
         return NONE
     if isinstance(value, enum.Enum):
@@ -71,7 +75,7 @@ def plain(value):
 
 
 def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1):
-    """What DeepSpeed's own parser makes of a config for `ranks` ranks."""
+    """Return what DeepSpeed's own parser makes of a config for `ranks` ranks."""
     from unittest.mock import patch
 
     from deepspeed import comm
@@ -86,7 +90,7 @@ def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1):
 
 
 def seen(thing, look: str):
-    """The value at a dotted path of keys or attributes."""
+    """Return the value at a dotted path of keys or attributes."""
     for name in look.split("."):
         owner = thing
         thing = owner.get(name, ABSENT) if isinstance(owner, dict) else getattr(owner, name, ABSENT)
@@ -97,7 +101,7 @@ def seen(thing, look: str):
 
 
 def accelerate_yaml(*, base: str, change: dict, look: str = "accepted"):
-    """What `accelerate launch` passes on from a yaml, and what its plugin makes of that.
+    """Return what `accelerate launch` passes on from a yaml, and what its plugin makes of that.
 
     `look` is one of accepted; plugin.<attribute>; environment.<NAME>; launcher.<argument>; resolved.<path> of
     DeepSpeed's own config, with "auto" filled in as `Accelerator.prepare` does; else a path in DeepSpeed's dict.
@@ -132,7 +136,7 @@ def base_of(name: str) -> dict:
 
 
 def merged(config: dict, change: dict) -> dict:
-    """A config with some keys changed, nested ones too. A key changed to "absent" is removed."""
+    """Return a config with some keys changed, nested ones too. A key changed to "absent" is removed."""
     config = dict(config)
     for name, value in change.items():
         if isinstance(value, dict) and isinstance(config.get(name), dict):
@@ -142,7 +146,7 @@ def merged(config: dict, change: dict) -> dict:
 
 
 def launched(config: dict):
-    """The launcher's arguments, and the environment of every rank."""
+    """Return the launcher's arguments, and the environment of every rank."""
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
@@ -163,14 +167,14 @@ def launched(config: dict):
 
 
 def prepared(config: dict) -> dict:
-    """DeepSpeed's dict after `Accelerator.prepare`: without "auto"."""
+    """Return DeepSpeed's dict after `Accelerator.prepare`: without "auto"."""
     config = {name: PREPARED[name] if value == "auto" and name in PREPARED else value for name, value in config.items()}
     config.setdefault("train_micro_batch_size_per_gpu", 1)
     return {name: value for name, value in config.items() if value != "auto" and name != "steps_per_print"}
 
 
 def resolved(of: str):
-    """The module, class or function of this name. Other names in a module, such as its imports, are a TypeError."""
+    """Return the module, class or function of this name. Another name, such as an import, is a TypeError."""
     thing = pkgutil.resolve_name(of)
     if not (inspect.isclass(thing) or inspect.isfunction(thing) or of in sys.modules):
         raise TypeError(f"{of} is neither a module nor a class or function")
@@ -178,14 +182,16 @@ def resolved(of: str):
 
 
 def default(*, of: str, field: str):
-    """The default of a field: of a pydantic model (by name or alias), a dataclass, or a function's argument."""
+    """Return the default of a field: of a pydantic model (by name or alias), a dataclass, or a function's argument."""
     thing = resolved(of)
     if hasattr(thing, "model_fields"):
         by_name = {key: info for name, info in thing.model_fields.items() for key in (name, info.alias) if key}
         value = by_name[field].get_default(call_default_factory=True)
     elif dataclasses.is_dataclass(thing):
         info = next(info for info in dataclasses.fields(thing) if info.name == field)
-        value = info.default_factory() if info.default is dataclasses.MISSING else info.default
+        value = info.default
+        if callable(info.default_factory):
+            value = info.default_factory()
     elif callable(thing) and field in inspect.signature(thing).parameters:
         value = inspect.signature(thing).parameters[field].default
     else:
@@ -194,14 +200,14 @@ def default(*, of: str, field: str):
 
 
 def member(*, of: str, name: str):
-    """Whether an enumeration has a member of that name, or a class or module an attribute."""
+    """Return whether an enumeration has a member of that name, or a class or module an attribute."""
     thing = resolved(of)
     has = name in thing.__members__ if isinstance(thing, enum.EnumType) else hasattr(thing, name)
     return has, f"{of} has {'' if has else 'no '}{name}"
 
 
 def constructed(*, of: str, arguments: dict, look: str):
-    """An attribute of an object built with these arguments, from a dataclass or a pydantic model."""
+    """Return an attribute of an object built with these arguments, from a dataclass or a pydantic model."""
     thing = resolved(of)
     if not (inspect.isclass(thing) and (dataclasses.is_dataclass(thing) or hasattr(thing, "model_fields"))):
         raise TypeError(f"{of} is neither a dataclass nor a pydantic model")

@@ -10,23 +10,23 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
 
 from study.errors import Stop
-from study.ledger import probe_worker
-from study.ledger.model import TRIED, Check, Claim, Kind
+from study.ledger import arguments, probe_worker
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
 from study.spec.validation import nearest
@@ -34,6 +34,7 @@ from study.spec.validation import nearest
 REPRODUCTIONS = arms.PACKAGE / "reproductions"
 REPORTS = arms.ROOT / "reports"
 KEPT = "trials.json"  # beside the records of a machine
+REPRODUCTION = "reproduction"
 WORKER_VERSION = 1  # raise it when `probe_worker` changes how it tries something
 WORKER = [sys.executable, "-m", "study.ledger.probe_worker"]
 LIMIT_S = 300
@@ -62,14 +63,13 @@ class Answer(BaseModel):
 # --- what claims name ----------------------------------------------------------------------------------------------
 
 
-def _asks(function: Callable) -> Callable:
-    """A check that takes the arguments of a trial and finds what the trial finds."""
+def _check(function: Callable) -> arguments.Check:
+    """Return a check that takes the arguments of a trial and finds what the trial finds."""
 
     @functools.wraps(function)
-    def check(**arguments) -> Finding:
-        trial = trial_of(function, arguments)
-        if stop := refusal(trial):
-            raise stop
+    def check(**given) -> Finding:
+        trial = trial_of(function, given)
+        refuse(trial)
         if missing := not_installed():
             words = f"{', '.join(missing)} is not installed here"
             return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
@@ -78,58 +78,77 @@ def _asks(function: Callable) -> Callable:
         if isinstance(answer, str):
             words = f"the trial itself failed: {answer}"
             return Finding(None, words, evidence=versions, missing="a trial that runs to its end")
-        script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == "reproduction" else ""
+        script = f"study/reproductions/{trial['name']}.py: " if trial["what"] == REPRODUCTION else ""
         return Finding(answer.found, f"{script}{answer.told}", evidence=versions)
 
     return check
 
 
-def trial_of(function: Callable, arguments: dict) -> dict:
-    """The trial with all defaults of the function, so that equal trials have equal keys."""
-    return {"what": function.__name__} | (function.__kwdefaults__ or {}) | arguments
+def trial_of(function: Callable, given: dict) -> dict:
+    """Return the trial with all defaults of the function, so that equal trials have equal keys."""
+    return {"what": function.__name__} | (function.__kwdefaults__ or {}) | given
 
 
-@_asks
+def trials_of(function: arguments.Check, calls: Iterable[dict]) -> list[dict]:
+    """Return the trials that calls of a check ask for, without those that are refused."""
+    trials = [trial_of(inspect.unwrap(function), given) for given in calls]
+    return [trial for trial in trials if not refusal(trial)]
+
+
+@_check
 def reproduction(*, name: str) -> Finding:
-    """What a script of `study/reproductions/` finds."""
+    """Return what a script of `study/reproductions/` finds."""
+    raise NotImplementedError  # its signature is all that is used
 
 
-CONFIGURATIONS = {name: _asks(function) for name, function in probe_worker.TRIALS.items()}
-KINDS = {"tried": Kind(TRIED, CONFIGURATIONS | {"reproduction": reproduction}, "what")}
+TRIALS = {name: _check(function) for name, function in probe_worker.TRIALS.items()} | {REPRODUCTION: reproduction}
+
+
+def refuse(trial: dict) -> None:
+    """Raise Stop if a trial is not to be run."""
+    if stop := refusal(trial):
+        raise stop
 
 
 def refusal(trial: dict) -> Stop | None:
-    """Why a trial is not run. Anybody may write a claims file, so it cannot run other scripts, import other modules,
-    read the files that it names, or show private values of the libraries."""
-    name, base, path = trial.get("name"), trial.get("base", "plain"), trial.get("of")
-    if trial["what"] == "reproduction" and name not in scripts():
-        return Stop(f"there is no reproduction {name}", nearest(name, scripts()))
-    if base not in (bases := ("plain", *arms.all_paths())):
+    """Return why a trial is not run, or None.
+
+    Anybody may write a claims file, so it cannot run other scripts, import other modules, read the files that it names,
+    or show private values of the libraries.
+    """
+    name = trial.get("name")
+    if trial["what"] == REPRODUCTION and name not in scripts():
+        return Stop(f"there is no reproduction {name}", nearest(str(name), scripts()))
+    base = trial.get("base", "plain")
+    bases = ("plain", *arms.all_paths())
+    if base not in bases:
         return Stop(f"there is no arm {base}", nearest(base, bases))
+    path = trial.get("of")
     if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
-        return Stop(
-            f"{path:.200} is in none of the modules that claims may ask about", f"choose from {', '.join(MODULES)}"
-        )
+        what = f"{path:.200} is in none of the modules that claims may ask about"
+        return Stop(what, f"choose from {', '.join(MODULES)}")
     if trial["what"] == "constructed" and path not in CONSTRUCTED:
         return Stop(f"{path:.200} may not be constructed", f"choose from {', '.join(CONSTRUCTED)}")
     words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
-    if private := next((word for word in words if word.startswith("_")), None):
-        return Stop(f"{private:.80} is private to a library", "name a public attribute")
-    if file := _file_named(trial.get("change")):
-        return Stop(f"{file:.80} names a file", "give the content of the file as deepspeed_config")
+    for word in words:
+        if word.startswith("_"):
+            return Stop(f"{word:.80} is private to a library", "name a public attribute")
+    for key in _keys(trial.get("change")):
+        if key.endswith(("file", "path")) and "nvme" not in key:
+            return Stop(f"{key:.80} names a file", "give the content of the file as deepspeed_config")
     return None
 
 
-def _file_named(change) -> str | None:
-    """A key of the changes to a config that names a file; None if there is no such key."""
-    if not isinstance(change, dict):
-        return None
-    named = (key for key, value in change.items() if key.endswith(("file", "path")) and "nvme" not in key)
-    return next(named, None) or next(filter(None, map(_file_named, change.values())), None)
+def _keys(change: object) -> Iterator[str]:
+    """Yield the keys of the changes to a config, at any depth."""
+    if isinstance(change, dict):
+        for key, value in change.items():
+            yield key
+            yield from _keys(value)
 
 
 def scripts() -> dict[str, Path]:
-    """The reproductions by name."""
+    """Return the reproductions by name."""
     return {path.stem: path for path in sorted(REPRODUCTIONS.glob("*.py"))}
 
 
@@ -141,54 +160,45 @@ def not_installed() -> tuple[str, ...]:
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
-def prepare(claims: Iterable[Claim]) -> None:
-    """Run all trials of these claims that have no answer yet; the configurations share one process."""
+def prepare(trials: list[dict]) -> None:
+    """Try what has no answer yet; the configurations share one process."""
     if not not_installed():
-        answers(_trials_of_all(claims))
+        answers(trials)
 
 
-def trials_of(check: Check) -> list[dict]:
-    return [trial_of(case.function.__wrapped__, arguments) for case in check.cases for arguments in case.calls]
-
-
-def _trials_of_all(claims: Iterable[Claim]) -> list[dict]:
-    checks = [check for claim in claims for check in (claim, *claim.also) if check.basis == TRIED]
-    return [trial for check in checks for trial in trials_of(check) if not refusal(trial)]
-
-
-def keep_in(reports: Path, claims: Iterable[Claim]) -> int:
-    """Write this machine's answers to the trials of these claims beside its records. Returns how many there are."""
+def keep_in(reports: Path, trials: list[dict]) -> int:
+    """Write this machine's answers to these trials beside its records. Return how many there are."""
     new = {}
-    for trial in _trials_of_all(claims):
-        with contextlib.suppress(ValueError, TypeError):  # there is no answer in the cache
-            answer = without_paths(cache.answer(_folder(), key(trial)))
-            new[key(trial)] = Answer(key=key(trial), trial=trial, versions=_versions(), **answer)
-    entries = sorted(
-        (_kept_in(reports / KEPT) | new).values(), key=lambda answer: json.dumps(answer.trial, sort_keys=True)
-    )
+    for trial in trials:
+        name = key(trial)
+        if cache.answer(_folder(), name):
+            answer = redact(cache.answer(_folder(), name))
+            new[name] = Answer(key=name, trial=trial, versions=_versions(), **answer)
     if new:
-        (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in entries], indent=1) + "\n")
+        entries = (_kept_in(reports / KEPT) | new).values()
+        in_order = sorted(entries, key=lambda answer: json.dumps(answer.trial, sort_keys=True))
+        (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in in_order], indent=1) + "\n")
         _kept_in.cache_clear()
     return len(new)
 
 
 def answers(trials: list[dict]) -> list[Answer | str]:
-    """The answer to each trial, kept or new. If the trial itself failed: why."""
+    """Return the answer to each trial, kept or new. If the trial itself failed: why."""
     keys = [key(trial) for trial in trials]
-    known = {name: answer for name in keys if (answer := _kept(name)) is not None}
+    known: dict[str, Answer | str] = {name: answer for name in keys if (answer := _kept(name)) is not None}
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
-    reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == "reproduction"}
+    reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == REPRODUCTION}
     configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
     if len(missing) > 1:
-        sys.stderr.write(
-            f"trying {len(configurations)} configurations and {len(reproductions)} scripts; answers are kept\n"
-        )
-    known |= _new(configurations, reproductions) if missing else {}
+        counts = f"{len(configurations)} configurations and {len(reproductions)} scripts"
+        sys.stderr.write(f"trying {counts}; answers are kept\n")
+    if missing:
+        known |= _new(configurations, reproductions)
     return [known[name] for name in keys]
 
 
 def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
-    """New answers by key. Configurations share a process, beside the scripts; scripts that measure time run alone."""
+    """Return new answers by key. Configurations share a process; scripts that measure time run alone."""
     together = {name: script for name, script in reproductions.items() if script not in TIMED}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
@@ -207,8 +217,8 @@ def _run_and_keep(name: str, script: str) -> Answer | str:
 
 
 def key(trial: dict) -> str:
-    """A digest of a trial, the code that tries it, and the versions of the libraries."""
-    is_script = trial["what"] == "reproduction"
+    """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
+    is_script = trial["what"] == REPRODUCTION
     code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
     whole = [trial, code, arm, _versions()]
@@ -216,7 +226,7 @@ def key(trial: dict) -> str:
 
 
 def _code_of(text: str) -> str:
-    """The code of a script without comments and docstring, which change nothing."""
+    """Return the code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
     if ast.get_docstring(tree) is not None:
         tree.body = tree.body[1:]
@@ -225,7 +235,7 @@ def _code_of(text: str) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Versions of the libraries without the name of the build: trials only use their Python code."""
+    """Return the versions of the libraries without the name of the build: trials only use their Python code."""
     versions = software.versions().items()
     return {name: version.split("+")[0] for name, version in versions if version and name != "python"}
 
@@ -246,7 +256,7 @@ def _kept(name: str) -> Answer | None:
 
 @functools.cache
 def _kept_in(path: Path) -> dict[str, Answer]:
-    """The answers in the file of a machine, by key."""
+    """Return the answers in the file of a machine, by key."""
     with contextlib.suppress(OSError, ValueError):
         return {answer.key: answer for answer in TypeAdapter(list[Answer]).validate_json(path.read_bytes())}
     return {}
@@ -259,7 +269,7 @@ def _keep(name: str, answer: Answer | str) -> Answer | str:
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:
-    """The answers to configurations, tried in one process."""
+    """Return the answers to configurations, tried in one process."""
     printed, reason = _process(WORKER, json.dumps(trials), arms.ROOT)
     if printed is None:
         return [reason] * len(trials)
@@ -272,7 +282,7 @@ def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
 
 
 def _run(name: str) -> Answer | str:
-    """The answer of a reproduction, run in its own process and folder: the last line that is JSON."""
+    """Return the answer of a reproduction, run in its own process and folder: the last line that is JSON."""
     with tempfile.TemporaryDirectory() as folder:
         printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
     for line in reversed((printed or "").splitlines()):
@@ -286,11 +296,12 @@ def _run(name: str) -> Answer | str:
 
 
 def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, str]:
-    """What a process printed; or None, and why. The process can import this study in any folder."""
+    """Return what a process printed; or None, and why. The process can import this study in any folder."""
     path = os.pathsep.join([str(arms.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     try:
-        how = {"cwd": folder, "env": os.environ | {"PYTHONPATH": path}, "timeout": LIMIT_S}
-        ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False, **how)
+        ended = run(command, input=text, cwd=folder, env=environment)
     except subprocess.TimeoutExpired:
         return None, f"it took longer than {LIMIT_S} s"
     if ended.returncode != 0:

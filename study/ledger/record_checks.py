@@ -1,16 +1,18 @@
 """Checks over records. The claim's conditions decide which runs count."""
 
 import itertools
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from study.errors import Stop
-from study.ledger import pairing
 from study.ledger.arguments import as_list, is_number, one_argument
-from study.ledger.evidence import Evidence, choose
-from study.ledger.loss_checks import same_loss
-from study.ledger.model import MEASURED, TRENDS, Claim, Kind
-from study.ledger.two_sides import (
+from study.ledger.evidence import Chosen, Claimed, Evidence, choose
+from study.ledger.pairing import (
+    Pair,
+    Ratio,
     Side,
     Table,
     all_of,
@@ -19,9 +21,11 @@ from study.ledger.two_sides import (
     fit_for,
     in_words,
     not_tested,
+    of_sizes,
     resting_on,
     span_words,
     two_sides,
+    united,
 )
 from study.ledger.verdict import Finding
 from study.records import metrics, stats
@@ -29,10 +33,17 @@ from study.records.runs import Run
 
 ANSWERS = ("done", "oom", "host_oom", "diverged")  # any other failure says nothing about the claim
 REFUSED = "unavailable"  # by a library
+WITH_VALUES = {"init": [None, "pretrained", "random", "in_place"]}
+LEVEL = 0.05  # of each of the two one-sided tests of losses
+QUARTERS = 4  # of a training curve, each of which must hold
+UNDECIDED = "more runs: an interval reaches both sides"
 
 
-def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over: str | None = None) -> Finding:
-    """The value of a field, or its ratio to another field: a number with its range, or what all records agree on."""
+# --- one side ------------------------------------------------------------------------------------------------------
+
+
+def observed(evidence: Evidence, claim: Claimed, *, field: str, where: Table, over: str | None = None) -> Finding:
+    """Return the value of a field, or its ratio to another: a number with its range, or what all records agree on."""
     for path in filter(None, (field, over)):
         metrics.refuse_unknown(path)
     if over is None:  # a ratio within a run does not depend on the machine
@@ -40,19 +51,27 @@ def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over
     chosen = choose(evidence, claim, where, relative=over is not None)
     if not chosen.runs:
         return not_tested(chosen, where)
-    values = [metrics.value(run.record, field) for run in chosen.runs]
-    if over:
-        divisors = [metrics.value(run.record, over) for run in chosen.runs]
-        values = [a / b if is_number(a) and is_number(b) and b else None for a, b in zip(values, divisors, strict=True)]
-    known = [value for value in values if value is not None]
     name = f"{field} / {over}" if over else field
-    about = f"{name} in {len(known)} runs: "
+    known = [value for run in chosen.runs if (value := _field(run, field, over)) is not None]
     if not known:
         return chosen.finding(f"{name} is not in the records", missing=f"records with {name}")
+    return _agreed(chosen, field, f"{name} in {len(known)} runs: ", known)
+
+
+def _field(run: Run, field: str, over: str | None) -> object:
+    """Return a field of a run, or its ratio to another. Times of a resumed run are unknown: they cover only a part."""
+    value = metrics.value(run.record, field)
+    if over is None:
+        return value
+    divisor = metrics.value(run.record, over)
+    return value / divisor if is_number(value) and is_number(divisor) and divisor else None
+
+
+def _agreed(chosen: Chosen, field: str, about: str, known: list) -> Finding:
     if all(map(is_number, known)):
         if metrics.sort_of(field) and len(known) < stats.FEWEST_RUNS:
             return chosen.finding(f"{about}{known}", missing=f"{stats.FEWEST_RUNS} runs")
-        span = min(known), max(known)
+        span = (min(known), max(known))
         return chosen.finding(about + span_words(*span), value=stats.median(known), interval=span)
     if any(value != known[0] for value in known):
         unlike = ", ".join(sorted(set(map(str, known))))
@@ -60,13 +79,14 @@ def observed(evidence: Evidence, claim: Claim, *, field: str, where: Table, over
     return chosen.finding(f"{about}{known[0]}", value=known[0])
 
 
-def ran(evidence: Evidence, claim: Claim, *, where: Table, refused: bool = False) -> Finding:
-    """How runs ended. Runs whose weights have no values are left out: they need no memory, so they always succeed.
+def ran(evidence: Evidence, claim: Claimed, *, where: Table, refused: bool = False) -> Finding:
+    """Return how runs ended.
 
+    Runs whose weights have no values are left out: they need no memory, so they always succeed.
     With `refused`, a refusal by a library is an answer as well.
     """
-    with_values = {"init": [None, "pretrained", "random", "in_place"]}
-    chosen = choose(evidence, claim, with_values | where, statuses=(*ANSWERS, REFUSED) if refused else ANSWERS)
+    statuses = (*ANSWERS, REFUSED) if refused else ANSWERS
+    chosen = choose(evidence, claim, WITH_VALUES | where, statuses=statuses)
     if not chosen.runs:
         return not_tested(chosen, where)
     ends = sorted({run.status for run in chosen.runs})
@@ -76,54 +96,66 @@ def ran(evidence: Evidence, claim: Claim, *, where: Table, refused: bool = False
     return chosen.finding(working, value=ends[0])
 
 
+# --- two sides -----------------------------------------------------------------------------------------------------
+
+
 def ratio(
-    evidence: Evidence, claim: Claim, *, quantity: str, of: Table, to: Table, where: Side = None, saved: bool = False
+    evidence: Evidence, claim: Claimed, *, quantity: str, of: Table, to: Table, where: Side = None, saved: bool = False
 ) -> Finding:
-    """A quantity in some runs over the same in others, cell by equal cell, with its interval; or the share saved."""
+    """Return a quantity in some runs over the same in others, cell by equal cell; or the share saved."""
     result = compared(evidence, claim, quantity, of, to, where)
     if isinstance(result, Finding):
         return result
-    value, low, high = result.value, result.low, result.high
+    value = result.value
+    interval = (result.low, result.high)
     what = f"{quantity} with {in_words(of)} over that with {in_words(to)}"
     if saved:
-        value, low, high, what = 1 - value, 1 - high, 1 - low, f"saved of {what}"
-    return resting_on(claim, result.runs, f"{what}: {span_words(low, high, value)}", value=value, interval=(low, high))
+        value = 1 - result.value
+        interval = (1 - result.high, 1 - result.low)
+        what = f"saved of {what}"
+    return resting_on(claim, result.runs, f"{what}: {span_words(*interval, value)}", value=value, interval=interval)
 
 
 def order(
-    evidence: Evidence, claim: Claim, *, quantity: str, arms: list[str], where: Side = None, within: float = 0
+    evidence: Evidence, claim: Claimed, *, quantity: str, arms: list[str], where: Side = None, within: float = 0
 ) -> Finding:
-    """Whether arms are in this order, from the best to the worst: yes, no, or undecided because intervals overlap.
+    """Return whether arms are in this order, from the best to the worst; undecided if intervals overlap.
 
     Arms that differ by no more than `within` count as in order.
     """
     if len(arms) < 2:
         raise Stop(f"an order needs at least two arms (got {len(arms)})", "give arms = [best, ..., worst]")
-    words, answers, runs = [], [], []
+    words: list[str] = []
+    answers = []
+    runs: list[Run] = []
     for best, worst in itertools.pairwise(arms):
         result = compared(evidence, claim, quantity, {"arm": best}, {"arm": worst}, where)
         if isinstance(result, Finding):
             return result
         runs += result.runs
         words.append(f"{best} over {worst}: {span_words(result.low, result.high, result.value)}")
-        higher = quantity in metrics.HIGHER_IS_BETTER
-        low, high = (result.low, result.high) if higher else (1 / result.high, 1 / result.low)
+        low, high = result.low, result.high
+        if quantity not in metrics.HIGHER_IS_BETTER:
+            low, high = 1 / result.high, 1 / result.low
         answers.append(decided(low >= 1 - within, high < 1 - within))
     value = all_of(answers)
-    missing = "more runs: an interval reaches both sides" if value is None else ""
+    missing = UNDECIDED if value is None else ""
     return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
 
 
 def measured_trend(
-    evidence: Evidence, claim: Claim, *, quantity: str, along: dict[str, list], where: Side = None, within: float = 0
+    evidence: Evidence, claim: Claimed, *, quantity: str, along: dict[str, list], where: Side = None, within: float = 0
 ) -> Finding:
-    """Whether a quantity "rises" or "falls" along the values of a fact of runs, in their order, or "neither".
+    """Return whether a quantity "rises" or "falls" along the values of a fact of runs, in their order, or "neither".
 
     Each value is compared with the one before, in cells that differ in that fact alone. A change of at most `within`
     counts as none.
     """
     name, values = one_argument(along)
-    words, rises, falls, runs = [], [], [], []
+    words: list[str] = []
+    rises = []
+    falls = []
+    runs: list[Run] = []
     for before, after in itertools.pairwise(values):
         result = compared(evidence, claim, quantity, {name: after}, {name: before}, where)
         if isinstance(result, Finding):
@@ -132,24 +164,52 @@ def measured_trend(
         words.append(f"{name} {after} over {before}: {span_words(result.low, result.high, result.value)}")
         rises.append(decided(result.low > 1 + within, result.high <= 1 + within))
         falls.append(decided(result.high < 1 - within, result.low >= 1 - within))
-    up, down = all_of(rises), all_of(falls)
-    value = "rises" if up else "falls" if down else "neither" if up is False and down is False else None
-    missing = "more runs: an interval reaches both sides" if value is None else ""
+    trends = {"rises": all_of(rises), "falls": all_of(falls)}
+    value = next((word for word, answer in trends.items() if answer), None)
+    if not any(trends.values()) and None not in trends.values():
+        value = "neither"
+    missing = UNDECIDED if value is None else ""
     return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
+
+
+Unit = Literal["volume", "tensors", "calls"]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Which amount of which collectives is counted."""
+
+    kinds: list[str] | None  # None: all
+    unit: Unit
+    node_ranks: int | None
+    per_weight: bool
+
+    def amounts(self, runs: tuple[Run, ...]) -> list[float]:
+        sizes = [metrics.moved(run.record, self.kinds, self.unit, self.node_ranks) for run in runs]
+        weights = [metrics.weight_bytes(run.record) if self.per_weight else 1 for run in runs]
+        return [size / each for size, each in zip(sizes, weights, strict=True) if size is not None and each]
+
+    def __str__(self) -> str:
+        words = f"{self.unit} of {', '.join(self.kinds) if self.kinds is not None else 'all collectives'}"
+        if self.per_weight:
+            words += " over the bytes of all weights"
+        if self.node_ranks:
+            words += f" between nodes of {self.node_ranks} ranks"
+        return words
 
 
 def counted(
     evidence: Evidence,
-    claim: Claim,
+    claim: Claimed,
     *,
     where: Table,
     collective: str | list[str] = "all",
     per: Literal["parameters", "step"] = "step",
     over: Side = None,
-    unit: Literal["volume", "tensors", "calls"] = "volume",
+    unit: Unit = "volume",
     node_ranks: int | None = None,
 ) -> Finding:
-    """What collectives moved in a step: for each byte of weights, or as a ratio to the equal cell of the other side.
+    """Return what collectives moved in a step: for each byte of weights, or over the equal cell of the other side.
 
     With `node_ranks`, that many ranks stand for a node, and only exchanges between nodes count. A single rank sends
     nothing, so such runs count only if `where` names the ranks.
@@ -157,41 +217,46 @@ def counted(
     if "ranks" not in where:
         evidence = replace(evidence, runs=tuple(run for run in evidence.runs if run.ranks != 1))
     kinds = None if collective == "all" else as_list(collective)
-    what = f"{unit} of {'all collectives' if kinds is None else ', '.join(kinds)}"
-    of_weights = per == "parameters" and over is None
-    what += " over the bytes of all weights" if of_weights else ""
-    what += f" between nodes of {node_ranks} ranks" if node_ranks else ""
+    moved = Moved(kinds, unit, node_ranks, per == "parameters" and over is None)
+    if over is not None:
+        return _counted_over(evidence, claim, moved, where, over)
+    chosen = choose(evidence, claim, where)
+    if not chosen.runs:
+        return not_tested(chosen, where)
+    sizes = moved.amounts(chosen.runs)
+    if not sizes:
+        return _not_counted(chosen, moved)
+    span = (min(sizes), max(sizes))
+    working = f"{moved}, in {len(sizes)} runs: {span_words(*span)}"
+    return chosen.finding(working, value=stats.median(sizes), interval=span)
 
-    def moved(runs: tuple[Run, ...]) -> list[float]:
-        sizes = [metrics.moved(run.record, kinds, unit, node_ranks) for run in runs]
-        weights = [metrics.weight_bytes(run.record) if of_weights else 1 for run in runs]
-        return [size / each for size, each in zip(sizes, weights, strict=True) if size is not None and each]
 
-    if over is None:
-        chosen = choose(evidence, claim, where)
-        if not chosen.runs:
-            return not_tested(chosen, where)
-        if sizes := moved(chosen.runs):
-            span = min(sizes), max(sizes)
-            working = f"{what}, in {len(sizes)} runs: {span_words(*span)}"
-            return chosen.finding(working, value=stats.median(sizes), interval=span)
-    else:
-        sides = two_sides(evidence, claim, {}, over, where, relative=False)
-        if isinstance(sides, Finding):
-            return sides
-        chosen, sizes = sides.chosen, [(moved(pair.of), moved(pair.to), pair) for pair in sides.pairs]
-        ratios = [pairing.of_sizes(*each) for each in sizes if each[0] and each[1] and min(each[1])]
-        if ratios:
-            value, low, high, runs = pairing.united(ratios)
-            working = f"{what} over that with {in_words(over)}: {span_words(low, high, value)}"
-            return resting_on(claim, runs, working, value=value, interval=(low, high))
-    return chosen.finding(f"{what} is not in the records", missing="runs with instruments")
+def _counted_over(evidence: Evidence, claim: Claimed, moved: Moved, where: Table, over: Table) -> Finding:
+    sides = two_sides(evidence, claim, {}, over, where, relative=False)
+    if isinstance(sides, Finding):
+        return sides
+    ratios: list[Ratio] = []
+    for pair in sides.pairs:
+        ours = moved.amounts(pair.of)
+        theirs = moved.amounts(pair.to)
+        if ours and theirs and 0 not in theirs:
+            ratios.append(of_sizes(ours, theirs, pair))
+    if not ratios:
+        return _not_counted(sides.chosen, moved)
+    result = united(ratios)
+    interval = (result.low, result.high)
+    working = f"{moved} over that with {in_words(over)}: {span_words(*interval, result.value)}"
+    return resting_on(claim, result.runs, working, value=result.value, interval=interval)
+
+
+def _not_counted(chosen: Chosen, moved: Moved) -> Finding:
+    return chosen.finding(f"{moved} is not in the records", missing="runs with instruments")
 
 
 def equal(
-    evidence: Evidence, claim: Claim, *, field: str, of: Table, to: Table, where: Side = None, within: float = 0
+    evidence: Evidence, claim: Claimed, *, field: str, of: Table, to: Table, where: Side = None, within: float = 0
 ) -> Finding:
-    """Whether runs of two sides have the same value in a field, cell by equal cell and seed by seed.
+    """Return whether runs of two sides have the same value in a field, cell by equal cell and seed by seed.
 
     Numbers may differ by the share `within` of the second side's number.
     """
@@ -200,29 +265,35 @@ def equal(
     sides = two_sides(evidence, claim, of, to, where, relative=True)
     if isinstance(sides, Finding):
         return sides
-    answers, runs = [], []
-    for pair in sides.pairs:
-        ours, theirs = (_fields_by_seed(side, field) for side in pair)
-        # All runs of a seed against one of them: each with each would take minutes where there are hundreds.
-        known = [(a, theirs[seed][0]) for seed in ours.keys() & theirs.keys() for a in (*ours[seed], *theirs[seed])]
-        answers.append(all(_alike(a, b, within) for a, b in known) if known else None)
-        runs += pair.of + pair.to
+    answers = [_equal_in(pair, field, within) for pair in sides.pairs]
+    runs = [run for pair in sides.pairs for run in pair.of + pair.to]
     value = all_of(answers)
     closely = f", within {within:g} of it" if within else ""
-    working = f"{field} with {in_words(of)} is that with {in_words(to)}{closely} in {answers.count(True)} cells"
-    working += f" of {len(answers)}"
+    cells = f"in {answers.count(True)} cells of {len(answers)}"
+    working = f"{field} with {in_words(of)} is that with {in_words(to)}{closely} {cells}"
     return resting_on(claim, runs, working, value=value, missing=f"records with {field}" if value is None else "")
+
+
+def _equal_in(pair: Pair, field: str, within: float) -> bool | None:
+    """Return whether all runs of a seed agree with one of them: each with each would take minutes for hundreds."""
+    ours = _fields_by_seed(pair.of, field)
+    theirs = _fields_by_seed(pair.to, field)
+    seeds = ours.keys() & theirs.keys()
+    if not seeds:
+        return None
+    return all(_alike(value, theirs[seed][0], within) for seed in seeds for value in (*ours[seed], *theirs[seed]))
 
 
 def _fields_by_seed(runs: tuple[Run, ...], field: str) -> dict[int | None, list]:
     values: dict[int | None, list] = {}
     for run in runs:
-        if (value := metrics.value(run.record, field)) is not None:
-            values.setdefault(run.seed, []).append(value)
+        value = metrics.value(run.record, field)
+        if value is not None:
+            values.setdefault(run.record.requested.seed, []).append(value)
     return values
 
 
-def _alike(ours, theirs, within: float) -> bool:
+def _alike(ours: object, theirs: object, within: float) -> bool:
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(_alike(a, b, within) for a, b in zip(ours, theirs, strict=True))
     if is_number(ours) and is_number(theirs):
@@ -230,18 +301,141 @@ def _alike(ours, theirs, within: float) -> bool:
     return ours == theirs
 
 
-def _unit(name: str, arguments: dict) -> str | None:
-    """The unit of what a check over records finds."""
+# --- losses --------------------------------------------------------------------------------------------------------
+
+Curve = Literal["train", "eval"]
+BySeed = dict[int | None, list[float]]
+
+
+def same_loss(
+    evidence: Evidence,
+    claim: Claimed,
+    *,
+    margin: float,
+    arms: list[str] | None = None,
+    of: Side = None,
+    to: Side = None,
+    where: Side = None,
+    curve: Curve = "eval",
+    direction: Literal["lower"] | None = None,
+) -> Finding:
+    """Return whether losses are equivalent: two one-sided tests over seeds, against a margin relative to the loss.
+
+    Each quarter of a training curve is tested. Each of `arms` is compared with the first of them. With a direction, the
+    question is whether the first side's losses are lower: a one-sided test, of a training curve's last quarter alone.
+    Losses within the margin count as equal.
+    """
+    fit_for(claim, "eval_loss")
+    words = []
+    answers = []
+    runs: list[Run] = []
+    for ours, theirs in _compared_sides(arms, of, to):
+        sides = two_sides(evidence, claim, ours, theirs, where, relative=True)
+        if isinstance(sides, Finding):
+            return sides
+        cells = [LossCell.of_pair(pair, curve, sides.training) for pair in sides.pairs]
+        enough = [cell for cell in cells if cell.fewest >= stats.FEWEST_RUNS]
+        for cell in enough or cells:  # too few seeds matter only if no cell has enough
+            answer, working = cell.compare(margin, curve, direction)
+            answers.append(answer)
+            words.append(f"{in_words(ours)} against {in_words(theirs)}: {working}")
+            runs += cell.pair.of + cell.pair.to
+    value = all_of(answers)
+    missing = "more seeds: see the working" if value is None else ""
+    return resting_on(claim, runs, "; ".join(words), value=value, missing=missing)
+
+
+def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> Iterable[tuple[Table, Table]]:
+    if arms is None and of is not None and to is not None:
+        return [(of, to)]
+    if arms is None or of is not None or to is not None:
+        raise Stop("same_loss needs either arms, or of and to", "give one of the two")
+    return [({"arm": arm}, {"arm": arms[0]}) for arm in arms[1:]]
+
+
+@dataclass(frozen=True)
+class LossCell:
+    """The losses of a cell on both sides, by seed: of the last evaluation, or of each quarter of the curve."""
+
+    pair: Pair
+    ours: BySeed
+    theirs: BySeed
+
+    @classmethod
+    def of_pair(cls, pair: Pair, curve: Curve, training: tuple[int | None, int | None]) -> "LossCell":
+        return cls(pair, _by_seed(pair.of, curve, training[0]), _by_seed(pair.to, curve, training[1]))
+
+    @property
+    def fewest(self) -> int:
+        return min(len(self.ours), len(self.theirs))
+
+    def compare(self, margin: float, curve: Curve, direction: str | None) -> tuple[bool | None, str]:
+        """Return whether the losses are equivalent, or lower; and the worst part of the curve in words."""
+        if self.fewest < stats.FEWEST_RUNS:
+            return None, f"{self.fewest} seeds, but {stats.FEWEST_RUNS} are needed"
+        both = sorted(self.ours.keys() & self.theirs.keys(), key=str)
+        is_paired = len(both) >= stats.FEWEST_RUNS
+        ours = [self.ours[seed] for seed in (both if is_paired else self.ours)]
+        theirs = [self.theirs[seed] for seed in (both if is_paired else self.theirs)]
+        parts = list(zip(zip(*ours, strict=False), zip(*theirs, strict=False), strict=False))
+        answers = []
+        worst: list[tuple[float, str]] = []
+        for number, (our_losses, their_losses) in enumerate(parts, start=1):
+            if direction and number < len(parts):
+                continue
+            what = "eval loss" if curve == "eval" else f"train loss, quarter {number},"
+            answer, p, words = _part(our_losses, their_losses, margin, is_paired, direction)
+            answers.append(answer)
+            worst.append((p, f"{what} {words}"))
+        return all_of(answers), max(worst)[1]
+
+
+def _part(
+    ours: tuple[float, ...], theirs: tuple[float, ...], margin: float, is_paired: bool, direction: str | None
+) -> tuple[bool | None, float, str]:
+    """Return whether the losses of a part of the curve are equivalent, or lower; the p-value; and the test in words."""
+    scale = abs(float(np.mean(theirs)))
+    test = stats.equivalence(ours, theirs, margin * scale, is_paired)
+    low = test.low / scale
+    high = test.high / scale
+    noise = float(np.std(theirs, ddof=1)) / scale
+    answer = decided(test.p < LEVEL, low > margin or high < -margin)
+    how_sure = f"p {test.p:.2g} for"
+    if direction:
+        answer = decided(high < 0 and low <= -margin, low > -margin)
+        how_sure = "5 % on each side, with"
+    difference = f"{test.difference / scale:+.3%} apart, 90 % interval {low:+.3%} to {high:+.3%}"
+    confidence = f"{how_sure} a margin of {margin:.3%}; seed to seed {noise:.3%}, {len(ours)} seeds"
+    return answer, test.p, f"{difference}, {confidence}"
+
+
+def _by_seed(runs: tuple[Run, ...], curve: Curve, training: int | None) -> BySeed:
+    """Return the mean losses of the runs of each seed."""
+    curves: dict[int | None, list[list[float]]] = {}
+    for run in runs:
+        if losses := _losses(run, curve, training):
+            curves.setdefault(run.record.requested.seed, []).append(losses)
+    return {seed: _means(zip(*several, strict=False)) for seed, several in curves.items()}
+
+
+def _losses(run: Run, curve: Curve, training: int | None) -> list[float]:
+    """Return the last evaluation of a run, or the mean of each quarter of its curve. Empty if it has none."""
+    if curve == "eval":
+        last = metrics.value(run.record, "eval_loss", training)
+        return [] if last is None else [last]
+    losses = metrics.curve(run.record, training) or []
+    return _means(np.array_split(losses, min(QUARTERS, len(losses)))) if losses else []
+
+
+def _means(parts: Iterable) -> list[float]:
+    return [float(np.mean(part)) for part in parts]
+
+
+def unit_of(name: str, arguments: dict) -> str | None:
+    """Return the unit of what a check over records finds."""
     if name == "counted":
         is_ratio = arguments.get("per") == "parameters" or arguments.get("over")
         return "number" if is_ratio or arguments.get("unit") == "calls" else "bytes"
     if name == "observed":
         return None if arguments.get("over") else metrics.unit_of(str(arguments.get("field")))
     return "number"
-
-
-CHECKS = (ran, counted, ratio, order, measured_trend, observed, equal, same_loss)
-FINDS = {"ran": (*ANSWERS, REFUSED), "measured_trend": TRENDS}
-KINDS = {
-    check.__name__: Kind(MEASURED, {"": check}, unit=_unit, finds=FINDS.get(check.__name__, ())) for check in CHECKS
-}

@@ -4,12 +4,14 @@ P1: ZeRO (arXiv 1910.02054v3). P3: ZeRO-Infinity (2104.07857).
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, short, size
-from study.ledger.theory_arguments import Name, Number, also_takes, model_of, one_of, setup_of
+from study.ledger.arguments import also_takes
+from study.ledger.theory_arguments import Name, Number, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import nodes, papers
@@ -25,12 +27,12 @@ Unit = Literal["volume", "tensors"]
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward: ZeRO-Infinity, section 4
 
 
-def volume(traffic: dict[str, float], unit: Unit) -> float:
+def volume(traffic: Mapping[str, float], unit: Unit) -> float:
     """Bytes of collectives. In the papers an all-reduce moves its tensor twice; "tensors" counts each tensor once."""
     return sum(value * (2 if unit == "volume" and kind == "all_reduce" else 1) for kind, value in traffic.items())
 
 
-def _listed(moved: dict[str, int]) -> str:
+def _listed(moved: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {size(value)}" for kind, value in moved.items()) or "nothing"
 
 
@@ -102,24 +104,22 @@ def step_ratio(
     With `speed` it is the inverse: an arm's speed as a share of the other's. `precision_over` is the other arm's
     precision, if it differs. Whether the arms fit is not checked.
     """
-    how = {"checkpointing": checkpointing, "disk_bytes_per_s": disk_bytes_per_s}
-    model, sides = model_of(**given), ((arm, precision), (over, precision_over or precision))
-    numerator, denominator = (
-        _step(Question(model, gpus, gpu, link, 1e15, sequence, batch, each_precision, **how), each, micro_batch)
-        for each, each_precision in sides
-    )
+    question = Question(model_of(**given), gpus, gpu, link, 1e15, sequence, batch, precision)
+    question = replace(question, checkpointing=checkpointing, disk_bytes_per_s=disk_bytes_per_s)
+    numerator = _step(question, arm, micro_batch)
+    denominator = _step(replace(question, precision=precision_over or precision), over, micro_batch)
     if precision_over:
-        arm, over = (f"{each} in {each_precision}" for each, each_precision in sides)
+        arm = f"{arm} in {precision}"
+        over = f"{over} in {precision_over}"
     middle = numerator.seconds / denominator.seconds
-    low, high = numerator.low_s / denominator.high_s, numerator.high_s / denominator.low_s
+    low = numerator.low_s / denominator.high_s
+    high = numerator.high_s / denominator.low_s
+    words = "times as long"
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
-    working = f"{arm} over {over}: {short(middle)} {'of the speed' if speed else 'times as long'}"
-    return Finding(
-        middle,
-        f"{working}, {short(low)} to {short(high)} if the two predictions err in opposite directions",
-        (low, high),
-    )
+        words = "of the speed"
+    span = f"{short(low)} to {short(high)} if the two predictions err in opposite directions"
+    return Finding(middle, f"{arm} over {over}: {short(middle)} {words}, {span}", (low, high))
 
 
 @also_takes(model_of)

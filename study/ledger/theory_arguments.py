@@ -1,59 +1,56 @@
 """The arguments that checks by formulas share: a model, a GPU's memory, a training."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar
 
 from study.errors import Stop
+from study.ledger.arguments import also_takes
 from study.machine.gpus import GPUS
 from study.predictor.architecture import Architecture, generic, named
 from study.predictor.architecture import parameters as count_parameters
 from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import Transformer
 from study.spec.validation import nearest
 
-Name, Number, Whole = str | None, float | None, int | None
+Name: TypeAlias = str | None
+Number: TypeAlias = float | None
+Whole: TypeAlias = int | None
+Thing = TypeVar("Thing")
 
 
-def also_takes(helper: Callable) -> Callable:
-    """Add a helper's parameters to the signature of a check that passes its `**given` on to the helper.
-
-    Claims files are validated against signatures. If both have a parameter of the same name, the check's one stays.
-    """
-
-    def with_parameters(check: Callable) -> Callable:
-        parameters = {**inspect.signature(helper).parameters, **inspect.signature(check).parameters}.values()
-        check.__signature__ = inspect.Signature([each for each in parameters if each.kind is each.KEYWORD_ONLY])
-        return check
-
-    return with_parameters
-
-
-def one_of(known: Mapping, name: str, what: str):
-    if name not in known:
-        raise Stop(f"{name!r} is not a known {what}", nearest(name, known))
+def one_of(known: Mapping[str, Thing], name: str | None, what: str) -> Thing:
+    if name is None or name not in known:
+        raise Stop(f"{name!r} is not a known {what}", nearest(str(name), known))
     return known[name]
 
 
-def exactly_one(**given) -> None:
-    if sum(value is not None for value in given.values()) != 1:
-        raise Stop(f"exactly one of {' and '.join(given)} is needed", "give one of them")
-
-
 def size_of(*, model: Name = None, parameters: Number = None) -> float:
-    exactly_one(model=model, parameters=parameters)
-    return count_parameters(named(model)) if model else parameters
+    """Return a number of parameters, or that of a built-in shape."""
+    if model and parameters is None:
+        return count_parameters(named(model))
+    if parameters is None or model:
+        raise Stop("exactly one of model and parameters is needed", "give one of them")
+    return parameters
 
 
 def device_bytes(*, gpu: Name = None, memory_bytes: Number = None) -> float:
-    exactly_one(gpu=gpu, memory_bytes=memory_bytes)
-    return one_of(GPUS, gpu, "GPU").memory_bytes if gpu else memory_bytes
+    """Return the memory of a GPU, by its name or as a number."""
+    if gpu and memory_bytes is None:
+        return one_of(GPUS, gpu, "GPU").memory_bytes
+    if memory_bytes is None or gpu:
+        raise Stop("exactly one of gpu and memory_bytes is needed", "give one of them")
+    return memory_bytes
 
 
 def model_of(
     *, model: Name = None, parameters: Number = None, layers: Whole = None, hidden: Whole = None
-) -> Architecture:
-    if model is None and None in (parameters, layers, hidden):
+) -> Architecture | Transformer:
+    """Return a built-in shape, or a model of so many parameters."""
+    if model:
+        return named(model)
+    if parameters is None or layers is None or hidden is None:
         raise Stop("no model is given", "give model, or parameters, layers and hidden")
-    return named(model) if model else generic(parameters, layers, hidden)
+    return generic(parameters, layers, hidden)
 
 
 @also_takes(model_of)
@@ -69,7 +66,7 @@ def setup_of(
     checkpointing: bool = False,
     **given,
 ) -> Setup:
-    """The training that a claim describes."""
+    """Return the training that a claim describes."""
     how = {"precision": precision, "attention": attention, "checkpointing": checkpointing, "device": "cuda"}
     rows = {"micro_batch": micro_batch, "accumulation": accumulation, "sequence": sequence}
     return Setup.of_arm(model_of(**given), arm, ranks=ranks, **how, **rows)

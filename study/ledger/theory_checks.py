@@ -7,82 +7,96 @@ from typing import Literal
 from study.errors import Stop
 from study.io.numbers import short
 from study.ledger import memory_checks, step_checks
-from study.ledger.arguments import calls_of, one_argument
-from study.ledger.model import OWN, PREDICTED, TRENDS, Kind
+from study.ledger.arguments import Check, calls_of, one_argument
 from study.ledger.theory_arguments import one_of
 from study.ledger.verdict import Finding
 
+TRENDS = ("rises", "falls", "neither")
 # Exponent and stored mantissa bits: IEEE 754 for the first two; bfloat16 is fp32 with 16 bits of the mantissa cut off.
 FORMATS = {"fp32": (8, 23), "fp16": (5, 10), "bf16": (8, 7)}
 
 
 def float_format(*, dtype: Literal["fp32", "fp16", "bf16"], bits: Literal["exponent", "mantissa", "all"]) -> Finding:
-    """Bits of a number format."""
+    """Count the bits of a number format."""
     exponent, mantissa = FORMATS[dtype]
     number = {"exponent": exponent, "mantissa": mantissa, "all": 1 + exponent + mantissa}[bits]
     return Finding(number, f"{dtype}: a sign, {exponent} bits of exponent, {mantissa} of mantissa")
 
 
 def arithmetic(
-    *, times: list[float] = (), over: list[float] = (), plus: list[float] = (), saved: bool = False
+    *,
+    times: list[float] = [],  # noqa: B006
+    over: list[float] = [],  # noqa: B006
+    plus: list[float] = [],  # noqa: B006
+    saved: bool = False,
 ) -> Finding:
-    """From the document's own numbers: the product of `times` over the product of `over`, plus the sum of `plus`."""
+    """Compute from the document's own numbers: the product of `times` over that of `over`, plus the sum of `plus`."""
     if 0 in over:
         raise Stop("an arithmetic check divides by 0", "give numbers other than 0 for over")
-    result = (math.prod(times) / math.prod(over) if times or over else 0.0) + sum(plus)
-    digits = {"x": times or ([1] if over else []), "/": over, "+": plus}
-    words = "".join(f" {sign} {short(float(number))}" for sign, numbers in digits.items() for number in numbers)[3:]
+    factors = times or over
+    product = math.prod(times) / math.prod(over) if factors else 0.0
+    signs = {" x ": times or [1.0] * bool(over), " / ": over, " + ": plus}
+    words = "".join(f"{sign}{short(float(number))}" for sign, numbers in signs.items() for number in numbers)[3:]
+    result = product + sum(plus)
     if saved:
-        result, words = 1 - result, f"1 - {words}"
+        result = 1 - result
+        words = f"1 - {words}"
     return Finding(result, f"{words} = {short(float(result))}")
 
 
 def stated(*, needed: list[str], given: list[str]) -> Finding:
-    """How many of the facts in `needed` the document does not give."""
+    """Count the facts in `needed` that the document does not give."""
     lacking = [name for name in needed if name not in given]
     working = f"{len(needed) - len(lacking)} of {len(needed)} are given"
     return Finding(len(lacking), f"{working}; not given: {', '.join(lacking)}" if lacking else working)
 
 
 def trend(*, quantity: str, along: dict[str, list], where: dict) -> Finding:
-    """Whether a quantity of theory "rises" or "falls" along the values of an argument, in their order, or "neither"."""
+    """Return whether a quantity of theory "rises" or "falls" along the values of an argument, or "neither"."""
     name, values = one_argument(along)
-    results = [_quantity(quantity, where | {name: value}).value for value in values]
-    pairs = list(itertools.pairwise(results))
-    word = "rises" if all(a < b for a, b in pairs) else "falls" if all(a > b for a, b in pairs) else "neither"
+    results = [_quantity(quantity, where | {name: value})[0] for value in values]
+    word = "neither"
+    if all(a < b for a, b in itertools.pairwise(results)):
+        word = "rises"
+    elif all(a > b for a, b in itertools.pairwise(results)):
+        word = "falls"
     return Finding(word, f"{quantity} with {name} {short(values)}: {short(results)}")
 
 
-def _quantity(quantity: str, arguments: dict) -> Finding:
+def _quantity(quantity: str, arguments: dict) -> tuple[float, tuple[float, float] | None]:
+    """Return a quantity of theory, and its interval if it has one."""
     function = one_of(QUANTITIES, quantity, "quantity")
     try:
         (call,) = calls_of(function, arguments, quantity)
     except ValueError as error:
         raise Stop(str(error), "correct the arguments") from None
-    return function(**call)
+    finding = function(**call)
+    return finding.value, finding.interval
 
 
 def quotient(*, quantity: str, of: dict, to: dict, where: dict = {}) -> Finding:  # noqa: B006
-    """A quantity of theory with the arguments `of`, over it with the arguments `to`.
+    """Return a quantity of theory with the arguments `of`, over it with the arguments `to`.
 
     A side can name another `quantity`. If both sides have intervals, the quotient has one, too: it assumes that the two
     predictions err in opposite directions.
     """
-    names = [side.get("quantity", quantity) for side in (of, to)]
-    sides = [where | {key: value for key, value in side.items() if key != "quantity"} for side in (of, to)]
-    findings = [_quantity(name, side) for name, side in zip(names, sides, strict=True)]
-    (numerator, denominator), interval = (finding.value for finding in findings), None
+    above = of.get("quantity", quantity)
+    below = to.get("quantity", quantity)
+    numerator, span = _quantity(above, _without_quantity(where | of))
+    denominator, other_span = _quantity(below, _without_quantity(where | to))
     if not denominator:
-        raise Stop(f"{names[1]} is 0 on the side to divide by", "give other arguments for to")
-    if all(finding.interval for finding in findings):
-        (low, high), (least, most) = (finding.interval for finding in findings)
-        interval = low / most, high / least
+        raise Stop(f"{below} is 0 on the side to divide by", "give other arguments for to")
+    interval = (span[0] / other_span[1], span[1] / other_span[0]) if span and other_span else None
     ratio = numerator / denominator
-    working = f"{names[0]} {short(numerator)} / {names[1]} {short(denominator)} = {short(ratio)}"
+    working = f"{above} {short(numerator)} / {below} {short(denominator)} = {short(ratio)}"
     return Finding(ratio, working, interval)
 
 
-QUANTITIES = {
+def _without_quantity(arguments: dict) -> dict:
+    return {name: value for name, value in arguments.items() if name != "quantity"}
+
+
+QUANTITIES: dict[str, Check] = {
     check.__name__: check
     for check in (
         *(memory_checks.parameters, memory_checks.states_bytes, memory_checks.states_saving),
@@ -98,16 +112,3 @@ QUANTITIES = {
 BYTES = ("states_bytes", "rest_bytes", "offloaded_states_bytes", "peak_bytes", "activation_bytes", "traffic_bytes")
 UNITS = dict.fromkeys(QUANTITIES, "number") | dict.fromkeys((*BYTES, "fitted_bytes_per_parameter"), "bytes")
 UNITS |= {"parameters": "parameters", "largest_parameters": "parameters", "link_bytes_per_s": "bytes/s"}
-FROM_THE_DOCUMENT = ("fitted_bytes_per_parameter", "rest_bytes", "rest_spread")  # differences of its own figures
-PUBLISHED = {
-    "P1": ("states_bytes", "states_saving", "states_ratio", "largest_parameters", "fewest_ranks", "traffic_ratio"),
-    "P2": ("offloaded_states_bytes",),
-    "P3": ("offload_efficiency",),
-}
-KINDS = {check.__name__: Kind(OWN, {"": check}) for check in (arithmetic, stated)}
-KINDS |= {check.__name__: Kind(PREDICTED, {"": check}) for check in (step_checks.bound, quotient)}
-KINDS |= {"fits": Kind(PREDICTED, {"": memory_checks.fits}, finds=("fits", "does not fit"))}
-KINDS |= {"trend": Kind(PREDICTED, {"": trend}, finds=TRENDS)}
-KINDS |= {
-    "theory": Kind(PREDICTED, QUANTITIES, "quantity", FROM_THE_DOCUMENT, lambda name, _: UNITS.get(name), (), PUBLISHED)
-}

@@ -1,10 +1,11 @@
 """Units of claims: what each one measures, and its factor of the base unit."""
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Unit(NamedTuple):
+@dataclass(frozen=True)
+class Unit:
     """What a unit measures, and its factor of the base unit. A value without a unit measures a "number"."""
 
     measures: str
@@ -18,26 +19,32 @@ UNITS = {name: Unit("bytes", factor) for name, factor in BYTES.items()}
 UNITS |= {f"{name}/s": Unit("bytes/s", factor) for name, factor in BYTES.items()}
 UNITS |= {f"{word}parameters": Unit("parameters", factor) for word, factor in COUNTS.items()}
 UNITS |= {"s": Unit("s", 1), "seconds": Unit("s", 1), "ms": Unit("s", 1e-3), "%": Unit("number", 0.01)}
+NUMBER = Unit("number", 1)
 LONGEST_FIRST = sorted(UNITS, key=len, reverse=True)
 FEWEST_BYTES = 1e6
 
 
 def parsed(unit: str) -> Unit:
-    """The unit that a text begins with; the other words only explain."""
+    """Return the unit that a text begins with; the other words only explain."""
     words = unit.replace(" per second", "/s")
-    name = next((name for name in LONGEST_FIRST if re.match(rf"{re.escape(name)}(?![\w/])", words)), None)
-    return UNITS[name] if name else Unit("number", 1)
+    for name in LONGEST_FIRST:
+        if re.match(rf"{re.escape(name)}(?![\w/])", words):
+            return UNITS[name]
+    return NUMBER
 
 
-def refuse_unlike(unit: str, of_quantity: str, quantity: str) -> None:
-    if parsed(unit).measures != of_quantity:
-        has = f"is in {unit!r}" if unit else "has no unit"
-        in_what = "is a number" if of_quantity == "number" else f"is in {of_quantity}"
-        raise ValueError(f"value {has} and {quantity} {in_what}")
+def refuse_unlike(unit: str, expected: str, quantity: str) -> None:
+    """Raise a ValueError if a claim's unit does not measure what the check finds."""
+    if parsed(unit).measures == expected:
+        return
+    has = f"is in {unit!r}" if unit else "has no unit"
+    article = "a" if expected == "number" else "in"
+    raise ValueError(f"value {has} and {quantity} is {article} {expected}")
 
 
 def refuse_tiny(values: list[float], unit: str) -> None:
-    """Refuse less than a megabyte: somebody forgot the unit."""
+    """Raise a ValueError for less than a megabyte: somebody forgot the unit."""
+    factor = parsed(unit).factor
     for value in values:
-        if 0 < abs(value) * parsed(unit).factor < FEWEST_BYTES and "parameter" not in unit:
+        if 0 < abs(value) * factor < FEWEST_BYTES and "parameter" not in unit:
             raise ValueError(f"value is {value:g} {unit}, less than a megabyte: name its unit (GB, GiB)")

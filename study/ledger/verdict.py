@@ -4,7 +4,11 @@ import math
 from dataclasses import dataclass
 
 from study.ledger.arguments import is_number
-from study.ledger.model import OWN
+
+# What a verdict may rest on.
+MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"
+PREDICTED, OWN, READ = "predicted", "own numbers", "read"
+BASES = (MEASURED, VIRTUAL, TRIED, PREDICTED, OWN, READ)
 
 SUPPORTED, REFUTED, UNDERSTATED = "supported", "refuted", "understated"
 INCONCLUSIVE, NOT_TESTED = "inconclusive", "not tested here"
@@ -12,6 +16,10 @@ CONSISTENT, CONTRADICTS = "consistent", "contradicts itself"  # replace the firs
 VERDICTS = (SUPPORTED, REFUTED, UNDERSTATED, INCONCLUSIVE, NOT_TESTED, CONSISTENT, CONTRADICTS)
 HOLDS, FAILS = (SUPPORTED, UNDERSTATED, CONSISTENT), (REFUTED, CONTRADICTS)
 WORST_FIRST = (*FAILS, NOT_TESTED, INCONCLUSIVE, UNDERSTATED, SUPPORTED, CONSISTENT)
+BEST_LAST = (REFUTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED, UNDERSTATED)
+OF_OWN_NUMBERS = {SUPPORTED: CONSISTENT, UNDERSTATED: CONTRADICTS, REFUTED: CONTRADICTS}
+ROUNDING = 1e-9  # floats computed in two ways may differ in their last digits
+SMALLEST = 1e-300  # keeps the rounding of 0 above 0
 
 
 @dataclass(frozen=True)
@@ -29,56 +37,83 @@ class Finding:
     basis: str = ""  # what it rests on, if not on the basis of its kind of check
     sentence: str = ""  # of the source, verbatim
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """Return the interval of a number; the number twice if it has none."""
+        if self.interval:
+            return self.interval
+        if not is_number(self.value):
+            raise TypeError(f"{self.value!r} is no number")
+        return self.value, self.value
 
-def allowed(value: float | tuple[float, float], relation: str, tolerance: float) -> tuple[float, float]:
-    """The interval in which the true value lies if the claim holds. The tolerance is in the claim's favour."""
+
+def allowed(value: object, relation: str, tolerance: float) -> tuple[float, float]:
+    """Return the interval in which the truth lies if the claim holds. The tolerance is in the claim's favour."""
     least, most = value if isinstance(value, tuple) else (value, value)
-    low = -math.inf if relation in ("at_most", "below") else least - tolerance * abs(least)
-    high = math.inf if relation in ("at_least", "above") else most + tolerance * abs(most)
+    low = least - tolerance * abs(least)
+    high = most + tolerance * abs(most)
+    if relation in ("at_most", "below"):
+        low = -math.inf
+    if relation in ("at_least", "above"):
+        high = math.inf
     return low, high
 
 
-def verdict(finding: Finding, claimed, relation: str, tolerance: float, better: str | None = None) -> str:
-    """Supported if the claim allows the whole interval of the finding, refuted if it allows none of it.
+def verdict(finding: Finding, claimed: object, relation: str, tolerance: float, better: str | None = None) -> str:
+    """Compare a finding with the claimed value.
 
-    If the whole interval is on the better side of what the claim allows, the claim is understated. A claim of "up to" a
-    value is supported if the best case reaches the value.
+    Supported if the claim allows the whole interval of the finding, refuted if it allows none of it. If the whole
+    interval is on the better side of what the claim allows, the claim is understated. A claim of "up to" a value is
+    supported if the best case reaches the value.
     """
-    claimed = finding.instead_of if finding.instead_of is not None else claimed
-    value = "never" if finding.value == math.inf and isinstance(claimed, str) else finding.value
-    if value is None:
+    if finding.value is None:
         return finding.without
-    if not (is_number(claimed) or isinstance(claimed, tuple)) or not is_number(value):
-        return SUPPORTED if type(value) is type(claimed) and value == claimed else REFUTED
+    if finding.instead_of is not None:
+        claimed = finding.instead_of
+    if is_number(finding.value) and (is_number(claimed) or isinstance(claimed, tuple)):
+        return _of_numbers(finding, claimed, relation, tolerance, better)
+    value = finding.value
+    if value == math.inf and isinstance(claimed, str):
+        value = "never"
+    same = type(value) is type(claimed) and value == claimed
+    return SUPPORTED if same else REFUTED
+
+
+def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: float, better: str | None) -> str:
     low, high = allowed(claimed, relation, tolerance)
-    least, most = finding.interval or (value, value)
+    least, most = finding.span
     if relation == "up_to":
-        least, better = most, "higher"
-    # Floats computed in two ways may differ in their last digits.
-    slack = 1e-9 * max(*map(abs, (low, high) if isinstance(claimed, tuple) else (claimed, 1e-300)))
+        least = most
+        better = "higher"
+    ends = [SMALLEST, *(abs(end) for end in allowed(claimed, "equal", 0))]
+    if isinstance(claimed, tuple):
+        ends = [abs(low), abs(high)]
+    slack = ROUNDING * max(ends)
     if relation in ("above", "below") and not tolerance:
         slack = -slack  # the limit itself is excluded
-    if low - slack <= least and most <= high + slack:
+    low -= slack
+    high += slack
+    if low <= least and most <= high:
         return SUPPORTED
-    if most < low - slack:
+    if most < low:
         return UNDERSTATED if better == "lower" else REFUTED
-    if least > high + slack:
+    if least > high:
         return UNDERSTATED if better == "higher" else REFUTED
     return INCONCLUSIVE
 
 
 def together(verdicts: list[str]) -> str:
-    """The verdict on a claim of several values: all must hold."""
+    """Return the verdict on a claim of several values: all must hold."""
     return min(verdicts, key=WORST_FIRST.index)
 
 
 def over_cases(verdicts: list[str], relation: str) -> str:
-    """The verdict on a claim that leaves something open: that of all cases if they agree, else inconclusive.
+    """Return the verdict on a claim that leaves something open: that of all cases if they agree, else inconclusive.
 
     A claim of "up to" a value is about the best case.
     """
     if relation == "up_to":
-        return max(verdicts, key=(REFUTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED, UNDERSTATED).index)
+        return max(verdicts, key=BEST_LAST.index)
     different = set(verdicts)
     if len(different) == 1:
         return verdicts[0]
@@ -86,6 +121,5 @@ def over_cases(verdicts: list[str], relation: str) -> str:
 
 
 def in_words_of(basis: str, verdict: str) -> str:
-    """The verdict in words: a document's own numbers show whether it is consistent, not whether it is true."""
-    own = {SUPPORTED: CONSISTENT, UNDERSTATED: CONTRADICTS, REFUTED: CONTRADICTS}
-    return own.get(verdict, verdict) if basis == OWN else verdict
+    """Return the verdict in words: a document's own numbers show whether it is consistent, not whether it is true."""
+    return OF_OWN_NUMBERS.get(verdict, verdict) if basis == OWN else verdict

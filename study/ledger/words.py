@@ -3,13 +3,28 @@
 import math
 import re
 import textwrap
+from collections.abc import Mapping
 
 from study.io.numbers import count, quantity, short, size
+from study.io.words import joined
 from study.ledger.arguments import as_list, is_number
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, in_units, otherwise
-from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL, Check, Claim
-from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, SUPPORTED, UNDERSTATED
+from study.ledger.model import Check, Claim
+from study.ledger.verdict import (
+    CONSISTENT,
+    CONTRADICTS,
+    INCONCLUSIVE,
+    MEASURED,
+    NOT_TESTED,
+    OWN,
+    PREDICTED,
+    READ,
+    SUPPORTED,
+    TRIED,
+    UNDERSTATED,
+    VIRTUAL,
+)
 
 WIDTH, LABEL = 100, 12  # columns of a line, and of its label
 LARGE = 1e6  # numbers from here on are written in GB, or in millions
@@ -44,6 +59,7 @@ CASES |= {"weights_too true": "offloaded weights", "weights_too false": "weights
 # What was tried, and how runs ended.
 ENDS = {"accepted": "the library accepts it", "rejected": "the library rejects it", "done": "it succeeds"}
 ENDS |= {"unavailable": "the library refuses it", "oom": "it runs out of memory", "absent": "there is none"}
+PLURAL = {"fits": "fit", "does not fit": "do not fit"}
 COUNTED = ("rows a pass", "passes a step", "ranks")
 READING = "how it is read"
 
@@ -51,95 +67,111 @@ READING = "how it is read"
 
 
 def plainly(verdict: Verdict) -> str:
-    """The first sentence: what the document says, what we found, and what that rests on."""
+    """Return the first sentence: what the document says, what we found, and what that rests on."""
     claim = verdict.claim
     opening = f"{who(claim)} {'may imply' if claim.premise else 'says'}"
     if claim.premise and claim.quote is None:
         opening = "One may expect"
-    outcome, basis = _outcome(verdict), _rests_on(verdict)
-    return f"{opening} “{claim.says}”; {outcome}" + f" ({basis})" * (basis not in outcome) + "."
+    outcome = _outcome(verdict)
+    basis = _rests_on(verdict)
+    rests_on = "" if basis in outcome else f" ({basis})"
+    return f"{opening} “{claim.says}”; {outcome}{rests_on}."
 
 
 def who(claim: Claim) -> str:
-    """The name by which a reader knows the document."""
+    """Return the name by which a reader knows the document."""
     if claim.document.isdigit():
         return f"Document {claim.document}"
     if claim.document[1:].isdigit():
         return f"The paper {claim.title.partition(':')[0]}"
-    owner, *page = " ".join(claim.where.split()).partition(";")[0].split(", ")[:2]
-    page = [re.sub(r"( of \d+ \w+ \d{4})?( \(.*)?$", "", each) for each in page]  # neither the commit nor the day
-    return f"{owner} ({page[0]})" if page else owner
+    place = " ".join(claim.where.split()).partition(";")[0]
+    owner, _, page = place.partition(", ")
+    page = re.sub(r"( of \d+ \w+ \d{4})?( \(.*)?$", "", page.partition(", ")[0])  # neither the commit nor the day
+    return f"{owner} ({page})" if page else owner
 
 
 def _outcome(verdict: Verdict) -> str:
-    """What we found, and the verdict."""
-    word, unit = verdict.verdict, verdict.claim.unit
-    ours, theirs = value_words(verdict.found, unit), claimed_words(verdict.claim, verdict)
+    """Return what we found, and the verdict."""
+    word = verdict.verdict
     if word == NOT_TESTED:
         return f"it is {word}"
     if word == INCONCLUSIVE and verdict.basis == PREDICTED and verdict.claim.settle:
         return f"our prediction leaves it {word}"  # the interval is in the lines below; a run would decide it
+    end = f"so it {word}" if word == CONTRADICTS else f"so it is {word}"
     if word == INCONCLUSIVE:
-        return f"{_undecided(verdict, ours)}, so it is {word}"
+        return f"{_undecided(verdict)}, {end}"
+    return f"{_plain_finding(verdict) or _value_found(verdict)}, {end}"
+
+
+def _value_found(verdict: Verdict) -> str:
+    """Return the value that we found, and instead of which one."""
+    unit = verdict.claim.unit
     subject = "its own numbers give" if verdict.basis == OWN else "we find"
-    if plain := _plain_finding(verdict):
-        return f"{plain}, so it is {word}"
-    if word in (SUPPORTED, CONSISTENT):
-        return f"{subject} {ours or 'the same'}, so it is {word}"
-    instead = f"{subject} {ours}" if ours else f"{subject} otherwise"
+    ours = value_words(verdict.found, unit)
+    if verdict.verdict in (SUPPORTED, CONSISTENT):
+        return f"{subject} {ours or 'the same'}"
+    words = f"{subject} {ours or 'otherwise'}"
     if ours and not _stands_in(verdict.claimed, verdict.claim.says):
-        instead += f" instead of {_bare(theirs, unit)}"
-    if word == UNDERSTATED:
-        return f"{instead}, which is better, so it is {word}"
-    return f"{instead}, so it {word}" if word == CONTRADICTS else f"{instead}, so it is {word}"
+        words += f" instead of {_bare(claimed_words(verdict.claim, verdict), unit)}"
+    return f"{words}, which is better" if verdict.verdict == UNDERSTATED else words
 
 
 def _plain_finding(verdict: Verdict) -> str:
-    """What stands for a finding that is a word of the code: fits, or accepted. Nothing for all others."""
-    claim, found = verdict.claim, verdict.found
+    """Return what stands for a finding that is a word of the code: fits, or accepted. Empty for all others."""
+    claim = verdict.claim
     if claim.check in ("tried", "ran"):
-        found, *others = dict.fromkeys(map(str, as_list(found)))
-        if others:
-            return ""
+        found = set(map(str, as_list(verdict.found)))
         parsed = claim.arguments.get("what") in ("deepspeed_config", "accelerate_yaml")
-        return ENDS.get(found, "").replace(" it", " such a configuration" if parsed else " it")
-    if claim.check != "fits" or not isinstance(found, str):
+        words = ENDS.get(found.pop(), "") if len(found) == 1 else ""
+        return words.replace(" it", " such a configuration" if parsed else " it")
+    if claim.check != "fits" or not isinstance(verdict.found, str):
         return ""
     given = {name: value for name, value in claim.arguments.items() if name not in claim.unsaid}
-    parameters = given.get("parameters")
-    model = given.get("model") or (f"{count(parameters)} parameters" if parameters else "such a model")
-    if parameters:
-        found = {"fits": "fit", "does not fit": "do not fit"}[found]
+    words = f"{given.get('model', 'such a model')} {verdict.found}"
+    if "parameters" in given:
+        words = f"{count(given['parameters'])} parameters {PLURAL[verdict.found]}"
     under = given.get("arm") or ("stage" in given and f"stage {given['stage']}")
-    return f"{model} {found}" + f" under {under}" * bool(under)
+    return f"{words} under {under}" if under else words
 
 
-def _stands_in(claimed, says: str) -> bool:
-    """Whether the sentence has already quoted the claimed text."""
+def _stands_in(claimed: object, says: str) -> bool:
+    """Return whether the sentence has already quoted the claimed text."""
     return isinstance(claimed, str) and claimed.lower() in says.lower()
 
 
-def _undecided(verdict: Verdict, ours: str) -> str:
-    holds, fails = verdict.holds_under, verdict.fails_under
+def _undecided(verdict: Verdict) -> str:
+    """Return why nothing decides a claim."""
+    holds = verdict.holds_under
+    fails = verdict.fails_under
     if verdict.claim.check == "searched":
         return "no source that we read says so"
-    if not holds and not fails:
-        return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
-    words = " ".join((*holds, *fails)).split()
-    matter = [name for name in verdict.claim.unsaid if name in words]  # the other names make no difference
-    names = _and([NAMES.get(name, f"the {name}") for name in matter if name not in INTERNAL]) or READING
-    if not (holds and fails):
+    if holds and fails:
+        return _depends(verdict)
+    if holds or fails:
         return f"it {'holds' if holds else 'fails'} in some cases, and in others nothing decides"
-    held, failed = case_words(holds[0]), case_words(fails[0])
-    unit = next((unit for unit in COUNTED if held.endswith(f" {unit}") and failed.endswith(unit)), "")
-    cases = f"it holds with {_bare(held, unit)} and fails with {failed}"
-    if len(holds) == len(fails) == 1 and len(cases) <= SHORT and set(matter).isdisjoint(INTERNAL):
+    ours = value_words(verdict.found, verdict.claim.unit)
+    return f"what we find ({ours}) does not decide it" if ours else "nothing that we have decides it"
+
+
+def _depends(verdict: Verdict) -> str:
+    """Return on what a verdict depends: the two cases if they are short, else the names of what is left open."""
+    words = " ".join((*verdict.holds_under, *verdict.fails_under)).split()
+    decisive = [name for name in verdict.claim.unsaid if name in words]  # the other names make no difference
+    names = [NAMES.get(name, f"the {name}") for name in decisive if name not in INTERNAL]
+    held = case_words(verdict.holds_under[0])
+    failed = case_words(verdict.fails_under[0])
+    for unit in COUNTED:
+        if held.endswith(f" {unit}") and failed.endswith(unit):
+            held = _bare(held, unit)
+    cases = f"it holds with {held} and fails with {failed}"
+    single = len(verdict.holds_under) == len(verdict.fails_under) == 1
+    if single and len(cases) <= SHORT and set(decisive).isdisjoint(INTERNAL):
         return cases
-    return f"that depends on {names}" if names == READING else f"it leaves open {names}"
+    return f"it leaves open {joined(names)}" if names else f"that depends on {READING}"
 
 
 def case_words(words: str) -> str:
-    """A case without the names that only the code uses: 8 ranks, no checkpointing."""
+    """Return a case without the names that only the code uses: 8 ranks, no checkpointing."""
     for name, plain in CASES.items():
         words = words.replace(name, plain)
     words = re.sub(r"\b(arm|model|gpu|recipe|link|precision) (?=\S)", "", words)
@@ -150,24 +182,31 @@ def case_words(words: str) -> str:
 
 
 def _rests_on(verdict: Verdict) -> str:
-    """The basis in words. For a claim that was not tested: what would test it."""
-    basis, names, settle = verdict.basis, verdict.evidence, verdict.claim.settle
+    """Return the basis in words. For a claim that was not tested: what would test it."""
+    basis = verdict.basis
+    names = verdict.evidence
+    settle = verdict.claim.settle
     if verdict.verdict == NOT_TESTED:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if basis in (MEASURED, VIRTUAL) and names:
-        real = "real " if basis == MEASURED else ""
-        cpu = "CPU " * any(words.startswith("device CPU instead") for words in verdict.differs)  # of a claim about GPUs
-        if len(names) == 1:
-            return f"measured in 1 {real or 'virtual '}{cpu}run"
-        return f"measured in {len(names)} {real}{cpu}runs" + ", not all real" * (not real)
+        return f"measured in {_runs(verdict)}"
     if basis == READ and names:
         titles = list(dict.fromkeys(map(source_title, names)))
-        return f"read in {_and(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
+        return f"read in {joined(titles) if len(titles) <= MOST_NAMED else f'{len(titles)} sources'}"
     return BRIEFLY.get(basis, basis)
 
 
+def _runs(verdict: Verdict) -> str:
+    """Return how many runs a verdict rests on, and what is unusual about them."""
+    number = len(verdict.evidence)
+    cpu = "CPU " if any(words.startswith("device CPU instead") for words in verdict.differs) else ""
+    if verdict.basis == MEASURED:
+        return f"{number} real {cpu}run{'s' * (number > 1)}"
+    return f"1 virtual {cpu}run" if number == 1 else f"{number} {cpu}runs, not all real"
+
+
 def source_title(name: str) -> str:
-    """The name by which a reader knows a source: the ZeRO paper, not P1."""
+    """Return the name by which a reader knows a source: the ZeRO paper, not P1."""
     known = sources()
     if name not in known:
         return name
@@ -175,62 +214,54 @@ def source_title(name: str) -> str:
     return f"the {title} paper" if re.fullmatch(r"P\d+", name) else title
 
 
-def _and(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 # --- values --------------------------------------------------------------------------------------------------------
 
 
 def value_words(value, unit: str) -> str:
-    """What a check found, in human units. Empty for yes and no."""
-    values = as_list(value)
-    if value is None or any(isinstance(each, bool) or each is None for each in values):
+    """Return what a check found, in human units. Empty for yes and no."""
+    if any(each is None or isinstance(each, bool) for each in as_list(value)):
         return ""
     return _few_values(value, unit)
 
 
 def claimed_words(claim: Check, verdict: Verdict) -> str:
-    """What the document says, in human units."""
+    """Return what the document says, in human units."""
     return RELATIONS[claim.relation] + _few_values(verdict.claimed, claim.unit)
 
 
 def _few_values(value, unit: str) -> str:
-    if isinstance(value, tuple):  # a range
-        low, high = (with_unit(end, unit) for end in value)
-        return f"{_bare(low, unit)} to {high}"
+    if isinstance(value, tuple):
+        low, high = value
+        return f"{_bare(with_unit(low, unit), unit)} to {with_unit(high, unit)}"
     values = [f"“{each}”" if isinstance(each, str) else each for each in as_list(value)]
-    values = values[:1] if len(set(map(short, values))) == 1 else values
+    if len(set(map(short, values))) == 1:
+        return with_unit(values[0], unit)
     if len(values) > MOST:
         return f"{with_unit(values[:MOST], unit)} and {len(values) - MOST} more"
-    if len(values) == 1:
-        return with_unit(values[0], unit)
-    return _and(with_unit(values, unit).split(", ", len(values) - 1))
+    return joined(with_unit(values, unit).split(", ", len(values) - 1))
 
 
 def with_unit(value, unit: str) -> str:
-    """A value with its unit, as people write it: 42.7 GB, 31 % of the peak saved, 500 million elements."""
+    """Return a value with its unit, as people write it: 42.7 GB, 31 % of the peak saved, 500 million elements."""
     values = as_list(value)
-    if not all(map(is_number, values)) or not all(map(math.isfinite, values)):
+    if not all(is_number(each) and math.isfinite(each) for each in values):
         return in_units(value, unit)
-    if 0 < max(map(abs, values)) < TINY:
+    least = min(map(abs, values))
+    most = max(map(abs, values))
+    if 0 < most < TINY:
         return f"less than {TINY} {unit}".rstrip()
-    large = min(map(abs, values)) >= LARGE
-    name, rest = re.match(r"(bytes(?:/s| per second)?|FLOP/s|of\b(?! \d)|share saved|)(.*)", unit).groups()
-    if name in ("of", "share saved"):
-        numbers, rest = [f"{short(100 * float(each))}" for each in values], f" % {unit.removeprefix('share ')}"
-    elif name and large:
-        per_s = "" if name == "bytes" else "/s"
-        numbers = [_flops(each) if name == "FLOP/s" else size(each) + per_s for each in values]
-    elif max(map(abs, values)) >= LARGE and min(map(abs, values)) >= THOUSANDS:
-        numbers, rest = map(count, values), f" {unit}"
-    else:
-        return in_units(value, unit)
-    return f"{', '.join(numbers)}{rest}".rstrip()
+    if unit.startswith("share saved") or re.match(r"of\b(?! \d)", unit):
+        return f"{short([100 * float(each) for each in values])} % {unit.removeprefix('share ')}"
+    for name, (write, suffix) in LARGE_UNITS.items():
+        if unit.startswith(name) and least >= LARGE:
+            return ", ".join(write(each) + suffix for each in values) + unit.removeprefix(name)
+    if most >= LARGE and least >= THOUSANDS:
+        return f"{', '.join(map(count, values))} {unit}".rstrip()
+    return in_units(value, unit)
 
 
 def _bare(text: str, unit: str) -> str:
-    """A value without its unit, if the unit was just named."""
+    """Return a value without its unit, if the unit was just named."""
     return text.removesuffix(f" {unit}")
 
 
@@ -238,44 +269,74 @@ def _flops(value: float) -> str:
     return f"{value / 1e15:.3g} PFLOP/s" if value >= 1e15 else f"{value / 1e12:.3g} TFLOP/s"
 
 
+# Units that are written otherwise if the number is large, and how. The longest name comes first.
+LARGE_UNITS = {"bytes per second": (size, "/s"), "bytes/s": (size, "/s"), "bytes": (size, ""), "FLOP/s": (_flops, "")}
+
+
 # --- a claim in full --------------------------------------------------------------------------------------------
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """A claim in full: sentence, quote, numbers, conditions, evidence, and what would change the verdict."""
+    """Return a claim in full: sentence, quote, numbers, conditions, evidence, and what would change the verdict."""
     claim = verdict.claim
-    tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
-    conditions = [f"{name} {condition_words(name, value)}" for name, value in claim.conditions.items()]
-    premise = " (a premise of ours, not counted among their claims)" if claim.premise else ""
-    words = [
-        *textwrap.wrap(plainly(verdict), WIDTH, break_on_hyphens=False),
-        "",
-        *_line("claim", f"{claim.id}, {claim.title}{premise}"),
-        *_line("where", claim.where),
-        *_line("quote", claim.quote and f"“{claim.quote}”"),
-        *_line("claimed", value_words(verdict.claimed, claim.unit) and f"{claimed_words(claim, verdict)}{tolerance}"),
-        *_line("found", found_words(verdict, claim.unit)),
-        *_line("verdict", verdict.verdict),
-        *_line("basis", basis_words(verdict)),
-        *_line("group", claim.contradiction and f"the claims of this error count once: {claim.contradiction}"),
-        *_line("left open", "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items())),
-        *_line("holds with", _few(verdict.holds_under, "; ")),
-        *_line("fails with", _few(verdict.fails_under, "; ")),
-        *_line("conditions", ", ".join(conditions)),
-        *_line("differs", _few(verdict.differs, "; ")),
-        *_line("working", verdict.working),
-        *_evidence(verdict),
-        *_line("nearest" if claim.check == "searched" else "sentence", verdict.sentence and f"“{verdict.sentence}”"),
-        *_line("missing", verdict.missing if verdict.missing != otherwise(verdict) else ""),
-        *_line("changed by", otherwise(verdict)),
-        *_line("reading", claim.reading or ""),
-    ]
+    words = [*textwrap.wrap(plainly(verdict), WIDTH, break_on_hyphens=False), ""]
+    words += _labelled(_about(verdict))
     for other, check in zip(verdict.also, claim.also, strict=True):
         against = f" of {claimed_words(check, other)}" if value_words(other.found, check.unit) else ""
-        words += ["", *_line("also", f"the value{against}, by {check.check}: {other.verdict} ({other.basis})")]
-        words += _line("found", found_words(other, check.unit))
-        words += [*_line("working", other.working), *_evidence(other)]
+        also = f"the value{against}, by {check.check}: {other.verdict} ({other.basis})"
+        texts = {"also": also, "found": found_words(other, check.unit), "working": other.working}
+        words += ["", *_labelled(texts | {"evidence": _evidence(other)})]
     return words
+
+
+def _about(verdict: Verdict) -> dict[str, str | None]:
+    """Return the labelled texts about a claim. None or an empty text is not shown."""
+    claim = verdict.claim
+    premise = " (a premise of ours, not counted among their claims)" if claim.premise else ""
+    contradiction = claim.contradiction and f"the claims of this error count once: {claim.contradiction}"
+    changed_by = otherwise(verdict)
+    return {
+        "claim": f"{claim.id}, {claim.title}{premise}",
+        "where": claim.where,
+        "quote": claim.quote and f"“{claim.quote}”",
+        "claimed": claimed_in_full(verdict),
+        "found": found_words(verdict, claim.unit),
+        "verdict": verdict.verdict,
+        "basis": basis_words(verdict),
+        "group": contradiction,
+        "left open": "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items()),
+        "holds with": _few(verdict.holds_under, "; "),
+        "fails with": _few(verdict.fails_under, "; "),
+        "conditions": conditions_words(claim),
+        "differs": _few(verdict.differs, "; "),
+        "working": verdict.working,
+        "elsewhere" if verdict.verdict == NOT_TESTED else "evidence": _evidence(verdict),
+        "nearest" if claim.check == "searched" else "sentence": verdict.sentence and f"“{verdict.sentence}”",
+        "missing": verdict.missing if verdict.missing != changed_by else "",
+        "changed by": changed_by,
+        "reading": claim.reading,
+    }
+
+
+def _labelled(texts: Mapping[str, str | None]) -> list[str]:
+    """Return labelled texts, wrapped under their labels."""
+    words = []
+    for label, text in texts.items():
+        if text:
+            wrapped = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False)
+            words += [
+                f"{name:<{LABEL}}{line}" for name, line in zip([label, *[""] * len(wrapped)], wrapped, strict=False)
+            ]
+    return words
+
+
+def claimed_in_full(verdict: Verdict) -> str:
+    """Return what the document says, with the tolerance. Empty for yes and no."""
+    claim = verdict.claim
+    if not value_words(verdict.claimed, claim.unit):
+        return ""
+    tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
+    return claimed_words(claim, verdict) + tolerance
 
 
 def basis_words(verdict: Verdict) -> str:
@@ -283,38 +344,37 @@ def basis_words(verdict: Verdict) -> str:
     return f"nothing yet; it would be {words}" if verdict.verdict == NOT_TESTED else words
 
 
-def _line(label: str, text: str | None) -> list[str]:
-    """A labelled text, wrapped under its label. No line if there is no text."""
-    look = {"initial_indent": f"{label:<{LABEL}}", "subsequent_indent": " " * LABEL, "break_on_hyphens": False}
-    return textwrap.wrap(text, WIDTH, **look) if text else []
-
-
 def found_words(verdict: Verdict, unit: str) -> str:
-    """What was found, with its interval if it has one. Empty for yes and no."""
-    interval, words = verdict.interval, value_words(verdict.found, unit)
-    if words and isinstance(interval, tuple) and all(map(is_number, interval)) and interval[0] != interval[1]:
-        words += f", from {_bare(with_unit(interval[0], unit), unit)} to {_bare(with_unit(interval[1], unit), unit)}"
-    return words
+    """Return what was found, with its interval if it has one. Empty for yes and no."""
+    words = value_words(verdict.found, unit)
+    interval = verdict.interval
+    if not words or not isinstance(interval, tuple) or not all(map(is_number, interval)) or len(set(interval)) == 1:
+        return words
+    low, high = (_bare(with_unit(end, unit), unit) for end in interval)
+    return f"{words}, from {low} to {high}"
 
 
-def _evidence(verdict: Verdict) -> list[str]:
-    """The evidence. Runs in other conditions do not count, but a reader may want to see them."""
-    runs = f"{len(verdict.evidence)} runs: " if verdict.basis in (MEASURED, VIRTUAL) else ""
-    label = "elsewhere" if verdict.verdict == NOT_TESTED else "evidence"
+def _evidence(verdict: Verdict) -> str:
+    """Return the evidence. Runs in other conditions do not count, but a reader may want to see them."""
     names = verdict.evidence
     if verdict.basis == READ:
         names = tuple(f"{name} ({source_title(name)})" for name in names)
-    return _line(label, names and f"{runs}{_few(names, ', ')}")
+    runs = f"{len(names)} runs: " if names and verdict.basis in (MEASURED, VIRTUAL) else ""
+    return runs + _few(names, ", ")
 
 
 def _few(words: tuple[str, ...], mark: str) -> str:
-    """The first few items, and how many more there are."""
+    """Return the first few items, and how many more there are."""
     more = f" ... and {len(words) - MOST} more (--json)" if len(words) > MOST else ""
     return mark.join(words[:MOST]) + more
 
 
-def values_words(values) -> str:
-    return " or ".join(short(value) if not isinstance(value, dict) else str(value) for value in as_list(values))
+def values_words(values: list) -> str:
+    return " or ".join(short(value) if not isinstance(value, dict) else str(value) for value in values)
+
+
+def conditions_words(claim: Claim) -> str:
+    return ", ".join(f"{name} {condition_words(name, value)}" for name, value in claim.conditions.items())
 
 
 def condition_words(name: str, value) -> str:

@@ -45,7 +45,7 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The scratch folder is private; the folder in it gets the permissions of the umask.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="part-") as scratch:
-            new = files.below(Path(scratch), folder.name)
+            new = files.safe_join(Path(scratch), folder.name)
             new.mkdir()
             write(new)
             _add_checksums(new)
@@ -91,7 +91,7 @@ def _problem(folder: Path) -> str | None:
         if not entries:
             return f"{CHECKSUMS} names no file"
         for name, (size_bytes, changed_ns, checksum) in entries.items():
-            file = files.below(folder, *name.split("/"))
+            file = files.safe_join(folder, *name.split("/"))
             file.open("rb").close()
             status = file.lstat()
             if not stat.S_ISREG(status.st_mode):

@@ -110,7 +110,7 @@ class Heartbeat:
 
     def __init__(self, folder: Path, rank: int, on_other_signal: Callable[[int], None] = lambda number: None):
         self.on_other_signal = on_other_signal
-        self.file, self.rank = files.below(folder, FILE.format(rank=rank)), rank
+        self.file, self.rank = files.safe_join(folder, FILE.format(rank=rank)), rank
         faulthandler.unregister(ASK)  # register again below, after Python's own handler, so that it calls that one too
         signals, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(signals, True)

@@ -74,7 +74,7 @@ def recipe_of(precision: str, optimizer: str) -> str:
     return f"{weights}-{OF_OPTIMIZER.get(optimizer, 'adam')}"
 
 
-def states_bytes(parameters: float, stage: int, ranks: int, recipe: str = "mixed-adam") -> dict[str, float]:
+def states_bytes(parameters: float, stage: int, ranks: float, recipe: str = "mixed-adam") -> dict[str, float]:
     """Model states of a rank, P1 section 5, figure 1. Only the states that the stage partitions are divided by N."""
     if recipe not in RECIPES:
         raise Stop(f"{recipe!r} is not a recipe", nearest(recipe, RECIPES))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from study.errors import Stop
 from study.io import files
-from study.io.files import below
+from study.io.files import safe_join
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 from study.spec import validation
@@ -59,7 +59,7 @@ class Manifest(BaseModel):
 
 def part_of(run_folder: Path, step: int) -> Path:
     """The folder in which the checkpoint of a step is written."""
-    return below(run_folder, FOLDER, f"step-{step:08}{PART}")
+    return safe_join(run_folder, FOLDER, f"step-{step:08}{PART}")
 
 
 def seal(part: Path) -> tuple[Path, int]:

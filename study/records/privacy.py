@@ -36,7 +36,7 @@ HOST = re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|localdomain|internal|intrane
 OWN_NAME = re.compile(r"(?=.*[\d.-]).{5,}")  # a host name that is no word: "node-7", not "gpu"
 
 
-def without_paths(value):
+def redact(value):
     """The same value without private information about a machine and its user.
 
     Every absolute path is cut down to its last part, and a home folder to `~`. Logins, e-mail and IP addresses, names
@@ -45,16 +45,16 @@ def without_paths(value):
     if isinstance(value, dict):
         return {key: _without_secret(key, item) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_paths(item) for item in value]
+        return [redact(item) for item in value]
     if not isinstance(value, str):
         return value
-    text = _without_paths(value)
+    text = _redact(value)
     while text != value:  # a removal may join two parts of another private text
-        value, text = text, _without_paths(text)
+        value, text = text, _redact(text)
     return text
 
 
-def _without_paths(text: str) -> str:
+def _redact(text: str) -> str:
     if "@" in text:
         text = PERSON.sub("(address)", LOGIN.sub("", text))
     text = SECRET.sub(lambda secret: f"{secret[1]}(secret)", TOKEN.sub("(secret)", text))
@@ -70,7 +70,7 @@ def _without_paths(text: str) -> str:
 def _without_secret(key, value):
     """The value of a key without private information. If the key names a secret, the whole text is removed."""
     is_secret = isinstance(value, str) and value and SECRET_KEY.fullmatch(str(key))
-    return "(secret)" if is_secret else without_paths(value)
+    return "(secret)" if is_secret else redact(value)
 
 
 def _last_part(path: str) -> str:

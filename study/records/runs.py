@@ -14,7 +14,7 @@ from study.errors import Stop
 from study.machine.gpus import measured_flops
 from study.records import metrics, seal, store
 from study.records.explain import peak
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
 
@@ -407,7 +407,7 @@ def load_to_share(folders: str | Iterable[str | Path]) -> Runs:
 
 def _to_share(record: Record) -> Record:
     content = record.model_dump(mode="json", by_alias=True)
-    return record if (shared := without_paths(content)) == content else Record.model_validate(shared)
+    return record if (shared := redact(content)) == content else Record.model_validate(shared)
 
 
 def _machine_key(run: Run) -> str:

@@ -72,7 +72,7 @@ def _read(path: Path) -> list[dict]:
 
 def _sealed(top: Path, name: str) -> Path:
     """The path of a file in a manifest. The manifest may be a stranger's: a name outside the folder is a Stop."""
-    return files.below(top, *name.split("/"))
+    return files.safe_join(top, *name.split("/"))
 
 
 def _sum(path: Path) -> str:

@@ -63,7 +63,7 @@ def write(folder: Path, record: Record) -> None:
     try:
         replace(folder / RECORD, text)
     except OSError as error:
-        if error.errno not in FULL or not give_back(folder):
+        if error.errno not in FULL or not release_reserved_space(folder):
             raise
         replace(folder / RECORD, text)
 
@@ -88,7 +88,7 @@ def reserve(folder: Path) -> None:
 
     The space is a file without a name: the kernel frees it when the process ends, however it ends.
     """
-    give_back(folder)
+    release_reserved_space(folder)
     file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  stays open
     try:
         os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
@@ -109,7 +109,7 @@ def _forget_reserved() -> None:
 os.register_at_fork(after_in_child=_forget_reserved)
 
 
-def give_back(folder: Path) -> bool:
+def release_reserved_space(folder: Path) -> bool:
     """Free the space that this process reserved in a folder. Returns whether there was any."""
     file = _reserved.pop(folder.resolve(), None)
     if file is not None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.numbers import short
 from study.ledger import words
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, otherwise
-from study.ledger.model import BASES, MEASURED, VIRTUAL, Check, Claim
-from study.ledger.verdict import VERDICTS
+from study.ledger.model import Check, Claim
+from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
 from study.report.templating import write_page
 from study.spec.arms import PACKAGE
@@ -67,7 +67,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
         further = zip(verdict.claim.also, verdict.also, strict=True)
         values["also"] = [_further(check, other, runs) for check, other in further]
-        write_page(below(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
+        write_page(safe_join(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
     known = list(of_id.values())
     rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
     about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(known)}
@@ -164,7 +164,7 @@ def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
         elif name in known:
             of_sources.append(known[name])
         else:
-            others.append({"name": name, "is_script": below(PACKAGE / "reproductions", f"{name}.py").exists()})
+            others.append({"name": name, "is_script": safe_join(PACKAGE / "reproductions", f"{name}.py").exists()})
     return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
 
 

@@ -18,7 +18,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from study.records import store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 
 RESET = "%reset -f"  # the names of the notebook before
 DRAWN = ("image/svg+xml", "text/html")  # made of runs that are free of paths already
@@ -97,7 +97,7 @@ def _write(book: NotebookNode, path: Path) -> None:
     """Write an executed notebook without paths of the machine."""
     for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
-        cell.source = without_paths(cell.source)
+        cell.source = redact(cell.source)
         cell.metadata.pop("execution", None)  # times of day
         cell.outputs = [_shared(output) for output in cell.outputs]
     store.replace(path, json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n")
@@ -106,7 +106,7 @@ def _write(book: NotebookNode, path: Path) -> None:
 def _shared(output: NotebookNode) -> NotebookNode:
     drawn = {kind: content for kind, content in output.get("data", {}).items() if kind in DRAWN}
     rest = {kind: content for kind, content in output.get("data", {}).items() if kind not in DRAWN}
-    shared = without_paths(output | {"data": rest})
+    shared = redact(output | {"data": rest})
     if "data" in output:
         shared["data"] |= drawn
     else:

@@ -16,7 +16,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.ledger import evidence
 from study.records import runs as records
 from study.records.runs import Runs
@@ -80,7 +80,7 @@ class Book:
         image = svg(drawing, name, label)
         self._write(name, rows)
         if self.data:
-            below(self.data, f"{self.name}-{name}.svg").write_text(image)
+            safe_join(self.data, f"{self.name}-{name}.svg").write_text(image)
         metadata = {NAME: f"{self.name}-{name}", "caption": purpose}
         display({"image/svg+xml": image, "text/plain": f"figure {name}"}, raw=True, metadata=metadata)
 
@@ -142,7 +142,7 @@ class Book:
 
     def _write(self, name: str, rows: pd.DataFrame) -> None:
         if self.data:
-            tables.write_csv(below(self.data, f"{self.name}-{name}.csv"), rows)
+            tables.write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
 
     def _kept(self, name: str) -> list[dict]:
         if self.data and (self.data / name).exists():

@@ -9,13 +9,13 @@ from pathlib import Path
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.names import safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.runs import Run, Runs
 from study.records.schema import RankComponents, Record, ScriptTraining
 from study.report import charts, claim_pages, style
@@ -76,11 +76,11 @@ def write(
 def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
     texts = _texts(run)
     for file, content in texts.items():
-        below(folder, f"{slug}.{file}").write_text(content, errors="replace")
+        safe_join(folder, f"{slug}.{file}").write_text(content, errors="replace")
     log = texts.get("log.txt") or texts.get("output.txt") or ""
     row = every_run.row(run)
     values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
-    write_page(below(folder, f"{slug}.html"), "run.html", **about, **values)
+    write_page(safe_join(folder, f"{slug}.html"), "run.html", **about, **values)
     return Page(row, slug, bool(log))
 
 
@@ -246,7 +246,7 @@ def _texts(run: Run) -> dict[str, str]:
     texts = {store.RECORD: run.record.model_dump_json(by_alias=True) + "\n"}
     for name in LOGS:
         with contextlib.suppress(OSError):
-            texts[name] = without_paths(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))
+            texts[name] = redact(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))
     return texts
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import nbformat
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.tables import say
 from study.ledger import ledger, words
 from study.ledger.verdict import VERDICTS
 from study.machine import output
 from study.records import runs as records
 from study.records import store
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 from study.records.runs import Runs
 from study.report import (
     answers,
@@ -74,7 +74,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             scores = pool.submit(score, runs, say)
             judged = Judged(runs, claims.judge(runs))
         for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, scores.result())):
-            (site / "data" / name).write_text(json.dumps(without_paths(rows), separators=(",", ":")) + "\n")
+            (site / "data" / name).write_text(json.dumps(redact(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
         paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS]
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
@@ -119,12 +119,12 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 
 def _answer(answer: Answer, out: Path) -> dict:
     """Return an answer with its figure as SVG, and links to pages that are there. Write its rows as a file."""
-    links = [link for link in answer.links if below(out, *link[0].partition("#")[0].split("/")).exists()]
+    links = [link for link in answer.links if safe_join(out, *link[0].partition("#")[0].split("/")).exists()]
     image = None
     if answer.figure:
         image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
-        below(out / "data", f"index-{answer.name}.svg").write_text(image)
-        tables.write_csv(below(out / "data", f"index-{answer.name}.csv"), answer.rows)
+        safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
+        tables.write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
     return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
 
 
@@ -169,8 +169,8 @@ def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page]
         "bases": ledger.by_basis(verdicts),
         "meanings": words.WHAT_A_BASIS_IS,
         "verdicts": VERDICTS,
-        "folders": [without_paths(str(folder)) for folder in judged.runs.folders],
-        "problems": without_paths(problems),
+        "folders": [redact(str(folder)) for folder in judged.runs.folders],
+        "problems": redact(problems),
         "failed": failed,
         "runs": pages,
         "columns": [each.name for each in fields(RunRow) if each.name not in ("kind", "peak_of")],

@@ -19,7 +19,7 @@ from study.records import schema, store
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.settings import options
-from study.sweeps import ends
+from study.sweeps import outcomes
 from study.sweeps.protocol import SCRIPTS, Cell
 
 POLL_S = 2.0  # rarely, because work of the sweep disturbs timed steps
@@ -87,22 +87,22 @@ def run(
     `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
     """
     folder.mkdir()
-    with ends.Killing() as killing, contextlib.ExitStack() as stack:
+    with outcomes.OomKillCounter() as killing, contextlib.ExitStack() as stack:
         try:
             store.reserve(folder)
         except OSError:
             folder.rmdir()  # there was no run
             raise
-        stack.callback(store.give_back, folder)
+        stack.callback(store.release_reserved_space, folder)
         try:
             launcher = _start(turn, folder, nvme_dir, resumed)
             stop, before_its_end = _watched(launcher, folder, timeout_s, over, watch)
             if before_its_end and before_its_end.status != "running":
                 stop = None  # the run had ended, and the launch was only slow to exit
-            return ends.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
+            return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):
-                ends.outcome(turn, folder, None, INTERRUPTED, ends.Kills(0))
+                outcomes.outcome(turn, folder, None, INTERRUPTED, outcomes.OomKills(0))
             raise
 
 
@@ -143,7 +143,7 @@ def _watched(
             seconds = time.monotonic() - started
             stop = out_of_time(seconds, timeout_s, over)
             watch(folder, seconds)
-        before_its_end = ends.read(folder) if stop else None
+        before_its_end = outcomes.read(folder) if stop else None
     finally:
         hang = end(launcher, folder, stacks=stop is not None)
     if stop and stop.status == "timeout" and hang:
@@ -200,10 +200,10 @@ def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
             time.sleep(0.5)
     until_s = time.monotonic() + ANSWERS_WITHIN_S
     while time.monotonic() < until_s and any(
-        log.written_unix_s < now_s for log in ends.heartbeats(folder) if log.pid and not is_stopped(log.pid)
+        log.written_unix_s < now_s for log in outcomes.heartbeats(folder) if log.pid and not is_stopped(log.pid)
     ):
         time.sleep(0.1)
-    hang = ends.hang(folder)
+    hang = outcomes.hang(folder)
     for process in stopped:
         # With SIGTERM too: otherwise the run might finish, with the pause in the time of a step.
         _signal(process, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.records.schema import Record
 from study.spec import arms
-from study.sweeps import ends, launches
+from study.sweeps import launches, outcomes
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
@@ -45,21 +45,21 @@ def cell(part: str, arm: str, ranks: int, **more) -> Cell:
 def move_all(runs: Path) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     for (arm, ranks), targets in MOVES.items():
-        source = below(runs, f"source-{arm}-{ranks}")
+        source = safe_join(runs, f"source-{arm}-{ranks}")
         _run(cell("source", arm, ranks, checkpoint_every=3), source)
         refused = []
         for target, target_ranks in targets:  # first all direct moves: a converted checkpoint would be used instead
             name = f"{arm}-{ranks}-to-{target}-{target_ranks}"
-            record = _run(cell("moved", target, target_ranks), below(runs, f"moved-{name}"), source)
+            record = _run(cell("moved", target, target_ranks), safe_join(runs, f"moved-{name}"), source)
             if record.status != "done" and all(arms.read(arms.all_paths()[each]).deepspeed for each in (arm, target)):
                 refused.append((target, target_ranks, name))
         for target, target_ranks, name in refused:
             _convert(source)
-            _run(cell("moved_universal", target, target_ranks), below(runs, f"universal-{name}"), source)
+            _run(cell("moved_universal", target, target_ranks), safe_join(runs, f"universal-{name}"), source)
 
 
 def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
-    record = ends.read(folder) if folder.exists() else None
+    record = outcomes.read(folder) if folder.exists() else None
     if record is None:
         record = launches.run(
             Turn(declared, 1), folder, TIMEOUT_S, math.inf, None, lambda *_: None, source and source.resolve()

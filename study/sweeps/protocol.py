@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveIn
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.files import below
+from study.io.files import safe_join
 from study.spec import arms
 from study.spec.settings import Repair, Settings, build
 from study.spec.shapes import SHAPES
@@ -128,8 +128,8 @@ class Cell:
         """The same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
-        model, data = str(self.value("model")), below(pack, "data", PACKED_DATA[self.value("task")])
-        tokenizer = below(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
+        model, data = str(self.value("model")), safe_join(pack, "data", PACKED_DATA[self.value("task")])
+        tokenizer = safe_join(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):

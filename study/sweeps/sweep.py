@@ -8,19 +8,21 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
+import functools
 import glob
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.numbers import size
 from study.machine import doctor, software
 from study.machine.gpus import num_gpus
@@ -29,7 +31,7 @@ from study.records.schema import Record
 from study.spec import arms
 from study.spec.optimizers import refusal
 from study.spec.validation import nearest
-from study.sweeps import ends, launches, protocol
+from study.sweeps import launches, outcomes, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 
@@ -49,6 +51,16 @@ class Outcome:
 
     status: str
     reason: str | None = None
+
+
+class Progress(Protocol):
+    """What a sweep calls to show how far it is."""
+
+    def start(self, turn: Turn) -> None: ...
+    def step(self, folder: Path, seconds: float) -> None: ...
+    def end(self, turn: Turn, outcome: Outcome, ran: bool) -> None: ...
+    def next(self) -> None: ...
+    def say(self, text: str) -> None: ...
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
@@ -112,7 +124,7 @@ def sweep(
     runs: Path,
     timeout_s: float,
     nvme_dir: Path | None,
-    progress,
+    progress: Progress,
     minutes: float | None = None,
     extensions: Extensions = NO_EXTENSIONS,
 ) -> list[Outcome]:
@@ -120,59 +132,88 @@ def sweep(
 
     With `minutes`, turns that were never tried come first, so that a failing cell does not use up each sweep's time.
     """
-    gpus, outcomes = num_gpus(), []
     over = math.inf if minutes is None else time.monotonic() + 60 * minutes
-
-    def attempt(turn: Turn) -> str:
-        record, left, started = None, None, False
-        try:
-            record = done_before(runs, turn)
-            if record is None and (stop := why_not(turn.cell, gpus, extensions)):
-                record = not_run(turn, runs, stop)
-            elif record is None and not (left := too_short(over - time.monotonic(), turn.cell, runs)):
-                started = True
-                progress.start(turn)
-                if extensions.before_launch:
-                    extensions.before_launch(turn.cell)
-                before = to_resume(runs, turn)
-                if before is not None:
-                    progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")
-                folder = below(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
-                record = launches.run(turn, folder, timeout_s, over, nvme_dir, progress.step, before)
-        except OSError as error:
-            if error.errno in FULL or not runs.is_dir():
-                what = f"the sweep cannot write to {runs} ({error.strerror})"
-                raise Stop(what, "make room, and start the sweep again") from error
-            what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
-            stop = Stop(what, "start the sweep again")
-            record = store.ended(turn.new_record(below(runs, turn.name)), stop, "Sweep")
-        error = record and record.error
-        reason = f"{error.message}. What to do: {error.what_to_do}" if error else left
-        outcomes.append(Outcome(record.status if record else "left", reason))
-        progress.end(turn, outcomes[-1], started)
-        return outcomes[-1].status
-
-    with held(runs):
+    run = _Sweep(runs, timeout_s, nvme_dir, progress, over, extensions, num_gpus())
+    with lock_runs_folder(runs):
         if minutes is not None:
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, lambda cell, repeat=turn.repeat: attempt(Turn(cell, repeat))))
+                progress.say(search(turn.cell, functools.partial(run.attempt_rung, turn.repeat)))
             else:
-                attempt(turn)
+                run.attempt(turn)
             progress.next()
-    return outcomes
+    return run.outcomes
+
+
+@dataclass
+class _Sweep:
+    runs: Path
+    timeout_s: float
+    nvme_dir: Path | None
+    progress: Progress
+    over: float  # when the sweep's time ends
+    extensions: Extensions
+    gpus: int
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def attempt_rung(self, repeat: int, cell: Cell) -> str:
+        return self.attempt(Turn(cell, repeat))
+
+    def attempt(self, turn: Turn) -> str:
+        """Run a turn unless it is done, cannot run here, or has no time left. Return its status."""
+        try:
+            record, left, started = self._run(turn)
+        except OSError as error:
+            record, left, started = self._without_folder(turn, error), None, False
+        status, reason = "left", left
+        if record:
+            status = record.status
+        if record and record.error:
+            reason = f"{record.error.message}. What to do: {record.error.what_to_do}"
+        self.outcomes.append(Outcome(status, reason))
+        self.progress.end(turn, self.outcomes[-1], started)
+        return status
+
+    def _run(self, turn: Turn) -> tuple[Record | None, str | None, bool]:
+        """Return the record of a turn, or why it was left, and whether it was started now."""
+        if record := done_before(self.runs, turn):
+            return record, None, False
+        if stop := why_not(turn.cell, self.gpus, self.extensions):
+            return not_run(turn, self.runs, stop), None, False
+        if left := too_short(self.over - time.monotonic(), turn.cell, self.runs):
+            return None, left, False
+        return self._launch(turn), None, True
+
+    def _launch(self, turn: Turn) -> Record:
+        self.progress.start(turn)
+        if self.extensions.before_launch:
+            self.extensions.before_launch(turn.cell)
+        before = to_resume(self.runs, turn)
+        if before is not None:
+            self.progress.say(f"{turn.name} resumes from a checkpoint of {before.name}")
+        folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
+        return launches.run(turn, folder, self.timeout_s, self.over, self.nvme_dir, self.progress.step, before)
+
+    def _without_folder(self, turn: Turn, error: OSError) -> Record:
+        """Return the record of a turn whose folder cannot be used. Raise Stop if no other can be used either."""
+        if error.errno in FULL or not self.runs.is_dir():
+            what = f"the sweep cannot write to {self.runs} ({error.strerror})"
+            raise Stop(what, "make room, and start the sweep again") from error
+        what = f"its folder could not be used ({error.strerror or error}: {error.filename})"
+        stop = Stop(what, "start the sweep again")
+        return store.ended(turn.new_record(safe_join(self.runs, turn.name)), stop, "Sweep")
 
 
 def not_run(turn: Turn, runs: Path, stop: Stop) -> Record:
     """Write a record for a cell that this machine cannot run, so that it is a row in every table."""
-    folder = below(runs, f"{turn.name}.0")
+    folder = safe_join(runs, f"{turn.name}.0")
     folder.mkdir(exist_ok=True)
-    return ends.write_end(folder, turn.new_record(folder), stop)
+    return outcomes.write_end(folder, turn.new_record(folder), stop)
 
 
 @contextlib.contextmanager
-def held(runs: Path) -> Iterator[None]:
+def lock_runs_folder(runs: Path) -> Iterator[None]:
     """Lock a folder for one sweep. The kernel releases the lock when its holder dies."""
     with contextlib.ExitStack() as stack:
         try:
@@ -214,7 +255,7 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
 
 def search(cell: Cell, run: Callable[[Cell], str]) -> str:
     """Search for a cell's frontier. Returns a sentence with the result. `run` runs a cell and returns its status."""
-    statuses = []
+    statuses: list[str] = []
 
     def survives(rung: int) -> bool | None:
         statuses.append(run(cell.at(rung)))
@@ -245,7 +286,7 @@ def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
 def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
     """The record of a settled run of this turn with the present software and measure version, or None."""
     wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
-    for record in filter(None, map(ends.read, attempts(runs, turn).values())):
+    for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
         present = {"measure_version": record.measure_version, **record.software}
         if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):
             return record
@@ -261,9 +302,11 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
         return None  # optimizer states on a disk are not restored: study claims K-02
     versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
-        record = ends.read(folder)
-        same = record is not None and all(record.software.get(name) == now for name, now in versions.items())
-        if same and record.status in RESUMED and checkpoints.last_good(folder)[0]:
+        record = outcomes.read(folder)
+        if record is None or record.status not in RESUMED:
+            continue
+        same = all(record.software.get(name) == now for name, now in versions.items())
+        if same and checkpoints.last_good(folder)[0]:
             return folder
     return None
 
@@ -278,7 +321,7 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
 
 def expected_s(cell: Cell, runs: Path) -> float:
     """The seconds that a cell is expected to take, by its longest try so far, or else by its protocol's `reserve_s`."""
-    records = filter(None, map(ends.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
+    records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     tries = [record.wall_s for record in records if record.status not in ("running", "unavailable")]
     if known := [seconds for seconds in tries if seconds is not None]:
         return GROWTH * max(known) + BEFORE_THE_RECORD_S

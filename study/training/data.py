@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import pad
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.machine import cache, hub
 from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings
@@ -87,7 +87,7 @@ def load_data(settings: Settings) -> Data:
         tensors = {f"{part}.{name}": rows for part, columns in parts.items() for name, rows in columns.items()}
         save_file(tensors, folder / ROWS)
 
-    tensors = load_file(cache.entry(below(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
+    tensors = load_file(cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
     split: dict[str, Rows] = {"train": {}, "eval": {}}
     for name, rows in tensors.items():
         part, _, column = name.partition(".")

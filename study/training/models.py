@@ -8,7 +8,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.machine import cache, hub
 from study.measure.failures import device_is_full, host_is_full
 from study.models import config as configs
@@ -82,7 +82,7 @@ def drawn_weights(settings: Settings, config) -> Path:
         finally:
             hf_deepspeed._hf_deepspeed_config_weak_ref = registered
 
-    return cache.entry(below(settings.cache_dir, "weights", name), write)
+    return cache.entry(safe_join(settings.cache_dir, "weights", name), write)
 
 
 def build_model(settings: Settings, config, device: torch.device) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from accelerate.utils import (
 )
 
 from study.errors import Stop
-from study.io.files import below
+from study.io.files import safe_join
 from study.machine import disk as nvme
 from study.measure import hardware
 from study.measure.hardware import CUDA
@@ -44,7 +44,7 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
     when = datetime.datetime.fromtimestamp(launch.started, datetime.UTC).strftime("%Y%m%d-%H%M%S")
     name = f"{when}-{arm.name}-{settings.task}-{Path(settings.model).name}-s{settings.seed}-{launch.pid}"
-    folder = (settings.run_dir or below(Path("runs"), name)).resolve()
+    folder = (settings.run_dir or safe_join(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
         return folder, Record(run_id=folder.name, started_utc=store.now_utc())

@@ -21,7 +21,7 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.io.names import safe_name
-from study.records.privacy import without_paths
+from study.records.privacy import redact
 
 PART_BYTES = 14 * 2**20
 LAST_LINES = 200  # of the logs of a run that is not done
@@ -181,7 +181,7 @@ def _put(reports: Path, name: Path, content: bytes) -> bool:
     """Write one file, unless it exists and is complete. Whether it is a new record."""
     if not changes(name) and _is_whole(reports, name):
         return False
-    files.write_below(reports, name, _without_paths(name, content.decode(errors="replace")).encode(errors="replace"))
+    files.write_below(reports, name, _redact(name, content.decode(errors="replace")).encode(errors="replace"))
     if name.suffix == ".json" and name.parts[0] == "speed":  # this bench is complete now
         (reports / name).with_suffix(".part").unlink(missing_ok=True)
     return name.name == "record.json"
@@ -198,9 +198,9 @@ def _is_whole(reports: Path, name: Path) -> bool:
     return content != b""
 
 
-def _without_paths(name: Path, text: str) -> str:
+def _redact(name: Path, text: str) -> str:
     """Reports are published, so they do not tell the paths of that machine."""
     if name.suffix == ".json":
         with contextlib.suppress(ValueError):  # incomplete JSON is treated as text
-            return json.dumps(without_paths(texts.from_json(text)), indent=1) + "\n"
-    return without_paths(text)
+            return json.dumps(redact(texts.from_json(text)), indent=1) + "\n"
+    return redact(text)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
 from study.extras.offline.parcel import pack_back, take_up, unpack
-from study.io.files import below
+from study.io.files import safe_join
 
 ROOT = Path(__file__).resolve().parents[3]
 WORK = ROOT / ".gpu"  # what stays there: the installed pack, caches, results
@@ -241,7 +241,7 @@ def install(pack: Path) -> None:
     try:
         text = (pack / "pack.json").read_text()
         manifest = json.loads(text)
-        wheels = [str(below(pack, "wheels", name)) for name in manifest["wheels"]]
+        wheels = [str(safe_join(pack, "wheels", name)) for name in manifest["wheels"]]
     except (OSError, ValueError, KeyError, TypeError):
         remedy = "run make gpu where there is a network, and copy it here"
         raise Stop(f"{pack} is not a complete pack", remedy) from None
@@ -258,7 +258,7 @@ def install(pack: Path) -> None:
             say("libaio is not unpacked: this machine has no dpkg")
         else:
             for name in manifest["libaio"]:
-                subprocess.run(["dpkg", "-x", str(below(pack, "debs", name)), str(SITE / "debs")], check=True)
+                subprocess.run(["dpkg", "-x", str(safe_join(pack, "debs", name)), str(SITE / "debs")], check=True)
         link_libcuda()
         (SITE / "pack.json").write_text(text)
     check = f"import importlib\nfor name in {NEEDED.split()}: importlib.import_module(name)"

@@ -14,12 +14,12 @@ from pathlib import Path
 from study.errors import Stop
 from study.extras.slurm import slurm
 from study.extras.slurm.slurm import Cluster, Job
-from study.io.files import below
+from study.io.files import safe_join
 from study.records import store
 from study.records.schema import Record
-from study.sweeps import ends
+from study.sweeps import outcomes
 from study.sweeps.launches import Turn
-from study.sweeps.sweep import Outcome, attempts, done_before, held, not_run, search, to_resume
+from study.sweeps.sweep import Outcome, attempts, done_before, lock_runs_folder, not_run, search, to_resume
 
 SCRIPT, STATE = "job.sh", "job.json"
 POLL_S = 10.0
@@ -94,7 +94,7 @@ def sweep(
         run([turn])
         return outcomes[-1].status
 
-    with held(runs):
+    with lock_runs_folder(runs):
         run([turn for turn in turns if not turn.cell.rungs])
         for turn in turns:
             if turn.cell.rungs:
@@ -155,7 +155,7 @@ class Queue:
         return over
 
     def submit(self, turn: Turn) -> Submission:
-        folder = below(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
+        folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
         submission = Submission(turn, folder)
         before = to_resume(self.runs, turn)
         text = slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir, before)
@@ -209,13 +209,13 @@ def collected(submission: Submission) -> Outcome | None:
     if not submission.job.is_over:
         return None
     submission.over_since = submission.over_since or time.monotonic()
-    record, folder = ends.read(submission.folder), submission.folder
+    record, folder = outcomes.read(submission.folder), submission.folder
     unclear = submission.job.state in ("COMPLETED", "FAILED") and (record is None or record.status == "running")
     if unclear and time.monotonic() < submission.over_since + LATE_S:
         return None
     (folder / "output.txt").touch()
     stop = why(submission.job, record)
-    record = ends.outcome(submission.turn, folder, submission.job.exit_code, stop, ends.Kills())
+    record = outcomes.outcome(submission.turn, folder, submission.job.exit_code, stop, outcomes.OomKills())
     submission.write(submission.job.id, collected=True)
     return _outcome(record)
 
@@ -231,7 +231,7 @@ def why(job: Job, record: Record | None) -> Stop | None:
 def cancel(turns: list[Turn], runs: Path, progress) -> list[Outcome]:
     """Cancel the jobs of these turns, and collect their outcomes."""
     turns = [Turn(cell, turn.repeat) for turn in turns for cell in turn.cell.every_rung()]
-    with held(runs):
+    with lock_runs_folder(runs):
         in_slurm = slurm.queue()
         waiting = [submission for turn in turns if (submission := adopted(runs, turn, in_slurm))]
         slurm.cancel([submission.job.id for submission in waiting])

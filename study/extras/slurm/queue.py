@@ -8,7 +8,7 @@ from study.errors import Stop
 from study.extras.slurm import jobs, slurm
 from study.extras.slurm.jobs import Submission
 from study.extras.slurm.slurm import Cluster
-from study.io.files import below
+from study.io.files import safe_join
 from study.io.tables import say, show
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome, attempts, done_before, to_resume
@@ -78,7 +78,7 @@ def show_plan(
             jobs.update(submission, in_slurm)
         if stop is None and not (done or submission) and print_scripts:
             last = max(attempts(runs, turn), default=0) if runs_before else 0
-            folder = below(runs, f"{turn.name}.{last + 1}")
+            folder = safe_join(runs, f"{turn.name}.{last + 1}")
             before = to_resume(runs, turn) if runs_before else None
             say(f"# {folder / jobs.SCRIPT}", slurm.script(turn, folder, cluster, timeout_s, nvme_dir, before))
         nodes, ranks = slurm.layout(turn.cell, cluster) if stop is None else (None, None)

@@ -16,7 +16,7 @@ from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.question import Question, check
 from study.predictor.architecture import parameters, trained
-from study.predictor.estimate import Estimate, estimate
+from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
@@ -26,37 +26,50 @@ from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.optimizers import refusal
 
-SEPARABLE, SEPARABLE_S = 0.1, 0.005  # step times that differ by less than both together count as equal
+SEPARABLE = 0.1  # step times that differ by less than this share, and SEPARABLE_S, count as equal
+SEPARABLE_S = 0.005
+SHARING = (2, 4, 8)  # sizes of the groups of GPUs that share rows or layers
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 BUCKET_ELEMENTS = 50_000_000  # 100 MB in 16 bits: messages of that size come near a link's speed. Assumed
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
 
 
 @dataclass(frozen=True)
+class Untried:
+    """An arm that was not tried on these GPUs, because it cannot fit."""
+
+    arm: str
+    limit: str  # why
+    precision: str | None = None
+    states_bytes: int | None = None  # of the model states, if these alone do not fit
+    fits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """An arm with its best settings, and what it is predicted to need."""
 
     arm: str
     fits: bool
     limit: str  # why it does not fit; if it fits, what limits its speed
-    precision: str | None = None
-    checkpointing: bool | None = None
-    micro_batch: int | None = None  # the largest that fits
-    accumulation: int | None = None
+    precision: str
+    checkpointing: bool
+    micro_batch: int  # the largest that fits
+    accumulation: int
     row_ranks: int = 1  # GPUs that read the same rows, because each has a part of the sequence or of the layers
     bucket_elements: int | None = None  # None without DeepSpeed
-    peak_bytes: int | None = None
-    headroom_bytes: float | None = None  # after the reserve; negative if it does not fit
+    peak_bytes: int
+    headroom_bytes: float  # after the reserve; negative if it does not fit
     components: dict[str, int] = field(default_factory=dict)  # at the peak
-    host_bytes: float | None = None  # of a node, for all its ranks
-    sent_bytes: float | None = None  # by a rank on the link, in a step
-    step_s: float | None = None
+    host_bytes: float  # of a node, for all its ranks
+    sent_bytes: float  # by a rank on the link, in a step
+    step_s: float | None = None  # None if it does not fit
     step_interval_s: tuple[float, float] | None = None
     tokens_per_s: float | None = None
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits only if the prediction is accurate."""
+        """Return whether it fits only if the prediction is accurate."""
         return self.headroom_bytes < MISS * self.peak_bytes
 
     @property
@@ -72,32 +85,44 @@ class Row:
     def drawbacks(self) -> int:
         return self.offloads + self.is_tight
 
+    @property
+    def slowness_s(self) -> float:
+        """Return the seconds of a step, or infinity if it does not fit."""
+        return math.inf if self.step_s is None else self.step_s
+
 
 @dataclass(frozen=True)
 class Advice:
     """Every arm, and which one to use."""
 
     question: Question
-    rows: tuple[Row, ...]
+    rows: tuple[Row | Untried, ...]
     choice: Row | None  # None: nothing fits
     alternative: Row | None  # the simplest arm that fits; if that is the choice, the best of the others
 
+    @property
+    def tried(self) -> list[Row]:
+        return [row for row in self.rows if isinstance(row, Row)]
+
 
 def advise(question: Question) -> Advice:
-    """Every arm as a row, and the choice."""
+    """Return every arm as a row, and the choice."""
     check(question)
     rows = tuple(best_of_arm(question, arms.load_arm(name)) for name in arms.NAMES)
-    fitting = [row for row in rows if row.fits]
+    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
     if "single" in {row.arm for row in fitting}:  # one GPU shares nothing: there, only offloading can help
         fitting = [row for row in fitting if row.arm == "single" or row.offloads]
     choice = best_of(fitting)
+    if choice is None:
+        return Advice(question, rows, None, None)
     others = [row for row in fitting if row is not choice]
     simpler = [row for row in others if row.simplicity < choice.simplicity]
-    return Advice(question, rows, choice, min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others))
+    alternative = min(simpler, key=lambda row: row.simplicity) if simpler else best_of(others)
+    return Advice(question, rows, choice, alternative)
 
 
 def best_of(rows: list[Row]) -> Row | None:
-    """The simplest of the rows whose predicted time counts as equal to the fastest.
+    """Return the simplest of the rows whose predicted time counts as equal to the fastest.
 
     Rows with fewer drawbacks come first. Barely fitting is a drawback. So is offloading, because the speed of the host
     is unknown.
@@ -106,28 +131,40 @@ def best_of(rows: list[Row]) -> Row | None:
         return None
     fewest = min(row.drawbacks for row in rows)
     rows = [row for row in rows if row.drawbacks == fewest]
-    longest_s = (1 + SEPARABLE) * min(row.step_s for row in rows) + SEPARABLE_S
-    return min((row for row in rows if row.step_s <= longest_s), key=lambda row: row.simplicity)
+    longest_s = (1 + SEPARABLE) * min(row.slowness_s for row in rows) + SEPARABLE_S
+    return min((row for row in rows if row.slowness_s <= longest_s), key=lambda row: row.simplicity)
 
 
-def best_of_arm(question: Question, arm: Arm) -> Row:
-    """The best setting of an arm; if none fits, the one that comes closest."""
+def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
+    """Return the best setting of an arm; if none fits, the one that comes closest."""
+    if (limit := _lack(question, arm)) is not None:
+        return Untried(arm.name, limit)
+    if arm.row_ranks == 1:
+        return _best(question, on_nodes(arm, question))
+    among = [ranks for ranks in SHARING if _lack_of_groups(question, arm, ranks) is None]
+    rows = [_best(question, sharing_rows(arm, ranks)) for ranks in among]
+    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
+    return best_of(fitting) or rows[-1]
+
+
+def _lack(question: Question, arm: Arm) -> str | None:
+    """Return what an arm lacks on these GPUs, whatever its settings; None if it can be tried."""
     if arm.distributed_type == "NO" and question.gpus > 1:
-        return Row(arm.name, False, "one GPU only")
+        return "one GPU only"
     if arm.uses_nvme and question.disk_bytes_per_s is None:
-        return Row(arm.name, False, "no disk")
-    if arm.divides_ranks and (question.gpus <= question.local or question.local == 1):
-        return Row(arm.name, False, "one node" if question.gpus <= question.local else "one GPU a node")
+        return "no disk"
+    if arm.divides_ranks and question.gpus <= question.local:
+        return "one node"
+    if arm.divides_ranks and question.local == 1:
+        return "one GPU a node"
     if arm.row_ranks > 1:
-        among = [ranks for ranks in (2, 4, 8) if not why_alone(question, arm, ranks)]
-        rows = [_best(question, sharing_rows(arm, ranks)) for ranks in among]
-        fitting = [row for row in rows if row.fits]
-        return best_of(fitting) or (rows[-1] if rows else Row(arm.name, False, why_alone(question, arm, 2)))
-    return _best(question, on_nodes(arm, question))
+        lacks = [_lack_of_groups(question, arm, ranks) for ranks in SHARING]
+        return None if None in lacks else lacks[0]
+    return None
 
 
-def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
-    """Why so many GPUs cannot share rows or layers. They must be in one node, as each layer waits for the others."""
+def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str | None:
+    """Return why so many GPUs cannot share rows or layers. They are in one node, as each layer waits for the others."""
     if question.local % ranks:
         return "one GPU" if question.gpus == 1 else "GPUs in a node"
     if arm.tensor_ranks > 1:
@@ -136,22 +173,21 @@ def why_alone(question: Question, arm: Arm, ranks: int) -> str | None:
 
 
 def sharing_rows(arm: Arm, ranks: int) -> Arm:
-    """The arm with `ranks` GPUs for the same rows."""
+    """Return the arm with `ranks` GPUs for the same rows."""
     if arm.sequence_ranks > 1:
         return replace(arm, sequence_ranks=ranks)
-    return replace(arm, deepspeed=arm.deepspeed | {"tensor_parallel": {"autotp_size": ranks}})
+    return replace(arm, deepspeed=(arm.deepspeed or {}) | {"tensor_parallel": {"autotp_size": ranks}})
 
 
-def _best(question: Question, arm: Arm) -> Row:
-    """The best setting of an arm on these GPUs."""
+def _best(question: Question, arm: Arm) -> Row | Untried:
+    """Return the best setting of an arm on these GPUs."""
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):
-        return Row(arm.name, False, "its optimizer", precision)
+        return Untried(arm.name, "its optimizer", precision)
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
-        return Row(arm.name, False, "GPU memory", precision, peak_bytes=states)
-    tried = []
-    ways = (True, False) if question.model.has_checkpointing else (False,)
-    for checkpointing in ways if question.checkpointing is None else (question.checkpointing,):
+        return Untried(arm.name, "GPU memory", precision, states)
+    tried: list[Row] = []
+    for checkpointing in _recomputations(question):
         settled = replace(question, precision=precision, checkpointing=checkpointing)
         tried += [most_rows(settled, each, miss) for miss in (MISS, 0) for each in with_buckets(arm)]
         if not any(row.headroom_bytes >= 0 for row in tried):
@@ -159,14 +195,27 @@ def _best(question: Question, arm: Arm) -> Row:
     return best_of([row for row in tried if row.fits]) or max(tried, key=lambda row: row.headroom_bytes)
 
 
+def _recomputations(question: Question) -> tuple[bool, ...]:
+    """Return whether to try with recomputed activations, without, or both."""
+    if question.checkpointing is not None:
+        return (question.checkpointing,)
+    return (True, False) if question.model.has_checkpointing else (False,)
+
+
+def zero_of(arm: Arm) -> dict:
+    """Return the section zero_optimization of an arm's DeepSpeed config; empty without DeepSpeed."""
+    return (arm.deepspeed or {}).get("zero_optimization", {})
+
+
+def with_zero(arm: Arm, settings: dict) -> Arm:
+    return replace(arm, deepspeed=(arm.deepspeed or {}) | {"zero_optimization": zero_of(arm) | settings})
+
+
 def on_nodes(arm: Arm, question: Question) -> Arm:
-    """The arm with groups of ranks as large as the nodes, if it has groups."""
+    """Return the arm with groups of ranks as large as the nodes, if it has groups."""
     if arm.replicas > 1:
         return replace(arm, replicas=max(2, question.gpus // question.local))
-    if not arm.divides_ranks:
-        return arm
-    zero = arm.deepspeed["zero_optimization"] | {"zero_hpz_partition_size": question.local}
-    return replace(arm, deepspeed=arm.deepspeed | {"zero_optimization": zero})
+    return with_zero(arm, {"zero_hpz_partition_size": question.local}) if arm.divides_ranks else arm
 
 
 def usual_precision(arm: Arm) -> str:
@@ -175,11 +224,13 @@ def usual_precision(arm: Arm) -> str:
 
 
 def least_bytes(question: Question, arm: Arm, precision: str) -> int:
-    """Bytes of model states that an arm keeps on a GPU. If they do not fit, the arm does not fit."""
+    """Return the bytes of model states that an arm keeps on a GPU. If they do not fit, the arm does not fit."""
     if arm.offload_optimizer != "none":
         return 0
-    stage, trains = 3 if arm.fsdp else arm.stage or 0, trained(question.model)
-    ranks, recipe = arm.sharing_ranks(question.gpus), papers.recipe_of(precision, question.optimizer)
+    stage = 3 if arm.fsdp else arm.stage or 0
+    trains = trained(question.model)
+    ranks = arm.sharing_ranks(question.gpus)
+    recipe = papers.recipe_of(precision, question.optimizer)
     states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
     frozen = (parameters(question.model) - trains) / (ranks if stage == 3 else 1)
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
@@ -187,58 +238,67 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
 
 def with_buckets(arm: Arm) -> Iterator[Arm]:
     """The arm with large buckets, then with its own."""
-    zero = (arm.deepspeed or {}).get("zero_optimization", {})
-    if large := {name: BUCKET_ELEMENTS for name in BUCKETS if name in zero}:
-        yield replace(arm, deepspeed=arm.deepspeed | {"zero_optimization": zero | large})
+    if large := {name: BUCKET_ELEMENTS for name in BUCKETS if name in zero_of(arm)}:
+        yield with_zero(arm, large)
     yield arm
 
 
 def most_rows(question: Question, arm: Arm, miss: float) -> Row:
-    """The row with the most rows per pass that fit even if the peak is larger by the share `miss`; at least one row."""
+    """Return the row with the most rows per pass that fit even if the peak is larger by the share `miss`.
+
+    If nothing fits, it has a single row per pass.
+    """
     share = question.batch * arm.row_ranks // question.gpus
     small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
     sizes = sorted({*small, *(share // rows for rows in small)})
-    most, fits, too_many = None, -1, len(sizes)
-    while too_many - fits > 1:  # ends at a single row if nothing fits
-        row = row_of(question, arm, sizes[middle := (fits + too_many) // 2])
-        if row.headroom_bytes >= miss * row.peak_bytes:
-            most, fits = row, middle
-        else:
-            too_many = middle
-    return timed(question, arm, most or row)
+    best = row_of(question, arm, sizes[0])
+    if best.headroom_bytes >= miss * best.peak_bytes:
+        fits, too_many = 0, len(sizes)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            row = row_of(question, arm, sizes[middle])
+            if row.headroom_bytes >= miss * row.peak_bytes:
+                best, fits = row, middle
+            else:
+                too_many = middle
+    return timed(question, arm, best)
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
-    """What an arm needs with `micro_batch` rows per pass."""
+    """Return what an arm needs with `micro_batch` rows per pass. The question has a precision."""
     gpu = GPUS[question.gpu]
-    prediction = predicted(question, arm, micro_batch)
+    setup = setup_of(question, arm, micro_batch)
+    prediction = estimate(setup)
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
-    lacks = "GPU memory" if headroom < 0 else "host memory" if host_bytes > question.host_memory_bytes else None
-    zero = (arm.deepspeed or {}).get("zero_optimization", {})
+    limit = ""
+    if headroom < 0:
+        limit = "GPU memory"
+    elif host_bytes > question.host_memory_bytes:
+        limit = "host memory"
     return Row(
         arm=arm.name,
-        fits=lacks is None,
-        limit=lacks or "",
-        precision=question.precision,
-        checkpointing=question.checkpointing,
+        fits=not limit,
+        limit=limit,
+        precision=setup.precision,
+        checkpointing=setup.checkpointing,
         micro_batch=micro_batch,
-        accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
+        accumulation=setup.accumulation,
         row_ranks=arm.row_ranks,
-        bucket_elements=zero.get("reduce_bucket_size"),
+        bucket_elements=zero_of(arm).get("reduce_bucket_size"),
         peak_bytes=prediction.peak_bytes,
         headroom_bytes=headroom,
         components=prediction.at_peak,
         host_bytes=host_bytes,
-        sent_bytes=papers.wire_bytes(prediction.traffic, question.gpus),
+        sent_bytes=papers.wire_bytes(dict(prediction.traffic), question.gpus),
     )
 
 
 def timed(question: Question, arm: Arm, row: Row) -> Row:
-    """The row with its predicted time, if it fits."""
+    """Return the row with its predicted time, if it fits."""
     if not row.fits:
         return row
-    step = _step_time(setup_of(question, arm, row.micro_batch), Machine.of(question))
+    step = _step_time(setup_of(question, arm, row.micro_batch), machine_of(question))
     speed = question.batch * question.sequence / step.seconds
     interval_s = (step.low_s, step.high_s)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
@@ -249,18 +309,26 @@ def _step_time(setup: Setup, machine: Machine) -> StepTime:
     return step_time(setup, machine)
 
 
+def machine_of(question: Question) -> Machine:
+    """Return the machine of a question, whose link is the slowest one: with several nodes, the link between nodes."""
+    several = question.gpus > question.local
+    return Machine(
+        gpu=question.gpu,
+        gpus_per_node=question.local,
+        link=None if several else question.link,
+        network=question.link if several else None,
+        disk_bytes_per_s=question.disk_bytes_per_s,
+    )
+
+
 def step_of(question: Question, arm: Arm, micro_batch: int) -> StepTime:
-    """The predicted step of an arm. It need not fit."""
+    """Return the predicted step of an arm. It need not fit."""
     check(question)
     share = question.batch * arm.row_ranks // question.gpus
     if share % micro_batch:
         what = f"a micro_batch of {micro_batch} does not divide the {share} rows of a rank"
         raise Stop(what, "give another micro_batch")
-    return step_time(setup_of(question, arm, micro_batch), Machine.of(question))
-
-
-def predicted(question: Question, arm: Arm, micro_batch: int) -> Estimate:
-    return estimate(setup_of(question, arm, micro_batch))
+    return step_time(setup_of(question, arm, micro_batch), machine_of(question))
 
 
 def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
@@ -268,7 +336,7 @@ def setup_of(question: Question, arm: Arm, micro_batch: int) -> Setup:
         model=question.model,
         **distribution(arm, question.gpus),
         ranks=question.gpus,
-        precision=question.precision,
+        precision=question.precision or usual_precision(arm),
         micro_batch=micro_batch,
         accumulation=question.batch * arm.row_ranks // question.gpus // micro_batch,
         sequence=question.sequence,

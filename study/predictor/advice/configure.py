@@ -6,24 +6,31 @@ from pathlib import Path
 import yaml
 
 from study.errors import Stop
-from study.predictor.advice.advise import BUCKETS, Advice, Row, on_nodes, sharing_rows
+from study.predictor.advice.advise import BUCKETS, Advice, Row, on_nodes, sharing_rows, zero_of
 from study.predictor.advice.answer import machine, precision_in_words, use
 from study.predictor.advice.question import Question
 from study.predictor.setup import trainers_name
 from study.spec import arms
+from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST
 
 # Why a line differs from the default of Accelerate or DeepSpeed. Lines that are not here are defaults, or required.
+# Some reasons depend on the value.
 WHY_YAML = {
-    "distributed_type": {"DEEPSPEED": "ZeRO", "MULTI_GPU": "DDP", "NO": "one process"},
     "num_processes": "one for each GPU",
     "num_machines": "run this on each of them, with --machine_rank and --main_process_ip of the first",
-    "main_process_port": {0: "any free port", 29500: "the same on all machines"},
     "mixed_precision": "autocast; the weights stay fp32",
     arms.REPLICAS: "one copy of everything for each node",
     arms.SHARDS: "GPUs of a node",
     arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
+}
+WHY_VALUE: dict[tuple[str, object], str] = {
+    ("distributed_type", "DEEPSPEED"): "ZeRO",
+    ("distributed_type", "MULTI_GPU"): "DDP",
+    ("distributed_type", "NO"): "one process",
+    ("main_process_port", 0): "any free port",
+    ("main_process_port", 29500): "the same on all machines",
 }
 WHY_JSON = {
     "train_micro_batch_size_per_gpu": "rows per pass of the advice",
@@ -48,7 +55,7 @@ WHY_JSON = {
 
 
 def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None) -> tuple[dict, dict | None]:
-    """The yaml and the DeepSpeed json of the chosen arm, or of another arm that fits, with batch and precision.
+    """Return the yaml and the DeepSpeed json of the chosen arm, or of another arm that fits, with batch and precision.
 
     With DeepSpeed the precision is in the json, and `study/train.py` accepts the file with the same --precision.
     Without DeepSpeed it is `mixed_precision` in the yaml. The trainer refuses that, because every arm takes its
@@ -58,33 +65,17 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     question, row = advice.question, _row(advice, arm)
     ours = arms.read(arms.all_paths()[row.arm])
     ours = sharing_rows(ours, row.row_ranks) if ours.row_ranks > 1 else on_nodes(ours, question)
-    nodes = question.gpus // question.local
-    accelerate = yaml.safe_load(ours.path.read_text()) | {"num_processes": question.gpus, "num_machines": nodes}
-    if nodes > 1:  # a port that is free on one machine may not be free on another
-        accelerate["main_process_port"] = 29500
-    if ours.replicas > 1:
-        sizes = {arms.REPLICAS: ours.replicas, arms.SHARDS: question.gpus // ours.replicas}
-        accelerate |= {"parallelism_config": sizes}
-    if ours.sequence_ranks > 1:
-        accelerate["parallelism_config"] |= {arms.SEQUENCE: ours.sequence_ranks}
+    accelerate = _accelerate(ours, question)
     precision = precision_of(row, question)
     if ours.deepspeed is None:
         return accelerate | {"mixed_precision": precision if precision in AUTOCAST else "no"}, None
-    if nodes > 1:
-        accelerate["deepspeed_config"] |= {"deepspeed_multinode_launcher": "standard"}
-    buckets = {name: row.bucket_elements for name in BUCKETS if name in ours.deepspeed["zero_optimization"]}
-    deepspeed = ours.deepspeed | {
+    buckets = {name: row.bucket_elements for name in BUCKETS if name in zero_of(ours)}
+    deepspeed = ours.deepspeed | _precision_settings(precision)
+    deepspeed |= {
         "train_micro_batch_size_per_gpu": row.micro_batch,
         "gradient_accumulation_steps": row.accumulation,
-        "zero_optimization": ours.deepspeed["zero_optimization"] | buckets,
+        "zero_optimization": zero_of(ours) | buckets,
     }
-    if precision in AUTOCAST:
-        autocast = {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}
-        deepspeed["torch_autocast"] = autocast
-    elif precision != "fp32":
-        deepspeed[precision.removesuffix("_cast").removesuffix("_pure")] = {"enabled": True}
-    if precision == "bf16_pure":
-        deepspeed["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if question.optimizer not in ("fused", "foreach"):
         deepspeed["zero_allow_untested_optimizer"] = True
     if ours.uses_nvme:
@@ -95,8 +86,35 @@ def config(advice: Advice, arm: str | None = None, nvme_dir: Path | None = None)
     return accelerate, deepspeed
 
 
+def _accelerate(arm: Arm, question: Question) -> dict:
+    """Return the yaml of an arm with the processes and groups of a question."""
+    nodes = question.gpus // question.local
+    config = yaml.safe_load(arm.path.read_text()) | {"num_processes": question.gpus, "num_machines": nodes}
+    if nodes > 1:  # a port that is free on one machine may not be free on another
+        config["main_process_port"] = 29500
+    if nodes > 1 and arm.deepspeed:
+        config["deepspeed_config"] |= {"deepspeed_multinode_launcher": "standard"}
+    if arm.replicas > 1:
+        config["parallelism_config"] = {arms.REPLICAS: arm.replicas, arms.SHARDS: question.gpus // arm.replicas}
+    if arm.sequence_ranks > 1:
+        config["parallelism_config"] |= {arms.SEQUENCE: arm.sequence_ranks}
+    return config
+
+
+def _precision_settings(precision: str) -> dict:
+    """Return the sections of a DeepSpeed config for a precision."""
+    if precision == "fp32":
+        return {}
+    if precision in AUTOCAST:
+        autocast = {"enabled": True, "dtype": AUTOCAST[precision], "lower_precision_safe_modules": []}
+        return {"torch_autocast": autocast}
+    if precision == "bf16_pure":
+        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+    return {precision.removesuffix("_cast").removesuffix("_pure"): {"enabled": True}}
+
+
 def precision_of(row: Row, question: Question) -> str:
-    """The precision of a row, with fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
+    """Return the precision of a row, with fp16 if the GPU has no bf16. (The trainer has no `fp16_cast`.)"""
     return row.precision if question.has_bf16 else row.precision.replace("bf16", "fp16")
 
 
@@ -128,26 +146,33 @@ def write(path: Path, advice: Advice, arm: str | None = None, nvme_dir: Path | N
 
 
 def _row(advice: Advice, arm: str | None) -> Row:
-    fitting = {row.arm: row for row in advice.rows if row.fits}
+    fitting = {row.arm: row for row in advice.tried if row.fits}
     if arm is None and advice.choice:
         return advice.choice
-    if arm not in fitting:
+    if arm is None or arm not in fitting:
         remedy = f"choose one of {', '.join(fitting)}" if fitting else "give more GPUs, or a shorter sequence"
         raise Stop(f"{arm} is not predicted to fit" if arm else "nothing is predicted to fit", remedy)
     return fitting[arm]
 
 
 def commented(config: dict, indent: str = "") -> list[str]:
-    """A mapping as lines of yaml. Values that are not defaults have their reason as a comment."""
+    """Return a mapping as lines of yaml. Values that are not defaults have their reason as a comment."""
     lines = []
     for name, value in config.items():
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *commented(value, indent + "  ")]
             continue
-        why = WHY_YAML.get(name) if (name, value) not in (("num_machines", 1), ("mixed_precision", "no")) else None
-        why = why.get(value) if isinstance(why, dict) else why
-        lines.append(indent + yaml.safe_dump({name: value}, width=1000).strip() + (f"  # {why}" if why else ""))
+        line = indent + yaml.safe_dump({name: value}, width=1000).strip()
+        why = _why(name, value)
+        lines.append(f"{line}  # {why}" if why else line)
     return lines
+
+
+def _why(name: str, value: object) -> str | None:
+    if (name, value) in (("num_machines", 1), ("mixed_precision", "no")):
+        return None
+    why = WHY_YAML.get(name)
+    return WHY_VALUE.get((name, value)) if why is None else why
 
 
 def json_notes(deepspeed: dict) -> list[str]:

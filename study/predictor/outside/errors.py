@@ -9,11 +9,12 @@ from statistics import fmean, mean, median
 from typing import get_args
 
 from study.errors import Stop
-from study.machine.gpus import GPUS
+from study.machine.gpus import GPUS, Gpu
 from study.predictor.architecture import flops_per_row
 from study.predictor.outside import trainings
 from study.predictor.outside.published import Quantity, Role, Row, sources
 from study.predictor.outside.trainings import NotPredicted, Training, training_of
+from study.predictor.setup import Setup
 
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
 OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
@@ -99,7 +100,9 @@ def _compared(quantity: Quantity, measured: float, training: Training) -> Compar
     if quantity == "memory":
         return Compared("memory", _short(trainings.memory(training, row.kind).value), _short(measured))
     predicted = trainings.step(training)
-    others = {"flat 40 % MFU": _short(_flat_s(training))}
+    others = {}
+    if training.machine is not None:
+        others["flat 40 % MFU"] = _short(_flat_s(training.setup, GPUS[training.machine.gpu]))
     if row.earlier_step_s is not None:
         others["earlier middle"] = row.earlier_step_s
     low_s, high_s = predicted.interval or (predicted.value, predicted.value)
@@ -111,8 +114,7 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _flat_s(training: Training) -> float:
-    setup, gpu = training.setup, GPUS[training.machine.gpu]
+def _flat_s(setup: Setup, gpu: Gpu) -> float:
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
     flops = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
     return flops / (FLAT_MFU * peak)

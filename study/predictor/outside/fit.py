@@ -108,8 +108,8 @@ def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pac
 def _off(training: Training, machine: Machine, constants: Pace) -> float:
     """Return the logarithm of the error of a prediction, which is a range if the host's speed matters."""
     step = step_time(training.setup, machine, constants)
-    measured = numpy.log(training.row.step_s)
-    return float(max(numpy.log(step.least_s) - measured, measured - numpy.log(step.seconds)))
+    measured_s = training.row.step_s or numpy.nan
+    return float(numpy.log(max(step.least_s / measured_s, measured_s / step.seconds)))
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def same_name(one: str | None, other: str | None) -> bool:
 
 def settings() -> list[dict]:
     """Return the setting of this study, and those in which others measured the seconds of a step."""
-    all_settings = [OURS]
+    all_settings: list[dict] = [OURS]
     for row in published():
         counts = {"sequence": row.seq, "micro_batch": row.micro_batch, "accumulation": row.grad_acc}
         setting = counts | {"checkpointing": False}

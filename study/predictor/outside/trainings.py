@@ -107,7 +107,9 @@ def memory(training: Training, kind: MemoryKind | None) -> Prediction:
     """Return the bytes that a GPU holds at the peak of a step. Without a kind: allocated, as most programs print."""
     if kind in (None, "allocated"):
         return Prediction(float(estimate(training.setup).peak_bytes))
-    value = getattr(memory_kinds(training.setup, training.machine and training.machine.gpu), kind)
+    gpu = training.machine.gpu if training.machine else None
+    held = memory_kinds(training.setup, gpu)
+    value = held.reserved if kind == "reserved" else held.driver
     if value is None:
         raise NotPredicted(f"memory as {kind} is not predicted for a model of formulas")
     return Prediction(float(value))

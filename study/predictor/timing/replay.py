@@ -13,9 +13,7 @@ class Task(NamedTuple):
     stream: str
     seconds: float
     after: tuple[int, ...] = ()  # places in the list of the tasks that must end before this one starts
-    launched_by: int | None = (
-        None  # the task in which the host issues these kernels; this one starts and ends no earlier
-    )
+    launched_by: int | None = None  # the task in which the host issues these kernels. This one ends no earlier
 
 
 class Span(NamedTuple):
@@ -28,7 +26,8 @@ class Span(NamedTuple):
 
 def replay(tasks: Sequence[Task]) -> list[Span]:
     """When each task runs. Tasks only wait for earlier tasks, so one pass over the list is enough."""
-    free_s, spans = dict.fromkeys(STREAMS, 0.0), []
+    free_s = dict.fromkeys(STREAMS, 0.0)
+    spans: list[Span] = []
     for task in tasks:
         start_s = free_s[task.stream]
         for place in task.after:

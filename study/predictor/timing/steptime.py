@@ -4,15 +4,14 @@ from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.advice.question import Question
 from study.predictor.architecture import parameters, trained
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
-from study.predictor.timing.pace import Links, Pace, interval_factor, pace, work_s
+from study.predictor.timing.pace import Links, Pace, Seconds, interval_factor, pace, work_s
 from study.predictor.timing.replay import Span, busy_s, length_s, replay
 from study.predictor.timing.schedule import UPDATE_BYTES, Host, Schedule, Sharing
-from study.predictor.timing.work import blocks, has_single_kernels
+from study.predictor.timing.work import Block, Work, blocks, has_single_kernels
 
 MOST_PASSES = 3  # the most that are replayed: further passes take as long as the middle one
 ON_GPU = ("products", "attention", "memory traffic")
@@ -29,18 +28,6 @@ class Machine:
     network: str | None = None  # between nodes
     disk_bytes_per_s: float | None = None  # of a node
     fused_kernels: bool = False  # by torch.compile, Liger or others, instead of transformers' own kernels
-
-    @classmethod
-    def of(cls, question: Question) -> "Machine":
-        """The link of a question is the slowest one: with several nodes, the link between nodes."""
-        several = question.gpus > question.local
-        return cls(
-            gpu=question.gpu,
-            gpus_per_node=question.local,
-            link=None if several else question.link,
-            network=question.link if several else None,
-            disk_bytes_per_s=question.disk_bytes_per_s,
-        )
 
     def links(self, ranks: int) -> Links:
         gpu = GPUS[self.gpu]
@@ -71,7 +58,7 @@ class StepTime:
         """The resource that is busy for the longest time."""
         busy_s = {"compute": sum(self.parts.get(name, 0.0) for name in ON_GPU)}
         busy_s |= {name: part_s for name, part_s in self.parts.items() if name not in ON_GPU}
-        return max(busy_s, key=busy_s.get)
+        return max(busy_s, key=busy_s.__getitem__)
 
 
 def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> StepTime:
@@ -100,25 +87,46 @@ def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[
 
 
 def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> tuple[list[Span], dict[str, float]]:
-    """The spans of a step with `passes` passes, and the busy seconds of each resource."""
-    single, whole = machine.fused_kernels and has_single_kernels(setup.model), setup.precision == "fp32"
-    of_blocks = blocks(setup if whole or not single else replace(setup, precision="bf16_cast"))  # casts are fused away
-    alike = {id(work): (work, block) for block in of_blocks for work in (block.forward, block.backward)}
-    cost = {
-        key: work_s(work, machine.gpu, whole, machine.fused_kernels and not (single and block.is_layer), constants)
-        for key, (work, block) in alike.items()
-    }
-    seconds = {block.name: (cost[id(block.forward)], cost[id(block.backward)]) for block in of_blocks}
-    sharing, links = Sharing.of(setup), machine.links(setup.ranks)
+    """Return the spans of a step with `passes` passes, and the busy seconds of each resource."""
+    work = _blocks(setup, machine)
+    seconds = _seconds(work, setup, machine, constants)
     host = _host(setup, machine, constants)
-    spans = replay(Schedule(setup, links, constants, seconds, of_blocks, sharing, host).step(passes))
-    parts = busy_s(spans)
-    del parts["compute"]
-    parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in parts.items()}
-    for name, field in zip(ON_GPU, ("products", "attention", "moving"), strict=True):
-        parts[name] = passes * sum(getattr(each, field) for pair in seconds.values() for each in pair)
+    schedule = Schedule(setup, machine.links(setup.ranks), constants, seconds, work, Sharing.of(setup), host)
+    spans = replay(schedule.step(passes))
+    parts = {PARTS.get(stream, stream): stream_s for stream, stream_s in busy_s(spans).items() if stream != "compute"}
+    of_passes = [each for pair in seconds.values() for each in pair]
+    parts["products"] = passes * sum(each.products for each in of_passes)
+    parts["attention"] = passes * sum(each.attention for each in of_passes)
+    parts["memory traffic"] = passes * sum(each.moving for each in of_passes)
     updates = (span.task for span in spans if span.task.name == "update" and span.task.stream == "compute")
     return spans, parts | {"update": sum(task.seconds for task in updates)}
+
+
+def _blocks(setup: Setup, machine: Machine) -> tuple[Block, ...]:
+    """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast."""
+    fuses_casts = _has_single_kernels(setup, machine) and setup.precision != "fp32"
+    return blocks(replace(setup, precision="bf16_cast") if fuses_casts else setup)
+
+
+def _has_single_kernels(setup: Setup, machine: Machine) -> bool:
+    """Return whether kernels are fused whose norms and activation functions are single kernels already."""
+    return machine.fused_kernels and has_single_kernels(setup.model)
+
+
+def _seconds(
+    work: tuple[Block, ...], setup: Setup, machine: Machine, constants: Pace
+) -> dict[str, tuple[Seconds, Seconds]]:
+    """Return the seconds of the forward and the backward pass of each block. Many blocks share their work."""
+    single = _has_single_kernels(setup, machine)
+    known: dict[int, Seconds] = {}
+
+    def cost(block: Block, one_pass: Work) -> Seconds:
+        if id(one_pass) not in known:
+            fused = machine.fused_kernels and not (single and block.is_layer)
+            known[id(one_pass)] = work_s(one_pass, machine.gpu, setup.precision == "fp32", fused, constants)
+        return known[id(one_pass)]
+
+    return {block.name: (cost(block, block.forward), cost(block, block.backward)) for block in work}
 
 
 def update_bytes(setup: Setup) -> float:

@@ -12,8 +12,7 @@ from study.io.words import joined
 from study.ledger import ledger
 from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
-from study.ledger.model import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
-from study.ledger.verdict import SUPPORTED, VERDICTS
+from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.records.runs import Runs
 from study.report import style

@@ -55,7 +55,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Death:
+class RankKilled:
     """A rank that a signal ended, as its launcher reports."""
 
     signal: str
@@ -68,36 +68,38 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Kills:
+class OomKills:
     """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
 
     count: int | None = None
     pids: frozenset[int] = frozenset()
 
 
-class Killing:
+class OomKillCounter:
     """Counts the processes that the kernel kills for memory from now on."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._before, self._log = oom_kills(), KernelLog()
 
-    def __enter__(self) -> "Killing":
+    def __enter__(self) -> "OomKillCounter":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log.close()
 
-    def so_far(self) -> Kills:
-        pids, now = self._log.killed_for_memory(), oom_kills()
-        count = None if None in (now, self._before) else now - self._before
-        return Kills(len(pids or ()) or None if count is None else count, frozenset(pids or ()))
+    def so_far(self) -> OomKills:
+        pids = frozenset(self._log.killed_for_memory() or ())
+        now = oom_kills()
+        if now is None or self._before is None:
+            return OomKills(len(pids) or None, pids)
+        return OomKills(now - self._before, pids)
 
 
-def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kills: Kills) -> Record:
-    """The record of a launch that ended or was ended by `stop`, completed with what the trainer could not know."""
+def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kills: OomKills) -> Record:
+    """Return the record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
     for part in [*folder.glob("record.json.part*"), *folder.glob(".*.part")]:  # of a killed writer
         part.unlink(missing_ok=True)
-    pids = {log.pid: log.rank for log in heartbeats(folder)}
+    pids = {log.pid: log.rank for log in heartbeats(folder) if log.pid is not None}
     if stop is None or stop.status != "timeout":
         for path in collectives.paths(folder):
             path.unlink(missing_ok=True)
@@ -106,59 +108,116 @@ def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kil
         return record
     if stop is None:
         output = last_words(folder)
-        stop = killed(record, output, code, kills, pids)
-        if stop is None and record.status == "running":
-            lines = " | ".join([line for line in output.splitlines() if not FRAME.match(line)][-LAST_LINES:])
-            stop = Stop(f"the launch ended with {_how(code)} and no record of why: {lines}", "see its output.txt")
+        stop = killed(record, output, code, kills, pids) or _unexplained(record, output, code)
     return record if stop is None else write_end(folder, record, stop)
 
 
-def killed(record: Record, output: str, code: int | None, kills: Kills, pids: dict[int, int]) -> Stop | None:
-    """The Stop for a launch in which a rank was killed. None if there is no sign of that.
+def _unexplained(record: Record, output: str, code: int | None) -> Stop | None:
+    """Return the Stop for a launch that ended without a record of why, with the last lines that it printed."""
+    if record.status != "running":
+        return None
+    lines = " | ".join([line for line in output.splitlines() if not FRAME.match(line)][-LAST_LINES:])
+    return Stop(f"the launch ended with {_how(code)} and no record of why: {lines}", "see its output.txt")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a launch in which a rank may have been killed."""
+
+    record: Record
+    killed: list[RankKilled]  # by a signal that no user sends, the root cause first
+    by_sigkill: list[RankKilled]  # of these, and the launcher
+    oom_kills: OomKills  # without those of other processes
+    oom_victims: list[int]  # ranks that the kernel killed for memory, as far as known
+
+    @property
+    def lost_peer(self) -> bool:
+        """Return whether the record only says that a connection or another rank was lost."""
+        error = self.record.error
+        message = error.message.lower() if error and error.kind != "Stop" else ""
+        return any(words in message for words in LOST_PEER) or is_unnamed(self.record)
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        if self.oom_victims:
+            return True
+        ended = self.by_sigkill or self.lost_peer or self.record.status in ("running", "interrupted")
+        return bool(self.oom_kills.count and ended)
+
+
+def evidence(record: Record, output: str, code: int | None, kills: OomKills, pids: dict[int, int]) -> Evidence:
+    """Collect what the launcher and the kernel report. `pids` are the ranks by their process id."""
+    killed = [each for each in reported(output) if each.signal not in ON_PURPOSE]
+    killed = [replace(each, rank=pids[each.pid]) if each.pid in pids else each for each in killed]
+    ranks = pids | {each.pid: each.rank for each in killed if each.pid is not None and each.rank is not None}
+    victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
+    if kills.pids and ranks and not victims:
+        kills = OomKills(0)  # the kernel killed other processes, which are not ours
+    by_sigkill = [each for each in killed if each.signal == "SIGKILL"]
+    if code == -signal.SIGKILL:
+        by_sigkill.append(RankKilled("SIGKILL"))  # the launcher itself
+    return Evidence(record, killed, by_sigkill, kills, victims)
+
+
+def killed(record: Record, output: str, code: int | None, kills: OomKills, pids: dict[int, int]) -> Stop | None:
+    """Return the Stop for a launch in which a rank was killed, or None if there is no sign of that.
 
     Of several dead ranks, the first is the one that died neither of a lost connection nor by torchrun.
     """
-    deaths = [death for death in reported(output) if death.signal not in ON_PURPOSE]
-    deaths = [replace(death, rank=pids[death.pid]) if death.pid in pids else death for death in deaths]
-    message = record.error.message.lower() if record.error and record.error.kind != "Stop" else ""
-    lost_peer = any(words in message for words in LOST_PEER) or is_unnamed(record)
-    ranks = pids | {death.pid: death.rank for death in deaths if death.pid is not None and death.rank is not None}
-    victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
-    if kills.pids and ranks and not victims:
-        kills = Kills(0)  # the kernel killed other processes, which are not ours
-    by_kill = [death for death in deaths if death.signal == "SIGKILL"]
-    by_kill += [Death("SIGKILL")] if code == -signal.SIGKILL else []  # the launcher itself
-    if victims or (kills.count and (by_kill or lost_peer or record.status in ("running", "interrupted"))):
-        victim = f"rank {victims[0]}" if victims else by_kill[0].name if by_kill else "a rank"
-        what = f"the kernel killed {victim} because the host ran out of memory"
-        return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victim))
-    if record.status == "failed" and not lost_peer:
+    found = evidence(record, output, code, kills, pids)
+    if found.is_out_of_memory:
+        return _out_of_memory(found)
+    if record.status == "failed" and not found.lost_peer:
         return None
-    if not deaths:
+    if not found.killed:
         return silent(record, output, code)
-    first = deaths[0]
-    meaning = MEANINGS.get(first.signal, "somebody or something sent it")
-    if first.signal == "SIGKILL":
-        unknown = kills.count is None
-        meaning = "the kernel does not say whether for lack of memory" if unknown else "not for lack of memory"
-    remedy = "see its output.txt, and start it again"
-    return Stop(f"{first.name} was killed ({first.signal}; {meaning})", remedy, where=_if_numbered(first.name))
+    first = found.killed[0]
+    what = f"{first.name} was killed ({first.signal}; {_meaning(first.signal, kills=found.oom_kills)})"
+    return Stop(what, "see its output.txt, and start it again", where=_if_numbered(first.name))
+
+
+def _out_of_memory(found: Evidence) -> Stop:
+    victim = "a rank"
+    if found.oom_victims:
+        victim = f"rank {found.oom_victims[0]}"
+    elif found.by_sigkill:
+        victim = found.by_sigkill[0].name
+    what = f"the kernel killed {victim} because the host ran out of memory"
+    return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victim))
+
+
+def _meaning(name: str, kills: OomKills) -> str:
+    """Return what a signal tells of its cause."""
+    if name != "SIGKILL":
+        return MEANINGS.get(name, "sent by an unknown process")
+    return "the kernel does not say whether for lack of memory" if kills.count is None else "not for lack of memory"
 
 
 def silent(record: Record, output: str, code: int | None) -> Stop | None:
-    """The Stop for a launch in which no rank wrote the reason: a signal, or the rank that failed first.
+    """Return the Stop for a launch in which no rank wrote the reason: a signal, or the rank that failed first.
 
     This happens if a rank's imports fail, or a signal comes while it imports, before it has a record.
     """
     if record.status != "running" and not (record.error and record.error.where == "another rank"):
         return None
     by_torchrun = set(map(int, ENDED_BY_TORCHRUN.findall(output)))
-    ended = [(death.signal, death.name) for death in reported(output) if death.pid not in by_torchrun]
+    return _interrupted(output, code, by_torchrun) or _failed_first(output, by_torchrun)
+
+
+def _interrupted(output: str, code: int | None, by_torchrun: set[int]) -> Stop | None:
+    """Return the Stop if the first that ended was ended by a signal that a user sends."""
+    ended = [(each.signal, each.name) for each in reported(output) if each.pid not in by_torchrun]
     ended += [(_name(int(number)), "the launcher") for number in SIGNAL_TO_TORCHRUN.findall(output)]
-    ended += [(_name(-code), "the launcher")] if code is not None and code < 0 else []
-    if ended and ended[0][0] in ON_PURPOSE:
-        name, victim = ended[0]
-        return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
+    if code is not None and code < 0:
+        ended.append((_name(-code), "the launcher"))
+    if not ended or ended[0][0] not in ON_PURPOSE:
+        return None
+    name, victim = ended[0]
+    return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
+
+
+def _failed_first(output: str, by_torchrun: set[int]) -> Stop | None:
+    """Return the Stop for the rank that failed first, with the last error that was printed."""
     failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in by_torchrun]
     if not failed:
         return None
@@ -170,40 +229,47 @@ def silent(record: Record, output: str, code: int | None) -> Stop | None:
 
 
 def is_unnamed(record: Record) -> bool:
-    """Whether the record says only that a rank is gone."""
+    """Return whether the record says only that a rank is gone."""
     return record.error is not None and record.error.message.endswith("died without a word")
 
 
-def reported(output: str) -> list[Death]:
-    """The ranks that a signal ended, as the launcher reports. The root cause, which it prints last, comes first."""
-    whole = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
+def reported(output: str) -> list[RankKilled]:
+    """Return the ranks that a signal ended, as the launcher reports. The root cause, which it prints last, is first."""
+    by_torchrun = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
     logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
-    if whole or logged:
+    if by_torchrun or logged:
         later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
-        return [Death(_name(-code), rank, pid) for code, rank, pid in whole or logged if code < 0 and pid not in later]
+        return [
+            RankKilled(_name(-code), rank, pid)
+            for code, rank, pid in by_torchrun or logged
+            if code < 0 and pid not in later
+        ]
     names = [first or second for first, second in DIED.findall(output)]
-    return [Death(name) for name in names] or [Death(_name(-int(code))) for code in EXITED.findall(output)]
+    names = names or [_name(-int(code)) for code in EXITED.findall(output)]
+    return [RankKilled(name) for name in names]
 
 
 def hang(folder: Path) -> str:
-    """A sentence on where the ranks of a launch wait for each other; empty if unknown."""
+    """Return a sentence on where the ranks of a launch wait for each other; empty if unknown."""
     logs = heartbeats(folder)
     stopped = [f"rank {log.rank}" for log in logs if log.pid and is_stopped(log.pid)]
-    said = [f"{' and '.join(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped (SIGSTOP)"] if stopped else []
-    said += [finding.sentence for finding in hangs(logs)]
+    sentences = [finding.sentence for finding in hangs(logs)]
+    if stopped:
+        verb = "is" if len(stopped) == 1 else "are"
+        sentences.insert(0, f"{' and '.join(stopped)} {verb} stopped (SIGSTOP)")
     places = [f"rank {log.rank} at {log.place}" for log in logs if log.place]
-    return "; ".join(said or places)
+    return "; ".join(sentences or places)
 
 
 def heartbeats(folder: Path) -> list[collectives.RankLog]:
-    """The heartbeats that the ranks have left; empty if they cannot be read."""
+    """Return the heartbeats that the ranks have left; empty if they cannot be read."""
     with contextlib.suppress(Stop, OSError):
         return collectives.load(folder)
     return []
 
 
 def read(folder: Path) -> Record | None:
-    """The record that the trainer has written so far. None if no record can be read."""
+    """Return the record that the trainer has written so far. None if no record can be read."""
     try:
         return store.load(folder)
     except Stop:
@@ -217,7 +283,7 @@ def write_end(folder: Path, record: Record, stop: Stop) -> Record:
 
 
 def last_words(folder: Path) -> str:
-    """The end of what a launch printed: enough for torchrun's report."""
+    """Return the end of what a launch printed: enough for torchrun's report."""
     with (folder / "output.txt").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2**20))
         return file.read().decode(errors="replace")

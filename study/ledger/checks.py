@@ -1,0 +1,89 @@
+"""The table of checks that a claims file may name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from study.ledger import citations, memory_checks, probes, record_checks, step_checks, theory_checks
+from study.ledger.arguments import Check, calls_of
+from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
+from study.spec.validation import nearest
+
+
+def any_unit(name: str, arguments: dict) -> str | None:
+    """Return None: the finding is in the unit that the claim gives."""
+    return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of check: what it rests on, and its function; or several functions, of which an argument chooses one."""
+
+    basis: str
+    functions: dict[str, Check]
+    chosen_by: str | None = None
+    own: tuple[str, ...] = ()  # the functions that only need the document's own numbers
+    unit: Callable[[str, dict], str | None] = any_unit  # of the finding, by the function's name and the arguments
+    texts: tuple[str, ...] = ()  # if not empty: the only texts that it can find
+    # By document, the functions whose formulas that document published. They cannot show that its own claims are true.
+    published: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def choice(self, arguments: dict) -> str:
+        """Return the name of the function that the arguments choose; empty if there is only one."""
+        return str(arguments.get(self.chosen_by)) if self.chosen_by else ""
+
+    def basis_of(self, arguments: dict, document: str = "") -> str:
+        """Return what a check with these arguments rests on, for a claim of this document.
+
+        A paper's own formula says of its numbers whether they are consistent, not whether they are true.
+        """
+        own = (*self.own, *self.published.get(document, ()))
+        return OWN if self.choice(arguments) in own else self.basis
+
+
+def _one(basis: str, *checks: Check) -> dict[str, Kind]:
+    return {check.__name__: Kind(basis, {"": check}) for check in checks}
+
+
+def _records(*checks: Check) -> dict[str, Kind]:
+    texts = {"ran": (*record_checks.ANSWERS, record_checks.REFUSED), "measured_trend": theory_checks.TRENDS}
+    kinds = {}
+    for check in checks:
+        name = check.__name__
+        kinds[name] = Kind(MEASURED, {"": check}, unit=record_checks.unit_of, texts=texts.get(name, ()))
+    return kinds
+
+
+THEORY = Kind(
+    PREDICTED,
+    theory_checks.QUANTITIES,
+    chosen_by="quantity",
+    own=("fitted_bytes_per_parameter", "rest_bytes", "rest_spread"),  # differences of a document's own figures
+    unit=lambda name, arguments: theory_checks.UNITS.get(name),
+    published={
+        "P1": ("states_bytes", "states_saving", "states_ratio", "largest_parameters", "fewest_ranks", "traffic_ratio"),
+        "P2": ("offloaded_states_bytes",),
+        "P3": ("offload_efficiency",),
+    },
+)
+KINDS: dict[str, Kind] = {
+    **_one(OWN, theory_checks.arithmetic, theory_checks.stated),
+    **_one(PREDICTED, step_checks.bound, theory_checks.quotient),
+    "fits": Kind(PREDICTED, {"": memory_checks.fits}, texts=("fits", "does not fit")),
+    "trend": Kind(PREDICTED, {"": theory_checks.trend}, texts=theory_checks.TRENDS),
+    "theory": THEORY,
+    **_one(READ, citations.cited, citations.searched),
+    **_records(record_checks.ran, record_checks.counted, record_checks.ratio, record_checks.order),
+    **_records(record_checks.measured_trend, record_checks.observed, record_checks.equal, record_checks.same_loss),
+    "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
+}
+
+
+def function_and_calls(name: str, arguments: dict) -> tuple[Check, list[dict]]:
+    """Return a check's function and its calls. Raise a ValueError if the arguments do not fit the function."""
+    kind = KINDS[name]
+    choice = kind.choice(arguments)
+    if choice not in kind.functions:
+        raise ValueError(f"{choice!r} is not known; {nearest(choice, kind.functions)}")
+    arguments = {key: value for key, value in arguments.items() if key != kind.chosen_by}
+    function = kind.functions[choice]
+    return function, calls_of(function, arguments, choice or name)
