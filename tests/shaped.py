@@ -18,6 +18,7 @@ from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
 from study.records.schema import Record
+from study.report.grouping import records as records_of
 from study.spec import arms
 from study.spec.shapes import SHAPES, VOCABULARY
 
@@ -231,7 +232,7 @@ def run(fields: dict | None = None, environment: str = "A", **settings) -> Run:
 
 def rows(table: pd.DataFrame) -> list[dict]:
     """The rows of a table; what is not known is None."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")
+    return records_of(table)
 
 
 def runs(*folders: Path) -> Runs:

@@ -78,7 +78,7 @@ def _bars() -> charts.Bars:
     model = Architecture(**models()[FIRST["model"]])
     values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
     setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in ARMS}
-    parts = {name: memory.parts(estimate(setup).at_peak) for name, setup in setups.items()}
+    parts = {name: memory.part_bytes(estimate(setup).at_peak) for name, setup in setups.items()}
     return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
 

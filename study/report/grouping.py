@@ -54,6 +54,12 @@ def each(rows: pd.DataFrame) -> Iterator[Any]:
     return iter(rows.itertuples())
 
 
+def records(rows: pd.DataFrame) -> list[dict]:
+    """Return the rows as dictionaries, in which what is not known is None."""
+    known = rows.astype(object).where(rows.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
+
+
 def least(rows: pd.DataFrame, name: str) -> pd.Series:
     """Return the row with the smallest value of a column, the first of equal ones."""
     return rows.iloc[int(np.nanargmin(rows[name].to_numpy(float)))]

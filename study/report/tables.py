@@ -2,13 +2,13 @@
 
 import html
 import itertools
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from study.io.numbers import quantity, short
+from study.report.grouping import records
 from study.report.style import conditions
 
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
@@ -68,12 +68,12 @@ def as_html(rows: pd.DataFrame, columns: Iterable[str] = ()) -> str:
     Where rows of one group follow each other, the group is a heading above them and no column.
     """
     names = list(columns) or [str(name) for name in rows]
-    records = rows.to_dict("records")
-    together = [(group, list(mine)) for group, mine in itertools.groupby(records, lambda row: row.get("group"))]
-    if "group" in names and 2 * len(together) <= len(records):
+    rows_of_table = records(rows)
+    together = [(group, list(mine)) for group, mine in itertools.groupby(rows_of_table, lambda row: row.get("group"))]
+    if "group" in names and 2 * len(together) <= len(rows_of_table):
         names.remove("group")
     else:
-        together = [(None, records)]
+        together = [(None, rows_of_table)]
     lines = ["<table>", f"<thead><tr>{_cells('th', (html.escape(heading(name)) for name in names))}</tr></thead>"]
     for group, mine in together:
         lines.append("<tbody>")
@@ -92,7 +92,7 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 
 
 def _cell(name: str, value: object) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None:
         return short(None)
     if name == "verdict":
         return f"<span class='verdict {str(value).partition(' ')[0]}'>{html.escape(str(value))}</span>"

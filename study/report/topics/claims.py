@@ -17,7 +17,7 @@ from study.ledger.words import plainly
 from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
-from study.report.grouping import parts
+from study.report.grouping import parts, records
 from study.report.style import FAINT, INK
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
@@ -64,17 +64,17 @@ def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return how many claims of each document got which verdict."""
-    return pd.DataFrame(ledger.by_document(verdicts.to_dict("records")))
+    return pd.DataFrame(ledger.by_document(records(verdicts)))
 
 
 def by_basis(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return how many claims got which verdict, by what the verdicts rest on."""
-    return pd.DataFrame(ledger.by_basis(verdicts.to_dict("records")))
+    return pd.DataFrame(ledger.by_basis(records(verdicts)))
 
 
 def sentence(verdicts: pd.DataFrame) -> str:
     """Return how many claims got which verdict, and what the verdicts rest on."""
-    rows = verdicts.to_dict("records")
+    rows = records(verdicts)
     mine, resting = counted(rows), bases(rows)
     if not mine:
         return ""
@@ -97,7 +97,7 @@ def _counts(counts: Counter) -> str:
 @style.figure
 def figure(verdicts: pd.DataFrame) -> Figure:
     """Claims of each document by verdict: those about the world, and comparisons of its own numbers with each other."""
-    mine = pd.DataFrame(counted(verdicts.to_dict("records")))
+    mine = pd.DataFrame(counted(records(verdicts)))
     documents = parts(mine, "document")
     height = 0.6 + 0.36 * len(documents)
     drawing, (above, below) = style.panels([height, height], sharex=True)
