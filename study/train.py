@@ -21,7 +21,7 @@ import torch
 from accelerate.utils import set_seed
 
 from study.errors import Stop
-from study.measure import network
+from study.measure import hardware
 from study.measure.clock import Clock
 from study.measure.memory import disk_bytes, highest, peaks, reset_peaks
 from study.measure.roles import inner_optimizer
@@ -50,10 +50,10 @@ def train(run: Run) -> Callable[[], object]:
     history.disk_before = disk_bytes()
     history.peaks = None
     reset_peaks()
-    history.link_before = network.counters()
+    history.link_before = hardware.link_counters()
     for window in windows(run, run.timed_from, run.steps):
         train_window(run, window, history)
-    history.link = network.since(history.link_before)
+    history.link = hardware.link_traffic_since(history.link_before)
     # Before the last evaluation, for which the first rank imports `evaluate` on real data.
     history.peaks = highest(history.peaks, peaks())
     if not run.is_virtual:
@@ -87,7 +87,7 @@ def train_window(run: Run, window: range, history: History) -> None:
 
 def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
     """One update from `accumulation` microbatches. Returns the loss on the device, because reading it would wait."""
-    total = 0.0
+    losses = []
     for i in range(run.settings.accumulation):
         batch = {name: rows[i].to(run.accelerator.device, non_blocking=True) for name, rows in microbatches.items()}
         with run.accelerator.accumulate(run.model):
@@ -95,14 +95,15 @@ def optimizer_step(run: Run, microbatches: Rows) -> torch.Tensor:
             run.accelerator.backward(loss)  # under DeepSpeed this also takes the optimizer step
             run.optimizer.step()
             run.optimizer.zero_grad()
-        total = total + loss.detach()
-    return total / run.settings.accumulation
+        losses.append(loss.detach())
+    return sum(losses[1:], start=losses[0]) / run.settings.accumulation
 
 
 @torch.no_grad()
 def evaluate(run: Run, step: int) -> Evaluation:
     """Loss and metric over the evaluation rows, which the ranks share. Only the first rank computes the metric."""
-    accelerator, rows = run.accelerator, run.data.eval
+    accelerator = run.accelerator
+    rows = run.data.eval
     run.at(f"the evaluation after step {step}")
     run.model.eval()
     count = len(rows["input_ids"])

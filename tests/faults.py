@@ -733,7 +733,7 @@ FAULTS = [
     Fault(X, "timed window", "KeyboardInterrupt", "interrupted"),
     Fault(X, "model", "SystemExit(0)", "failed", ANY),
     *at_each("timed window, evaluation", kind=X, how="it leaves with code 0", status="failed",
-             words="rank 1 died without a word", where="rank 1"),
+             words="rank 1 ended without an error message", where="rank 1"),
     Fault(X, "imports", "it leaves with code 0", "timeout", "rank 0 at", **HANG),
     Fault(X, "timed window", "it leaves with code 7", "failed", ANY),
     Fault(X, "timed window", "it leaves with code 0", "failed", ANY, arm="single", rank=0),

@@ -1,9 +1,13 @@
 """Compares advice with its formulas, with arithmetic by hand, and with what an expert would try."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from test_cli import in_this_process
 
+from study.cli import steps
+from study.cli.predictions import Prediction
 from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
@@ -19,12 +23,18 @@ from study.predictor.advice.advise import (
     machine_of,
     step_of,
 )
-from study.predictor.advice.answer import assumptions, in_words, remedies_in_words, seconds
+from study.predictor.advice.answer import assumptions, seconds
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, bytes_of, counts_of
 from study.predictor.architecture import describe, parameters
 from study.predictor.estimate import Estimate, estimate
-from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, reserve_bytes
+from study.predictor.memory.memory_kinds import (
+    FRAGMENTATION,
+    OUTSIDE_AT_MOST_BYTES,
+    MemoryKinds,
+    outside_bytes,
+    reserve_bytes,
+)
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import step_time
@@ -259,19 +269,54 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
 # --- in words ------------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_comes_first(gemma):
-    first, second = in_words(gemma)
-    row = gemma.choice
-    assert first.startswith(f"Use {row.arm} with activation checkpointing, {row.micro_batch} rows per pass, ")
-    assert first.endswith(f" of 85.5 GB; {seconds(row)} per step.")
-    assert second.startswith(f"Alternative: {gemma.alternative.arm}")
-    assert "bf16" in " ".join(assumptions(GEMMA))
-    on_t4 = replace(BERT, gpu="T4")
-    assert "in fp16" in in_words(advise(on_t4))[0]
-    assert "T4 has no bf16" in " ".join(assumptions(on_t4))
+def test_seconds_have_two_digits_and_a_unit(gemma):
     shown = ((0.5, 0.312, 0.75), (120, 61.0, 170.0), (7200, 3000, 9000.0))
-    rows_shown = [replace(row, step_s=step_s, step_interval_s=(low, high)) for step_s, low, high in shown]
+    rows_shown = [replace(gemma.choice, step_s=step_s, step_interval_s=(low, high)) for step_s, low, high in shown]
     assert [seconds(each) for each in rows_shown] == ["0.5 s (0.31 to 0.75)", "2 min (1 to 2.8)", "2 h (0.83 to 2.5)"]
+
+
+NUMBER = re.compile(r"(?<!\w)[-+]?\d+([.,]\d+)*(e[-+]?\d+)?( [kMGT]B| bytes)?")
+LANE = re.compile(r"\w+( link)? [fbgru.]{60}")
+COMMANDS = (
+    "advise --model bert-base --gpus 2 --gpu L4 --sequence 128 --batch 24",
+    "advise --model bert-base --gpus 2 --gpu T4 --sequence 128 --batch 24 --optimizer muon --link pcie4",
+    "advise --model gpt-j-6b --gpus 1 --gpu 4090",
+    "advise --model bert-base --gpus 1..2 --gpu L4 --sequence 128 --batch 24",
+    "estimate --model gpt2-medium --gpu H100 --explain",
+    "estimate --model gpt2-xl --arm ddp --gpu T4",
+    "estimate --model gpt2-medium --arm zero2 --device cpu",
+    "estimate --params 7.5e9 --ranks 64",
+    "timeline --model gpt2-medium --gpus 4 --gpu A100",
+)
+
+
+def test_the_commands_words(monkeypatch, capsys, golden):
+    """The answer comes first. Numbers are left out here: other tests have them."""
+    monkeypatch.setattr(steps, "WIDTH", 10_000)
+    pages = []
+    for command in COMMANDS:
+        assert in_this_process(monkeypatch, command) is None
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        words = [NUMBER.sub("#", line) for line in lines if not LANE.match(line)]
+        pages.append("\n".join([f"$ study {command}", *words]))
+    golden("command_predictions.txt", "\n\n".join(pages))
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(-1, "no"), (1, "only just"), ("reserve", "yes")])
+def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
+    """Beside the tensors there are the context and NCCL; an advice keeps more free."""
+    setup = Setup.of_arm(BERT.model, "zero2", ranks=8, precision="bf16_cast", device="cuda")
+    whole = estimate(setup)
+    needed = whole.peak_bytes + outside_bytes(8)
+    if spare == "reserve":
+        spare = OUTSIDE_AT_MOST_BYTES + FRAGMENTATION * 2 * needed
+    monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(needed + spare)))
+    kinds = MemoryKinds(whole.peak_bytes, None, None)
+    assert Prediction("zero2", setup, whole, kinds, "L4", None).fits == fits
+    assert Prediction("zero2", setup, whole, kinds, None, None).fits is None
+
+
+# --- how many GPUs -------------------------------------------------------------------------------------------------
 
 
 def test_when_nothing_fits_it_says_what_would_help():
@@ -282,10 +327,6 @@ def test_when_nothing_fits_it_says_what_would_help():
     helps = remedies(question, given)
     assert [remedy.what for remedy in helps] == ["more host memory", "more GPUs", "larger GPUs"]
     assert all(remedy.choice.fits for remedy in helps)
-    (sentence,) = in_words(advice)
-    assert "Nothing fits on 1 x RTX4090" in sentence
-    assert "of host memory where there are 64 GB" in sentence
-    assert "LoRA" in remedies_in_words(helps)[-1]
 
 
 def test_how_many_are_needed():

@@ -14,7 +14,7 @@ import pytest
 from study.errors import Stop
 from study.extras.cluster import cluster, over_hosts
 from study.extras.cluster.cluster import UNLIMITED, Cluster, Host
-from study.measure import network, readback
+from study.measure import hardware, readback
 from study.records import metrics, store
 from study.records.schema import Network
 from study.spec import arms
@@ -179,12 +179,12 @@ def test_another_network_than_was_asked_for_is_a_mismatch():
     settings = Flags(hosts=2, bandwidth_mbit=200)
     rank = {"interface": "zshost0", "bandwidth_mbit": 200.0, "limited_by": "tbf", "delayed_by": None}
     apart = [rank | {"host": "net:[1]"}, rank | {"host": "net:[2]"}]
-    assert readback.other_network(settings, network.describe(apart)) == []
-    together = network.describe([rank | {"host": "net:[1]"}] * 2)
+    assert readback.other_network(settings, hardware.describe_network(apart)) == []
+    together = hardware.describe_network([rank | {"host": "net:[1]"}] * 2)
     assert readback.other_network(settings, together) == ["hosts: promised 2, observed 1"]
-    faster = network.describe([side | {"bandwidth_mbit": 400.0} for side in apart])
+    faster = hardware.describe_network([side | {"bandwidth_mbit": 400.0} for side in apart])
     assert "observed 400.0" in readback.other_network(settings, faster)[0]
-    free = network.describe([side | {"bandwidth_mbit": None} for side in apart])
+    free = hardware.describe_network([side | {"bandwidth_mbit": None} for side in apart])
     assert readback.other_network(Flags(hosts=2, bandwidth_mbit="unlimited"), free) == []
     assert readback.other_network(settings, free) == ["bandwidth in Mbit/s: promised 200, observed None"]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from study.spec.shapes import VOCABULARY
-from study.training import corpus
-from study.training.corpus import CLS, FIRST_WORD, NUM_CLASSES, OPINIONS, PAD, SEP, UNK
+from study.training import tasks
+from study.training.tasks import CLS, FIRST_WORD, NUM_CLASSES, OPINIONS, PAD, SEP, UNK
 
 ROWS, SEQUENCE, TOKENS = 800, 128, 50_000
 PER_CLASS = (VOCABULARY - FIRST_WORD) // NUM_CLASSES
@@ -14,12 +14,12 @@ FIRST_FILLER = FIRST_WORD + 2 * OPINIONS
 
 @pytest.fixture(scope="module")
 def reviews() -> dict[str, np.ndarray]:
-    return corpus.reviews(ROWS, SEQUENCE, seed=42)
+    return tasks.reviews(ROWS, SEQUENCE, seed=42)
 
 
 @pytest.fixture(scope="module")
 def tokens() -> np.ndarray:
-    return corpus.stream(TOKENS, seed=42, part="train")
+    return tasks.stream(TOKENS, seed=42, part="train")
 
 
 def class_of(tokens: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def transitions(tokens: np.ndarray) -> np.ndarray:
 
 
 def content(seed: int) -> list[bytes]:
-    arrays = [*corpus.reviews(ROWS, SEQUENCE, seed).values(), corpus.stream(5_000, seed, "train")]
+    arrays = [*tasks.reviews(ROWS, SEQUENCE, seed).values(), tasks.stream(5_000, seed, "train")]
     return [array.tobytes() for array in arrays]
 
 
@@ -114,8 +114,8 @@ def test_the_next_class_is_predictable(tokens):
 
 
 def test_parts_share_the_rule_and_not_the_words(tokens):
-    other = corpus.stream(TOKENS, seed=42, part="validation")
+    other = tasks.stream(TOKENS, seed=42, part="validation")
     assert (transitions(tokens).argmax(1) == transitions(other).argmax(1)).all()
     assert (tokens == other).mean() < 0.2
-    rule_of = [tuple(transitions(corpus.stream(5_000, seed, "train")).argmax(1)) for seed in range(5)]
+    rule_of = [tuple(transitions(tasks.stream(5_000, seed, "train")).argmax(1)) for seed in range(5)]
     assert len(set(rule_of)) > 1, "another seed has another rule"

@@ -127,7 +127,7 @@ def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
     assert launcher.returncode == 1
     assert output.count("What to do:") == 1, output
     error = store.load(tmp_path / "run").error
-    assert (error.message, error.where) == ("rank 1 died without a word", "rank 1")
+    assert (error.message, error.where) == ("rank 1 ended without an error message", "rank 1")
     assert "report" not in error.what_to_do
     assert left_running(tmp_path / "run") == []
 

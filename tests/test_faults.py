@@ -134,7 +134,7 @@ def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it
 
 
 def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
-    gone = Stop("another rank died without a word", "see", where="another rank")
+    gone = Stop("another rank ended without an error message", "see", where="another rank")
     record = store.ended(store.new("run", []), gone, "RuntimeError")
     stop = outcomes.killed(record, TORCHRUN.replace("-11", "3"), 1, outcomes.OomKills(0), {})
     assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no message", "rank 3")

@@ -12,7 +12,7 @@ import torch
 from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 
 from study.machine import doctor
-from study.measure import failures
+from study.measure import hardware
 from study.measure.clock import Clock
 from study.records import metrics
 from study.records.schema import Record
@@ -21,10 +21,7 @@ from study.spec.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 # Not 64 tokens: attention by cuDNN in PyTorch 2.11 is said to end in no number where masked rows are half of 128.
 TINY = (
@@ -288,12 +285,12 @@ def test_no_cap_beyond_the_device(tmp_path, cache):
 
 
 def test_a_full_device_is_told_from_a_host_that_will_not_pin():
-    assert failures.device_is_full(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    assert failures.device_is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert hardware.device_is_full(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert hardware.device_is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     pinning = RuntimeError("CUDA error: out of memory")
     assert torch.cuda.mem_get_info()[0] > 2**30, "this test needs a device with some room"
-    assert not failures.device_is_full(pinning)
-    assert failures.host_is_full(pinning)
+    assert not hardware.device_is_full(pinning)
+    assert hardware.host_is_full(pinning)
 
 
 # --- beside the trainer --------------------------------------------------------------------------------------------

@@ -47,6 +47,13 @@ def test_the_package_leaves_the_path_of_a_users_script_alone():
     assert loaded_by(code, {"study"}) == {"study"}
 
 
+def test_the_trainer_loads_at_most_60_of_our_modules_and_none_of_the_other_parts():
+    code = "import sys, study.train\nours = sorted(name for name in sys.modules if name.partition('.')[0] == 'study')\n"
+    code += "assert len(ours) <= 60, ours\nothers = ('predictor', 'ledger', 'watcher', 'report', 'bench', 'extras')\n"
+    code += "assert not [name for name in ours if name.partition('.')[2].partition('.')[0] in others], ours"
+    assert loaded_by(code, {"study.train"}) == {"study.train"}
+
+
 def test_the_trainer_imports_what_only_some_runs_need_where_they_need_it():
     """The embedded corpus and a built-in model need none of these, and they would take a second of each rank.
 

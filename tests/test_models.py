@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.build import build
-from study.models.shapes import WithoutValues
+from study.models.build import WithoutValues, build
 from study.models.step import inputs, logits_and_losses
 
 KINDS = {"bert": "encoder", "modernbert": "encoder", "deberta-v2": "encoder", "t5": "seq2seq", "vit": "vision"}

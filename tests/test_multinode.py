@@ -20,8 +20,10 @@ from study.errors import Stop
 from study.extras.hosts import multinode
 from study.extras.hosts.multinode import Place
 from study.records import store
+from study.records.schema import Hardware
 from study.spec.arms import all_paths
-from study.training import ending, machines
+from study.training import ending
+from study.training import launch as machines
 
 FIRST = Place(2, 0, 4, "10.7.0.1", 29511, "10.7.0.1", "eth7")
 SECOND = dataclasses.replace(FIRST, rank=1, address="10.7.0.2", interface="ib0")
@@ -126,18 +128,18 @@ def test_what_cannot_be_launched_is_one_sentence(call, words, monkeypatch):
 # --- one record of all machines ---------------------------------------------------------------------------------------
 
 
-def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> machines.Seen:
-    return machines.Seen(number, {"cores": cores}, {"torch": torch, "numpy": None}, "eth0")
+def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> machines.RankMachine:
+    return machines.RankMachine(number, Hardware(cores=cores), {"torch": torch, "numpy": None}, "eth0")
 
 
 def test_machines_are_told_apart_by_number_and_hold_their_ranks():
-    two = machines.merged([seen(0), seen(1, cores=16), seen(0), seen(1, cores=16)])
+    two = machines.merge_machines([seen(0), seen(1, cores=16), seen(0), seen(1, cores=16)])
     assert [(machine.ranks, machine.hardware.cores) for machine in two] == [([0, 2], 8), ([1, 3], 16)]
 
 
 def test_machines_with_different_versions_do_not_train_together():
     with pytest.raises(Stop, match=r"different versions of torch \(2.13.0 and 2.12.1\)"):
-        machines.merged([seen(0), seen(1, torch="2.12.1")])
+        machines.merge_machines([seen(0), seen(1, torch="2.12.1")])
 
 
 @pytest.fixture
@@ -175,8 +177,8 @@ def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting,
 def test_virtual_ranks_are_on_one_machine(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "64")
     monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
-    assert not machines.several()
-    assert machines.name_of(0) == "rank 0"
+    assert not machines.on_several_machines()
+    assert machines.rank_name(0) == "rank 0"
 
 
 def test_the_first_reason_stays(meeting, tmp_path, capsys):

@@ -12,8 +12,7 @@ from study.bench.prediction import predicted
 from study.cli import commands
 from study.errors import Stop
 from study.measure import readback, roles
-from study.models.adapters import Adapted, freeze
-from study.models.build import build
+from study.models.build import Adapted, build, freeze
 from study.models.config import load
 from study.predictor import papers
 from study.predictor.architecture import describe
@@ -27,7 +26,7 @@ from study.report.topics import memory
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
 from study.spec.settings import Flags
-from study.training import optimizers
+from study.training.models import build_optimizer
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
 RUNS = {
@@ -171,7 +170,7 @@ def test_a_master_copy_goes_with_each_optimizer():
     model = torch.nn.Linear(8, 8).bfloat16()
     before = model.weight.detach().clone()
     settings = Flags(optimizer="sgd", lr=0.1, precision="bf16_cast")
-    optimizer = optimizers.build(settings, model, with_master=True)
+    optimizer = build_optimizer(settings, model, with_master=True)
     model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
     assert type(optimizer).__name__ == "MasterSGD"
@@ -183,7 +182,7 @@ def test_a_master_copy_goes_with_each_optimizer():
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
     model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Linear(256, 8))
-    optimizer = optimizers.build(Flags(optimizer="adamw_8bit", lr=0.1), model)
+    optimizer = build_optimizer(Flags(optimizer="adamw_8bit", lr=0.1), model)
     model(torch.ones(2, 128)).sum().backward()
     optimizer.step()
     tensors = [tensor for state in optimizer.state.values() for tensor in roles.tensors_in(state)]
@@ -251,7 +250,7 @@ def test_adapters_and_other_choices_of_what_trains_exclude_each_other():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Stop, match="needs bitsandbytes") as stopped:
-        optimizers.build(Flags(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
+        build_optimizer(Flags(optimizer="adamw_8bit", lr=0.1), torch.nn.Linear(2, 2))
     assert stopped.value.status == "unavailable"
 
 

@@ -21,7 +21,7 @@ def test_a_patch_ends_with_its_block_and_keeps_its_name(monkeypatch):
 def test_a_value_without_memory_reads_as_zero_of_its_kind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from study.models.shapes import WithoutValues
+    from study.models.build import WithoutValues
 
     with FakeTensorMode(), WithoutValues():
         values = [torch.empty(1, dtype=dtype).item() for dtype in (torch.float32, torch.int64, torch.bool)]

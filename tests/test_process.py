@@ -16,7 +16,7 @@ from conftest import ROOT, python, ranks_of
 
 from study.errors import Stop
 from study.machine import linux
-from study.measure import failures
+from study.measure import hardware
 from study.records import store
 from study.spec.arms import FOLDER, read
 from study.training import ending
@@ -82,8 +82,8 @@ def test_the_two_that_stay_find_each_other(tmp_path):
 def test_whose_memory_is_full(error, free_bytes, device, host, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 2**37))
-    assert failures.device_is_full(error) is device
-    assert failures.host_is_full(error) is host
+    assert hardware.device_is_full(error) is device
+    assert hardware.host_is_full(error) is host
 
 
 def test_where_the_machine_does_not_count_kills_the_control_group_does(monkeypatch):
@@ -193,7 +193,11 @@ READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0
 def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     stop = reason(RuntimeError(message))
-    assert (stop.status, stop.where, stop.what) == ("failed", "another rank", "another rank died without a word")
+    assert (stop.status, stop.where, stop.what) == (
+        "failed",
+        "another rank",
+        "another rank ended without an error message",
+    )
     assert "report" not in stop.remedy
     monkeypatch.setattr(ending, "oom_kills", lambda: 4)
     for kills_before, status in ((4, "failed"), (3, "host_oom")):
@@ -268,7 +272,7 @@ def test_a_rank_waits_for_the_record_that_rank_0_makes(handlers, tmp_path, capsy
 
 
 def test_a_rank_that_was_told_to_end_waits_for_the_record_while_all_live(handlers, tmp_path, monkeypatch):
-    """Else rank 0, whom torchrun ends next, takes it for one that died without a word."""
+    """Else rank 0, whom torchrun ends next, takes it for one that ended without an error message."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ending, "ranks_alive", lambda: 2)
     threading.Timer(0.5, store.write, (tmp_path, store.new("run", []))).start()

@@ -59,8 +59,7 @@ def run(path, folder) -> dict:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in SCRIPTS],
+    "path", [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in SCRIPTS]
 )
 def test_prints_one_answer(path, tmp_path):
     assert isinstance(run(path, tmp_path)["found"], (bool, int, float, str))

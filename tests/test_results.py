@@ -25,8 +25,7 @@ from accelerate import Accelerator
 from study.records import store
 from study.records.schema import Record
 from study.training import ending, finish
-from study.training.log import log_to
-from study.training.run import Run
+from study.training.run import Run, log_to
 from study.spec.settings import Flags, Settings
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
@@ -84,7 +83,7 @@ def test_a_rank_that_is_killed_in_its_instruments_leaves_the_run_done(folder):
     ranks = ranks_of(RANK, folder, str(folder), "killed")
     kept = store.load(folder)
     assert kept.status == "done", ranks.output
-    assert kept.observed.instruments_failed == "another rank died without a word"
+    assert kept.observed.instruments_failed == "another rank ended without an error message"
 
 
 ALONE = types.SimpleNamespace(is_main_process=True, num_processes=1, wait_for_everyone=lambda: None)  # an Accelerator

@@ -79,10 +79,7 @@ def test_possible_values_pass(values):
         ({"steps": 100, "lr_warmup_steps": 100}, "^--lr-warmup-steps 100 never ends within --steps 100$"),
         ({"init": "none"}, "^--init none leaves nothing to train$"),
         ({"bandwidth_mbit": 50.0}, "^--bandwidth-mbit needs an emulated cluster$"),
-        (
-            {"hosts": 2, "virtual_ranks": 2},
-            "^--hosts does not go with --virtual-ranks, which send nothing$",
-        ),
+        ({"hosts": 2, "virtual_ranks": 2}, "^--hosts does not go with --virtual-ranks, which send nothing$"),
         ({"init": "none", "virtual_ranks": 2, "precision": "fp16"}, "^--init none has no values to scale for fp16$"),
     ],
 )
@@ -116,35 +113,51 @@ def test_values_in_a_file_are_settings():
     assert build({"lr": 1, "micro_batch": 4}, "a.toml") == Flags(lr=1, micro_batch=4)
 
 
-RESOLVED = {  # task, with a GPU: model, data, init, sequence, lr, train rows, eval rows, attention
-    ("imdb", False): ("bert-tiny", "embedded", "random", 128, 1e-3, 800, 200, "sdpa"),
-    ("imdb", True): ("bert-large-uncased", "hub", "pretrained", 128, 5e-5, 800, 200, "sdpa"),
-    ("wikitext", False): ("gpt-tiny", "embedded", "random", 128, 1e-3, None, 100, "sdpa"),
-    ("wikitext", True): ("gpt2", "hub", "random", 1024, 5e-5, None, 100, "sdpa"),
-}
+BLANK = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir", "resume"}
+BLANK |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only", "checkpoint_every"}
+BLANK |= {"dies_after"}  # the arm, the model, the data or the machine decide later
+HUB_BERT = "google-bert/bert-base-uncased"
+RESOLVED = [  # flags, with a GPU: some of the settings
+    (
+        {"task": "imdb"},
+        False,
+        {"model": "bert-tiny", "data": "embedded", "init": "random", "sequence": 128, "lr": 1e-3, "attention": "sdpa"},
+    ),
+    (
+        {"task": "imdb"},
+        True,
+        {"model": "bert-large-uncased", "data": "hub", "init": "pretrained", "sequence": 128, "lr": 5e-5},
+    ),
+    ({"task": "wikitext"}, False, {"model": "gpt-tiny", "data": "embedded", "init": "random", "sequence": 128}),
+    ({"task": "wikitext"}, True, {"model": "gpt2", "data": "hub", "init": "random", "sequence": 1024, "lr": 5e-5}),
+    ({}, False, {"task": "imdb", "train_rows": 800, "eval_rows": 200}),
+    ({"task": "wikitext"}, False, {"train_rows": None, "eval_rows": 100, "attention": "sdpa"}),
+    ({"model": "vit-micro", "init": "none"}, False, {"task": "synthetic", "data": "synthetic", "sequence": 128}),
+    # On a GPU too, the embedded corpus and a tiny model need no hub.
+    ({"data": "embedded"}, True, {"model": "bert-large", "init": "random"}),
+    ({"model": "bert-tiny"}, True, {"data": "embedded", "lr": 1e-3}),
+    # Rows of real text are longer.
+    ({"task": "wikitext", "data": "hub"}, False, {"sequence": 1024}),
+    ({"task": "wikitext", "data": "some/folder"}, False, {"sequence": 1024}),
+    # Published weights are the default of a hub name alone, and not of a built-in shape or a local folder.
+    *(({"model": model}, False, {"init": "random"}) for model in [*SHAPES, "."]),
+    ({"model": HUB_BERT}, False, {"init": "pretrained", "attention": "sdpa"}),
+    # Attention is written out for the types that need it, by the type of the model and not by its name.
+    *(
+        ({"model": model}, False, {"attention": "eager"})
+        for model in ("gpt-j-6b", "EleutherAI/gpt-j-6b", "gemma2-9b", "google/gemma-2-9b")
+    ),
+    ({"model": "gpt2"}, False, {"attention": "sdpa"}),
+    *(({"model": model}, False, {"attention": None}) for model in ("somebody/gpt-joke", "x" * 5000)),
+]
 
 
-@pytest.mark.parametrize(("task", "gpu"), RESOLVED)
-def test_defaults_depend_on_task_and_gpu(task, gpu):
-    s = resolve(Flags(task=task), gpu)
-    resolved = (s.model, s.data, s.init, s.sequence, s.lr, s.train_rows, s.eval_rows, s.attention)
-    assert resolved == RESOLVED[task, gpu]
-
-
-def test_the_embedded_corpus_on_a_gpu_needs_no_hub():
-    s = resolve(Flags(data="embedded"), gpu=True)
-    assert (s.model, s.init) == ("bert-large", "random"), "the same shape, by its built-in name"
-
-
-@pytest.mark.parametrize("task", ["imdb", "wikitext"])
-def test_what_stays_blank_is_decided_later(task):
-    """By the arm, the model, the data or the machine; everything else is filled in."""
-    values = as_dict(resolve(Flags(task=task), gpu=False))
-    blank = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir"}
-    blank |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only"}
-    blank |= {"checkpoint_every", "dies_after", "resume"}
-    blank |= {"train_rows"} if task == "wikitext" else set()
-    assert {name for name, value in values.items() if value is None} == blank
+@pytest.mark.parametrize(("flags", "gpu", "expected"), RESOLVED)
+def test_defaults_depend_on_task_model_data_and_gpu(flags, gpu, expected):
+    values = as_dict(resolve(Flags(**flags), gpu))
+    assert {name: values[name] for name in expected} == expected
+    expected_blank = BLANK | ({"train_rows"} if values["task"] != "imdb" else set())
+    assert {name for name, value in values.items() if value is None} - {"attention"} == expected_blank
 
 
 def test_given_values_stay():
@@ -154,48 +167,19 @@ def test_given_values_stay():
 
 
 @pytest.mark.parametrize(
-    ("model", "init"),
-    [(model, "random") for model in SHAPES] + [("google-bert/bert-base-uncased", "pretrained"), (".", "random")],
+    ("config", "attention"),
+    [
+        ('{"model_type": "gptj"}', "eager"),
+        ('{"model_type": "gemma2"}', "eager"),
+        ('{"model_type": "gpt2"}', "sdpa"),
+        *((text, None) for text in ("{}", "[]", "not json", None)),
+    ],
 )
-def test_published_weights_are_the_default_of_a_hub_name_alone(model, init):
-    """A built-in shape and a local folder start from drawn weights."""
-    assert resolve(Flags(model=model), gpu=False).init == init
-
-
-EAGER = ["gpt-j-6b", "EleutherAI/gpt-j-6b", "gemma2-9b", "google/gemma-2-9b"]
-FUSED = ["gpt2", "google-bert/bert-base-uncased"]
-UNKNOWN = ["somebody/gpt-joke", "x" * 5000]  # until transformers has read its config
-
-
-@pytest.mark.parametrize("model", EAGER + FUSED + UNKNOWN)
-def test_attention_is_written_out_for_the_types_that_need_it(model):
-    """By the type of the model, not by what its name contains."""
-    attention = resolve(Flags(task="wikitext", model=model), gpu=False).attention
-    assert attention == ("eager" if model in EAGER else "sdpa" if model in FUSED else None)
-
-
-@pytest.mark.parametrize("kind", ["gptj", "gemma2", "gpt2"])
-def test_the_type_of_a_folder_is_in_its_config(tmp_path, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    attention = "sdpa" if kind == "gpt2" else "eager"
-    assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
-
-
-@pytest.mark.parametrize("config", ["{}", "[]", "not json", None])
-def test_a_folder_that_does_not_say_its_type_ends_nothing_here(tmp_path, config):
+def test_the_type_of_a_folder_is_in_its_config(tmp_path, config, attention):
+    """If it is not, whoever builds the model says so."""
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert resolve(Flags(model=str(tmp_path)), gpu=False).attention is None
-
-
-@pytest.mark.parametrize(("data", "sequence"), [("hub", 1024), ("some/folder", 1024), ("embedded", 128)])
-def test_rows_of_real_text_are_longer(data, sequence):
-    assert resolve(Flags(task="wikitext", data=data), gpu=False).sequence == sequence
-
-
-def test_a_tiny_model_on_a_gpu_needs_no_network():
-    s = resolve(Flags(model="bert-tiny"), gpu=True)
-    assert (s.data, s.lr) == ("embedded", 1e-3)
+    assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
 
 
 def test_the_cache_is_a_real_path(monkeypatch):

@@ -381,12 +381,10 @@ def test_fusing_spares_gpt_2_the_casts_and_the_loss_and_no_more():
 def test_a_timeline_has_a_lane_for_each_stream(tmp_path, capsys):
     picture = tmp_path / "step.svg"
     timeline(Wanted(model="gpt2"), Training(arm="zero3", micro_batch=8), steps.Links(gpu="A100"), gpus=4, svg=picture)
-    printed = capsys.readouterr().out
-    assert "zero3 on 4 x A100-80GB, predicted: " in printed
-    for stream in ("compute", "communication", "launch"):
-        assert f"\n{stream}" in printed
+    drawn = {line.split(" ")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"compute", "communication", "launch"} <= drawn
     assert picture.read_text().count("<svg") == 1
-    drawn = dict(line.split() for line in lanes(step_time(setup("ddp", micro_batch=32), A100).timeline))
-    first_backward, last_forward = drawn["compute"].index("b"), drawn["compute"].rindex("f")
-    assert last_forward < first_backward
-    assert "r" not in drawn["communication"][:last_forward], "gradients are reduced in the backward pass"
+    lane = dict(line.split() for line in lanes(step_time(setup("ddp", micro_batch=32), A100).timeline))
+    last_forward = lane["compute"].rindex("f")
+    assert last_forward < lane["compute"].index("b")
+    assert "r" not in lane["communication"][:last_forward], "gradients are reduced in the backward pass"

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from study.errors import Stop
 from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import VOCABULARY
-from study.training import corpus, models, tasks
+from study.training import models, tasks
 from study.training.data import ROWS, SPLIT_SEED, load_data, load_file, save_file
 
 needs_data = pytest.mark.skipif(
@@ -129,7 +129,7 @@ def test_the_loss_of_text_is_of_the_next_token(tmp_path, kind, attention):
     model = model_of(settings)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, so that a wrong mask would show
-    ids = torch.from_numpy(corpus.stream(3 * 24, seed=0, part="train").reshape(3, 24))
+    ids = torch.from_numpy(tasks.stream(3 * 24, seed=0, part="train").reshape(3, 24))
     with torch.no_grad():
         losses, predictions = tasks.row_losses(settings, model, {"input_ids": ids})
         by_hand = next_token_losses(plain_twin(model)(input_ids=ids).logits, ids)
@@ -143,7 +143,7 @@ def test_the_loss_of_a_review_is_of_its_label(attention):
     """By hand, and blind to what stands in the padding."""
     settings = settings_for("imdb", init="in_place", sequence=16, attention=attention)
     model = model_of(settings)
-    batch = {name: torch.from_numpy(array) for name, array in corpus.reviews(6, 16, seed=0).items()}
+    batch = {name: torch.from_numpy(array) for name, array in tasks.reviews(6, 16, seed=0).items()}
     padding = batch["attention_mask"] == 0
     assert padding.any()
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_losses_are_fp32_whatever_the_model_computes_in():
     settings = settings_for("wikitext", init="in_place", sequence=16, precision="bf16_cast")
     model = model_of(settings)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    ids = torch.from_numpy(corpus.stream(32, seed=0, part="train").reshape(2, 16))
+    ids = torch.from_numpy(tasks.stream(32, seed=0, part="train").reshape(2, 16))
     assert tasks.row_losses(settings, model, {"input_ids": ids})[0].dtype == torch.float32
 
 
@@ -178,7 +178,7 @@ def test_embedded_rows():
     train = {tuple(row) for row in data.train["input_ids"].tolist()}
     assert not train & {tuple(row) for row in data.eval["input_ids"].tolist()}, "nothing is evaluated on what was seen"
     text = load_data(settings_for("wikitext", sequence=32, train_rows=50, eval_rows=10))
-    stream = corpus.stream(50 * 32, SPLIT_SEED, "train").reshape(50, 32)
+    stream = tasks.stream(50 * 32, SPLIT_SEED, "train").reshape(50, 32)
     assert text.train.keys() == {"input_ids"}
     assert (text.train["input_ids"].numpy() == stream).all()
     assert tuple(text.eval["input_ids"].shape) == (10, 32)

@@ -55,7 +55,10 @@ def assert_equal(virtual: dict, real: dict) -> str:
     return f"{peaks_mb[0]:12.2f} {peaks_mb[1]:9.2f} {peaks_mb[0] / peaks_mb[1]:7.4f} {moved_mb:15.2f}  equal"
 
 
-@pytest.mark.parametrize(("arm", "ranks"), [pytest.param("ddp", 2, marks=pytest.mark.slow), ("zero3", 2), ("fsdp2", 2)])
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("ddp", 2), ("fsdp2_grad_op", 2), ("hsdp", 4))]
+
+
+@pytest.mark.parametrize(("arm", "ranks"), [("zero3", 2), ("fsdp2", 2), *SLOW])
 def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
     """The real ones are those of `test_train`."""
     virtual, real = trained(arm, *TRAINED, "--virtual-ranks", str(ranks)), trained(arm, *TRAINED)
@@ -67,16 +70,6 @@ def test_a_virtual_rank_is_a_real_one(arm, ranks, trained):
     assert record["observed"]["virtual_ranks"] == ranks
     assert "virtual" in virtual.output
     assert all(line["loss"] is None for line in virtual.steps)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arm", "ranks"), [("fsdp2_grad_op", 2), ("hsdp", 4)])
-def test_a_virtual_rank_is_one_of_those_that_other_tests_train(arm, ranks, trained, tmp_path, cache):
-    virtual = launch(arm, tmp_path / "virtual", *TRAINED, "--virtual-ranks", str(ranks), cache=cache)
-    assert virtual.code == 0, virtual.output
-    real = trained(arm, *TRAINED).record
-    assert real["observed"]["ranks_counted"] == ranks
-    assert_equal(virtual.record, real)
 
 
 @pytest.mark.parametrize("arm", ["zero2", pytest.param("zero3_cpu", marks=pytest.mark.slow)])
@@ -130,44 +123,33 @@ REFUSED = [
         (*GROUP_OF_8, "--init", "none", "--model", "t5-micro"),
         "unavailable: PyTorch refuses: Parameter 'shared.",
     ),
-    (
-        "hsdp",
-        ("--virtual-ranks", "3"),
-        "unavailable: hsdp has 2 groups of ranks that share the weights, and needs 4",
-    ),
+    ("hsdp", ("--virtual-ranks", "3"), "unavailable: hsdp has 2 groups of ranks that share the weights, and needs 4"),
     ("variants/zero3_qwz", GROUP_OF_8, "unavailable: collectives in 8 and 4 bits, of ZeRO++, need a GPU"),
-    ("zero3", (*GROUP_OF_8, "--task", "wikitext", "--model", "gpt-neox-20b"), "GB are available"),
 ]
 
 
 @pytest.mark.parametrize(("arm", "flags", "words"), REFUSED)
 def test_what_is_refused(arm, flags, words, tmp_path, cache):
-    """No group, no values to write to disk, or not enough memory."""
-    if "gpt-neox-20b" in flags and psutil.virtual_memory().available > 80e9:
-        pytest.skip("this machine has room for what the test thinks there is no room for")
+    """No group, or no values to write to disk."""
     run = launch(arm, tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
     assert run.code != 0
     assert words in run.output
     assert not traceback_of_ours(run.output)
-    if "gpt-neox-20b" in flags:
-        assert run.record["status"] == "unavailable"
-        assert "rank 0 of 8" in run.output
-        assert "--init none" in run.output
 
 
 def test_on_a_gpu_too_nothing_takes_memory_without_values(tmp_path):
     """What only CUDA does: a stream is told of a tensor, offloaded memory is locked, a bucket is handed to a future."""
     code = """
 import torch, torch.distributed as dist
-from study.training import virtual
-virtual.become_one_of(4)
+from study.training import patches
+patches.become_virtual_rank(4)
 from deepspeed.accelerator import get_accelerator
-with virtual.without_values(sharded_by_fsdp=False):
+with patches.without_values(sharded_by_fsdp=False):
     on_gpu, on_host = torch.empty(10**12, device="cuda"), torch.empty(10**12)
     on_gpu.record_stream(None)
     assert get_accelerator().pin_memory(on_host) is on_host
     bucket = type("Bucket", (), {"buffer": lambda _: on_gpu})()
-    assert virtual._all_reduce(None, bucket).wait() is on_gpu
+    assert patches._all_reduce(None, bucket).wait() is on_gpu
 print("fine")
 """
     rank = ranks_of(code, tmp_path, ranks=1)
@@ -281,19 +263,8 @@ def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, pr
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_trains_alike_on_real_ranks(tmp_path, cache):
-    flags = (
-        "--task",
-        "wikitext",
-        "--model",
-        "mixtral-micro",
-        "--sequence",
-        "32",
-        "--steps",
-        "3",
-        "--warmup-steps",
-        "1",
-    )
-    runs = [launch(arm, tmp_path / arm, *flags, "--eval-rows", "4", cache=cache) for arm in ("ddp", "zero3")]
+    flags = (*FLAGS, "--task", "wikitext", "--model", "mixtral-micro", "--sequence", "32")
+    runs = [launch(arm, tmp_path / arm, *flags, cache=cache) for arm in ("ddp", "zero3")]
     assert [run.code for run in runs] == [0, 0], runs[0].output + runs[1].output
     assert runs[0].record["observed"]["ranks"] == 2
     assert {run.record["observed"]["stage"] for run in runs} == {None, 3}

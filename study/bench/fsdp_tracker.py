@@ -12,8 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers t
 from transformers import PretrainedConfig
 
 from study.models import config as configs
-from study.models.build import build
-from study.models.shapes import WithoutValues
+from study.models.build import WithoutValues, build
 from study.models.step import inputs, logits_and_losses
 from study.records.schema import Record
 

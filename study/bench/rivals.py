@@ -26,8 +26,9 @@ from study.errors import Stop, exit_on_stop
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.spec.settings import Flags, Settings, check, flag, learning_rate, resolve
-from study.training import limits, log, models, tasks
+from study.training import models, run, tasks
 from study.training.data import Rows, load_data
+from study.training.launch import set_threads
 
 LONGEST = 40  # the number of kernels to keep
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -49,8 +50,8 @@ def main(
     """
     settings = resolve(settings, CUDA)
     refuse(settings)
-    limits.set_threads(settings.threads)
-    log.log_to(None)
+    set_threads(settings.threads)
+    run.log_to(None)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)

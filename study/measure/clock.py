@@ -21,7 +21,7 @@ class Clock:
 
     @property
     def joules(self) -> float | None:
-        """The energy of all windows. None if it was not counted, or if there was no window."""
+        """Return the energy of all windows. None if it was not counted, or if there was no window."""
         known = [joules for joules in self.window_j if joules is not None]
         return sum(known) if known and len(known) == len(self.window_j) else None
 
@@ -50,7 +50,8 @@ class Marks:
     FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
 
     def __init__(self):
-        self._marks, self._step_s = [_now()], []
+        self._marks = [_now()]
+        self._step_s: list[float] = []
 
     def tick(self) -> None:
         self._marks.append(_now())
@@ -59,9 +60,9 @@ class Marks:
             del self._marks[: self.FAR]
 
     def read(self) -> list[float]:
-        """The seconds of every step, including the first. On a GPU this waits for the last step."""
-        if CUDA:
-            self._marks[-1].synchronize()
+        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
+        if isinstance(last := self._marks[-1], torch.cuda.Event):
+            last.synchronize()
         return self._step_s + _between(self._marks)
 
 

@@ -44,9 +44,14 @@ class CollectiveLog:
     """
 
     def __init__(self, path: Path, rank: int, every_s: float = EVERY_S, still_s: float = STILL_S):
-        self.file, self.rank, self.every_s, self.still_s = Path(path) / FILE.format(rank=rank), rank, every_s, still_s
-        self._status, self._since_s = None, time.monotonic()
-        self._written_s, self._copied = -math.inf, False
+        self.file = Path(path) / FILE.format(rank=rank)
+        self.rank = rank
+        self.every_s = every_s
+        self.still_s = still_s
+        self._status: dict | None = None
+        self._since_s = time.monotonic()
+        self._written_s = -math.inf
+        self._copied = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collective log", daemon=True)
         self._thread.start()
@@ -77,7 +82,8 @@ class CollectiveLog:
 
     def look(self) -> None:
         """Write the file if a collective has begun or ended since the last look, or if none has for `still_s`."""
-        status, now_s = _counts(), time.monotonic()
+        status = _counts()
+        now_s = time.monotonic()
         if status != self._status:
             self._status, self._since_s = status, now_s
             if self._copied or now_s - self._written_s >= MOVING_S:
@@ -168,7 +174,7 @@ def _copy() -> list[Collective]:
 
 
 def _entries(content: dict) -> list[Collective]:
-    """The last collectives in a dump of the ring, without sends and receives, which have no common index."""
+    """Return the last collectives in a dump of the ring, without sends and receives, which have no common index."""
     entries = [entry for entry in content.get("entries", []) if not entry.get("is_p2p")]
     return [
         Collective(
@@ -191,7 +197,7 @@ def _groups() -> dict[str, list[int]]:
 
 def _main_thread() -> list[tuple[FrameType, int]]:
     """Return the frames of the main thread and their lines, the innermost first."""
-    return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident)))
+    return list(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
 
 
 def _place(frames: list[tuple[FrameType, int]]) -> str | None:

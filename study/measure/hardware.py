@@ -1,14 +1,18 @@
-"""Describes this machine for a record."""
+"""Describes this machine for a record, and recognises the errors of a machine: full memory, a lost rank."""
 
+import json
+import os
 import platform
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import psutil
 import torch
 
 from study.machine import linux, software
-from study.records.schema import Device, Hardware
+from study.records.schema import Device, Hardware, LinkTraffic, Network
 
 CUDA = torch.cuda.is_available()
 
@@ -18,7 +22,7 @@ def device_name() -> str | None:
 
 
 def describe(disk: Path) -> Hardware:
-    """The machine, without its name or address. `disk` is a folder on the disk that offloading may use."""
+    """Return the machine, without its name or address. `disk` is a folder on the disk that offloading may use."""
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     usage = shutil.disk_usage(disk)
     return Hardware(
@@ -34,5 +38,93 @@ def describe(disk: Path) -> Hardware:
 
 
 def versions() -> dict:
-    """Versions of everything that can change a number."""
+    """Return versions of everything that can change a number."""
     return software.versions() | {"cuda": torch.version.cuda}
+
+
+# How gloo, NCCL and torch's store report a connection that another rank has closed (torch 2.13; NCCL's are from its
+# source and were never seen here).
+LOST_CONNECTION = re.compile(
+    "Connection closed by peer|Read error|Write error|Connection reset by peer|Broken pipe|"
+    "Connection was likely closed|failed to recv|remote process exited|ncclRemoteError"
+)
+
+
+def device_is_full(error: BaseException) -> bool:
+    """Return whether the device refused memory: to PyTorch's allocator, or to a library with its own."""
+    message = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in message:
+        return True
+    # NCCL, Triton and the pinning of host memory have their own messages.
+    return "out of memory" in message and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 2**30
+
+
+def host_is_full(error: BaseException) -> bool:
+    """Return whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
+    messages = (
+        "DefaultCPUAllocator: can't allocate memory",
+        "std::bad_alloc",
+        "Cannot allocate",
+        "CUDA error: out of memory",  # pinning host memory; a full device has the same message
+    )
+    return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Return whether a collective failed because another rank has closed its connection."""
+    return isinstance(error, RuntimeError) and bool(LOST_CONNECTION.search(str(error)))
+
+
+def network_interface() -> str | None:
+    """Return the network interface that gloo uses."""
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def network_host() -> str:
+    """Return an identifier of this host in an emulated cluster: its network namespace."""
+    return str(Path("/proc/self/ns/net").readlink())
+
+
+def network_limits() -> dict:
+    """Return the host of this rank, its interface and the limits of its link."""
+    command = ["tc", "-json", "qdisc", "show", "dev", str(network_interface())]
+    disciplines = json.loads(subprocess.run(command, capture_output=True, text=True).stdout or "[]")
+    by_kind = {discipline["kind"]: discipline.get("options", {}) for discipline in disciplines}
+    rate_bytes = by_kind.get("tbf", {}).get("rate")
+    return {
+        "host": network_host(),
+        "interface": network_interface(),
+        "bandwidth_mbit": rate_bytes and rate_bytes * 8 / 1e6,
+        "limited_by": "tbf" if rate_bytes else None,
+        "delayed_by": "netem" if "netem" in by_kind else None,
+    }
+
+
+def describe_network(ranks: list[dict]) -> Network:
+    """Return the network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
+    hosts = {rank["host"]: rank for rank in ranks}.values()
+    limits = [host["bandwidth_mbit"] for host in hosts]
+    return Network(
+        hosts=len(hosts),
+        interfaces=[str(host["interface"]) for host in hosts],
+        bandwidth_mbit=min(filter(None, limits), default=None),
+        limited_by=next((host["limited_by"] for host in hosts if host["limited_by"]), None),
+        delayed_by=next((host["delayed_by"] for host in hosts if host["delayed_by"]), None),
+    )
+
+
+def link_counters() -> LinkTraffic | None:
+    """Return what this host's interface has sent and received so far. None outside an emulated cluster."""
+    counted = psutil.net_io_counters(pernic=True).get(str(network_interface()))
+    return counted and LinkTraffic(
+        sent_bytes=counted.bytes_sent,
+        sent_packets=counted.packets_sent,
+        received_bytes=counted.bytes_recv,
+        dropped_packets=counted.dropin + counted.dropout,
+    )
+
+
+def link_traffic_since(before: LinkTraffic | None) -> LinkTraffic | None:
+    """Return what it has sent and received since then."""
+    now = link_counters()
+    return before and now and LinkTraffic(**{name: getattr(now, name) - value for name, value in before})

@@ -49,7 +49,7 @@ def peaks() -> RankMemory:
 
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
-    """The peaks over two periods together. Values that are not peaks come from the second."""
+    """Return the peaks over two periods together. Values that are not peaks come from the second."""
     peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
     later = second.model_dump()
     return RankMemory(
@@ -64,9 +64,14 @@ def written_bytes() -> int | None:
 
 
 def disk_bytes() -> dict[str, int | None]:
-    """Bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
+    """Return bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
     io = fields("/proc/self/io")
     return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
+
+
+def difference(after: int | None, before: int | None) -> int | None:
+    """Return what was counted between two readings. None if one of them is unknown."""
+    return None if after is None or before is None else after - before
 
 
 def _kib(text: str | None) -> int | None:
@@ -115,11 +120,11 @@ class MemoryWatch(TorchDispatchMode):
             self._add(tensor, "before")
         self.peak = self.total
         self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resized(self._resize)
+        torch.UntypedStorage.resize_ = self._resized(self._resize)  # type: ignore[method-assign]
         return super().__enter__()
 
     def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         return super().__exit__(*error)
 
     def _resized(self, resize: Callable) -> Callable:
@@ -183,7 +188,7 @@ class MemoryWatch(TorchDispatchMode):
 
     @property
     def mean(self) -> float:
-        """The mean of the total over the operations of a step."""
+        """Return the mean of the total over the operations of a step."""
         return self.sum / self.operations
 
     def _rise(self) -> None:
@@ -233,8 +238,12 @@ class MemoryWatch(TorchDispatchMode):
 
 
 def _subclasses(kind: type) -> set[type]:
-    """A class and all that derive from it."""
-    return {kind}.union(*(_subclasses(child) for child in type.__subclasses__(kind)))
+    """Return a class and all that derive from it."""
+    kinds = {kind}
+    children: list[type] = type.__subclasses__(kind)
+    for child in children:
+        kinds |= _subclasses(child)
+    return kinds
 
 
 def _let_threads_finish() -> None:
@@ -254,7 +263,7 @@ PHASE_ROLES = {"before": "other", "forward": "activations", "backward": "tempora
 
 
 def _phase() -> str:
-    """The part of a step that the current operation belongs to, as autograd knows it."""
+    """Return the part of a step that the current operation belongs to, as autograd knows it."""
     if torch._C._current_graph_task_id() != -1:
         return "backward"
     return "forward" if torch.is_grad_enabled() else "update"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from study.measure import fsdp
+from study.measure import roles
 from study.measure.hardware import CUDA
 from study.measure.roles import inner_optimizer, plain_model, zero_optimizer
 from study.records.schema import Network, Observed
@@ -33,7 +33,7 @@ PROMISED_TYPES = {  # by an arm's distributed_type: Accelerate's names for it in
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
-    """How training is distributed, read from the engine, the optimizer and the process group.
+    """Return how training is distributed, read from the engine, the optimizer and the process group.
 
     A loop without Accelerate has no accelerator. Values that only an accelerator has are then None.
     """
@@ -60,20 +60,20 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
         autocast=mixed if mixed != "no" else None,
         tf32=torch.backends.cuda.matmul.allow_tf32 if CUDA else None,
-        **_sizes(model),
-    )
+    ).model_copy(update=_sizes(model))
     if hasattr(model, "zero_optimization_stage"):
         return seen.model_copy(update=_engine(model, zero_optimizer(optimizer)))
-    if fsdp.version(model) == 2:
-        seen.fsdp = fsdp.describe(model)
-        seen.offload_optimizer = seen.offload_param = "cpu" if seen.fsdp["offloads"] else "none"
+    if roles.fsdp_version(model) == 2:
+        sharding = roles.describe_fsdp(model)
+        home = "cpu" if sharding["offloads"] else "none"
+        seen = seen.model_copy(update={"fsdp": sharding, "offload_optimizer": home, "offload_param": home})
     if hasattr(model, "bucket_bytes_cap"):
         seen.bucket_bytes, seen.overlap = model.bucket_bytes_cap, True  # DDP always overlaps
     return seen
 
 
 def device_of(model) -> torch.device:
-    """The device on which a model computes. Its parameters may be elsewhere, as with offloading."""
+    """Return the device on which a model computes. Its parameters may be elsewhere, as with offloading."""
     for known in (getattr(model, "device", None), getattr(model, "compute_device", None)):
         if isinstance(known, torch.device):
             return known
@@ -81,7 +81,7 @@ def device_of(model) -> torch.device:
 
 
 def _sizes(model) -> dict[str, int]:
-    """Parameters of the model, those that this rank holds, and those that train."""
+    """Return parameters of the model, those that this rank holds, and those that train."""
     whole = held = trained = 0
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
@@ -89,8 +89,8 @@ def _sizes(model) -> dict[str, int]:
         else:
             size, part = _shape(parameter).numel(), getattr(parameter, "_local_tensor", parameter).numel()
         whole, held, trained = whole + size, held + part, trained + size * parameter.requires_grad
-    if fsdp.version(model) == 1:
-        return fsdp.sizes(model)
+    if roles.fsdp_version(model) == 1:
+        return roles.fsdp_sizes(model)
     return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
 
 
@@ -131,7 +131,7 @@ def second_partition_parameters(model) -> int | None:
 
 
 def _plain(value):
-    """A config as JSON can hold it. Infinity, DeepSpeed's default for "never", becomes that word."""
+    """Return a config as JSON can hold it. Infinity, DeepSpeed's default for "never", becomes that word."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -143,7 +143,7 @@ def _plain(value):
 
 
 def count_ranks(accelerator: "Accelerator") -> int | None:
-    """The number of ranks in a real collective, which no setting can fake. None if collectives move no data."""
+    """Return the number of ranks in a real collective, which no setting can fake. None if collectives move no data."""
     if not dist.is_initialized():
         return 1
     if dist.get_backend() == "fake":
@@ -154,12 +154,32 @@ def count_ranks(accelerator: "Accelerator") -> int | None:
 
 
 def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> list[str]:
-    """A text for each difference between what was observed and what the arm and the settings promise."""
-    expected = {
+    """Return a text for each difference between what was observed and what the arm and the settings promise."""
+    promised = _promises(arm, settings, seen, ranks_launched)
+    differences = _differences({name: (value, getattr(seen, name)) for name, value in promised.items()})
+    classes = optimizers.classes(settings.optimizer, arm)
+    if seen.optimizer not in classes:
+        differences.append(f"optimizer: promised {' or '.join(sorted(classes))}, observed {seen.optimizer}")
+    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
+        differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
+    if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
+        differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
+    if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
+        differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
+    if settings.hosts:
+        differences += other_network(settings, seen.network or Network())
+    if arm.fsdp is not None:
+        differences += _sharded_otherwise(arm, arm.fsdp, settings, seen)
+    return differences
+
+
+def _promises(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int) -> dict[str, object]:
+    """Return the values that the arm and the settings promise, by the names of `Observed`."""
+    return {
         "ranks": ranks_launched,
         "ranks_counted": None if settings.virtual_ranks else ranks_launched,
         "stage": arm.stage,
-        "second_partition_ranks": arm.second_partition(seen.ranks),
+        "second_partition_ranks": arm.second_partition(seen.ranks or ranks_launched),
         "sequence_ranks": arm.sequence_ranks if arm.sequence_ranks > 1 else None,
         "tensor_ranks": arm.tensor_ranks if arm.tensor_ranks > 1 else None,
         "offload_optimizer": arm.offload_optimizer,
@@ -171,25 +191,12 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         "compiled": settings.compile,
         "tf32": settings.tf32 if seen.device == "cuda" else None,
     }
-    differences = _differences({name: (value, getattr(seen, name)) for name, value in expected.items()})
-    if seen.optimizer not in (promised := optimizers.classes(settings.optimizer, arm)):
-        differences.append(f"optimizer: promised {' or '.join(sorted(promised))}, observed {seen.optimizer}")
-    if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
-        differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
-    if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
-        differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
-    if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
-        differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")
-    if settings.hosts:
-        differences += other_network(settings, seen.network)
-    if arm.fsdp:
-        differences += _sharded_otherwise(arm, settings, seen)
-    return differences
 
 
 def other_network(settings: Settings, seen: Network) -> list[str]:
     """Differences of the emulated network from the settings. Rates are rounded, as tc keeps whole bytes per second."""
-    promised = None if settings.bandwidth_mbit in (None, "unlimited") else round(settings.bandwidth_mbit, 3)
+    declared = settings.bandwidth_mbit
+    promised = round(declared, 3) if isinstance(declared, int | float) else None
     observed = seen.bandwidth_mbit and round(seen.bandwidth_mbit, 3)
     return _differences({"hosts": (settings.hosts, seen.hosts), "bandwidth in Mbit/s": (promised, observed)})
 
@@ -198,14 +205,15 @@ def _differences(pairs: dict[str, tuple]) -> list[str]:
     return [f"{name}: promised {a!r}, observed {b!r}" for name, (a, b) in pairs.items() if a != b]
 
 
-def _sharded_otherwise(arm: Arm, settings: Settings, seen: Observed) -> list[str]:
+def _sharded_otherwise(arm: Arm, config: dict, settings: Settings, seen: Observed) -> list[str]:
     """Differences of FSDP2 from what the arm promises. Accelerate may train without it and print nothing."""
     if seen.fsdp is None:
         return [f"wrapper: promised FSDP2, observed {seen.wrapper}, not sharded"]
-    half, sharing = AUTOCAST.get(settings.precision), arm.sharing_ranks(seen.ranks)
+    half = AUTOCAST.get(settings.precision)
+    sharing = arm.sharing_ranks(seen.ranks or 1)
     expected = {
         "mesh": [[arm.replicas, sharing] if arm.replicas > 1 else [sharing]],
-        "reshards after forward": arm.fsdp["fsdp_reshard_after_forward"],
+        "reshards after forward": config["fsdp_reshard_after_forward"],
         "gather_dtype": half,
         "reduce_dtype": half,
     }
@@ -224,13 +232,13 @@ def dtype_mismatches(settings: Settings, seen: dict[str, str | None]) -> list[st
 
 
 def loss_scale(accelerator: "Accelerator", optimizer) -> float | None:
-    """The current loss scale of fp16: 65536, halved for each step that overflowed. None without a scaler."""
+    """Return the current loss scale of fp16: 65536, halved for each step that overflowed. None without a scaler."""
     scaler = getattr(optimizer.optimizer, "torch_autocast_gradscaler", None) or accelerator.scaler
     return scaler.get_scale() if scaler else None
 
 
 def weights_checksum(accelerator: "Accelerator", model) -> str | None:
-    """A digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
+    """Return a digest of all parameters in order, the same however they are partitioned. Every rank must call it."""
     digest = hashlib.sha256()
     for name, parameter in plain_model(model).named_parameters():
         with _whole(parameter, accelerator.device) as values:
@@ -241,14 +249,14 @@ def weights_checksum(accelerator: "Accelerator", model) -> str | None:
 
 
 def shapes(model) -> list[tuple[tuple[int, ...], bool]]:
-    """The shape of each whole parameter, however it is partitioned, and whether it trains."""
+    """Return the shape of each whole parameter, however it is partitioned, and whether it trains."""
     return [
         (tuple(getattr(each, "ds_shape", _shape(each))), each.requires_grad) for each in plain_model(model).parameters()
     ]
 
 
 def _shape(parameter) -> torch.Size:
-    """The shape of a whole parameter. AutoTP leaves a part on each rank, and notes the original shape."""
+    """Return the shape of a whole parameter. AutoTP leaves a part on each rank, and notes the original shape."""
     noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", {})
     return torch.Size(noted.get("original_shape") or parameter.shape)
 

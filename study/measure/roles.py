@@ -1,11 +1,11 @@
 """Finds the tensors that hold the training state: weights, gradients, master copies, moments, buckets and others."""
 
 import contextlib
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
-
-from study.measure import fsdp
 
 # The attributes in which DeepSpeed 0.19's optimizers keep the tensors of each role, found by reading their code and by
 # experiments. A test fails if a large tensor of an arm has no role.
@@ -23,7 +23,7 @@ ROLES = {
 
 
 def inner_optimizer(optimizer) -> torch.optim.Optimizer:
-    """The optimizer that does the arithmetic, inside the wrappers of Accelerate and DeepSpeed."""
+    """Return the optimizer that does the arithmetic, inside the wrappers of Accelerate and DeepSpeed."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -39,7 +39,7 @@ def zero_optimizer(optimizer):
 
 
 def plain_model(model) -> torch.nn.Module:
-    """The model inside the wrappers of DDP, DeepSpeed and torch.compile.
+    """Return the model inside the wrappers of DDP, DeepSpeed and torch.compile.
 
     Accelerate's `unwrap_model` does the same, but imports DeepSpeed even for arms without it.
     """
@@ -49,7 +49,7 @@ def plain_model(model) -> torch.nn.Module:
 
 
 def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
-    """Every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
+    """Return every tensor in nested lists, tuples and dicts, and in DeepSpeed's buckets and swap buffers."""
     if isinstance(value, torch.Tensor):
         return [getattr(value, "_local_tensor", value)]  # the local part of a DTensor
     if depth > 6:
@@ -66,7 +66,7 @@ def tensors_in(value, depth: int = 0) -> list[torch.Tensor]:
 
 
 def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
-    """The tensors that hold the training state now, by role."""
+    """Return the tensors that hold the training state now, by role."""
     zero = zero_optimizer(optimizer)
     tensors: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
@@ -81,8 +81,8 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
         for name in names.split():
             add(role, getattr(zero, name, None))
     add("gradients", [tensor.grad for tensor in tensors["master"]])
-    in_parts = fsdp.version(model) is not None  # the model's own parameters are then the gathered ones
-    for role, value in fsdp.tensors(model) if in_parts else ():
+    in_parts = fsdp_version(model) is not None  # the model's own parameters are then the gathered ones
+    for role, value in fsdp_tensors(model) if in_parts else ():
         add(role, value)
     for parameter in model.parameters():
         partition = getattr(parameter, "ds_tensor", None)
@@ -95,7 +95,8 @@ def tensors_by_role(model, optimizer) -> dict[str, list[torch.Tensor]]:
 
 def claimed_storages(model, optimizer) -> dict[int, str]:
     """The role of each storage, by the address of its C++ object. The first role that claims a storage keeps it."""
-    claimed, by_role = {}, tensors_by_role(model, optimizer)
+    claimed: dict[int, str] = {}
+    by_role = tensors_by_role(model, optimizer)
     order = ("moments", "master", "swap", "weights", "buckets", "gradients", "staging", "gathered_weights", "constants")
     for role in order:
         for tensor in by_role[role]:
@@ -105,7 +106,7 @@ def claimed_storages(model, optimizer) -> dict[int, str]:
 
 
 def dtypes(model, optimizer) -> dict[str, str | None]:
-    """The dtypes of the parts of the training state; None for a part that does not exist now."""
+    """Return the dtypes of the parts of the training state; None for a part that does not exist now."""
     by_role = tensors_by_role(model, optimizer)
     result = {}
     for role in ("weights", "gradients", "master", "moments"):
@@ -123,3 +124,79 @@ def before_each_update(optimizer, call):
         yield
     finally:
         hook.remove()
+
+
+def fsdp_version(model) -> int | None:
+    """1 or 2; None without FSDP."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return None
+    modules = list(model.modules())
+    if any(hasattr(module, "_get_fsdp_state") for module in modules):
+        return 2
+    return 1 if any(hasattr(getattr(module, "_handle", None), "flat_param") for module in modules) else None
+
+
+def fsdp_tensors(model) -> Iterator[tuple[str, object]]:
+    """Return the tensors that FSDP holds of a model, by role."""
+    for parameter in _flat_parameters(model):
+        yield "weights", getattr(parameter, "_local_shard", parameter.data)  # from the first pass on
+        yield "gathered_weights", getattr(parameter, "_full_param_padded", None)
+        yield "gradients", getattr(parameter, "_saved_grad_shard", None)
+    for group in fsdp_units(model):
+        for parameter in group.fsdp_params:
+            yield "weights", parameter._sharded_param_data
+            yield "gathered_weights", parameter.all_gather_outputs
+            yield "gradients", parameter.sharded_param.grad
+            whole = getattr(parameter, "_unsharded_param", None)  # holds gradients of passes that reduce nothing
+            yield "gradients", [getattr(whole, "grad", None), parameter.unsharded_accumulated_grad]
+        gathering = [group._all_gather_result, getattr(group.comm_ctx.all_gather_state, "all_gather_result", None)]
+        yield "gathered_weights", [result.all_gather_output for result in gathering if result is not None]
+        yield "buckets", [state.reduce_scatter_input for state in group.comm_ctx.reduce_scatter_states]
+
+
+def fsdp_units(model) -> Iterator:
+    """FSDP2's units: groups of parameters that are gathered together."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state") and (state := module._get_fsdp_state())._modules[0] is module:
+            yield from state._fsdp_param_groups
+
+
+def fsdp_sizes(model) -> dict[str, int]:
+    """Return the number of parameters of a model in FSDP1, and of those that this rank holds."""
+    flat = list(_flat_parameters(model))
+    whole = sum(parameter._unpadded_unsharded_size.numel() for parameter in flat)
+    held = sum(getattr(parameter, "_local_shard", parameter).numel() for parameter in flat)
+    return {"parameters": whole, "held_parameters": held}
+
+
+def describe_fsdp(model) -> dict:
+    """Return how FSDP2 shards a model, as the record keeps it. Arms promise some of these values."""
+    units = list(fsdp_units(model))
+    root = model._get_fsdp_state() if hasattr(model, "_get_fsdp_state") else None
+    # By default the root's own unit stays gathered; FSDP2 decides that in the first forward pass.
+    stay = root._fsdp_param_groups if root is not None and root._auto_reshard_after_forward else ()
+    reshards = [unit for unit in units if unit.post_forward_mesh_info is not None and unit not in stay]
+    policies = {unit.mp_policy for unit in units}
+    return {
+        "version": 2,
+        "units": len(units),
+        "units_resharded_after_forward": len(reshards),
+        "mesh": [list(shape) for shape in sorted({tuple(unit.mesh_info.mesh.shape) for unit in units})],
+        "offloads": any(type(unit.offload_policy).__name__ == "CPUOffloadPolicy" for unit in units),
+        "gather_dtype": _names(policy.param_dtype for policy in policies),
+        "reduce_dtype": _names(policy.reduce_dtype for policy in policies),
+        "output_dtype": _names(policy.output_dtype for policy in policies),
+    }
+
+
+def _flat_parameters(model) -> Iterator:
+    """Return the flat parameters of FSDP1."""
+    for module in model.modules():
+        if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
+            yield handle.flat_param
+
+
+def _names(dtypes) -> str | None:
+    """Return the names of dtypes. None: the parameters' own dtype."""
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes if isinstance(dtype, torch.dtype)}
+    return " ".join(sorted(names)) or None

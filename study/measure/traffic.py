@@ -75,11 +75,11 @@ class CollectiveCounter(TorchDispatchMode):
 
 
 def _some_of_the_ranks(args) -> str | None:
-    """The ranks that take part in a collective, from its arguments: "0 2". None if all do."""
+    """Return the ranks that take part in a collective, from its arguments: "0 2". None if all do."""
     scripted = (arg for arg in args if isinstance(arg, torch.ScriptObject))
-    group = next((arg for arg in scripted if arg._type().qualified_name().endswith(".ProcessGroup")), None)
-    group = dist.distributed_c10d._resolve_process_group(args[-1]) if group is None else dist.ProcessGroup.unbox(group)
-    ranks = dist.get_process_group_ranks(group)
+    boxed = next((arg for arg in scripted if arg._type().qualified_name().endswith(".ProcessGroup")), None)
+    by_name = dist.distributed_c10d._resolve_process_group
+    ranks = dist.get_process_group_ranks(by_name(args[-1]) if boxed is None else dist.ProcessGroup.unbox(boxed))
     return " ".join(map(str, ranks)) if len(ranks) < dist.get_world_size() else None
 
 

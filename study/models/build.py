@@ -1,10 +1,15 @@
-"""Builds the model of a config, with values or with shapes alone."""
+"""Builds the model of a config, with values or with shapes alone, and chooses the part of it that trains."""
 
 import copy
+import re
 
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from study.errors import Stop
 from study.models.config import class_for
 
 
@@ -14,7 +19,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """A model in training mode with new random weights, built on its device.
+    """Return a model in training mode with new random weights, built on its device.
 
     On `meta`, its tensors have shapes but no values. The config is copied, because building changes it.
     """
@@ -28,3 +33,90 @@ def build(
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
+
+
+CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new random weights, which have to train
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer plus the product of two thin matrices that train."""
+
+    def __init__(self, base: nn.Linear | Conv1D, rank: int):
+        super().__init__()
+        dtype = base.weight.dtype
+        inputs, outputs = (base.nx, base.nf) if isinstance(base, Conv1D) else (base.in_features, base.out_features)
+        self.base = base
+        self.down = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+        self.up = nn.Linear(rank, outputs, bias=False, dtype=dtype)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str | None = None) -> None:
+    """Freeze a model, except adapters at every linear layer and a classifier, or tensors with matching names."""
+    if lora_rank is not None:
+        for name, tensor in model.named_parameters():
+            tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
+        _add_adapters(model, lora_rank)
+    elif train_only is not None:
+        for name, tensor in model.named_parameters():
+            tensor.requires_grad_(re.search(train_only, name) is not None)
+    else:
+        return
+    if not any(tensor.requires_grad for tensor in model.parameters()):
+        raise Stop(f"no tensor of the model matches --train-only {train_only}", "give a part of a tensor's name")
+    # Checkpointed layers need an input with a gradient, and frozen embeddings give none.
+    model.enable_input_require_grads()
+
+
+def _add_adapters(model: PreTrainedModel, rank: int) -> None:
+    """Put an adapter beside every frozen linear layer, except the output embeddings."""
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
+                continue
+            if not child.weight.requires_grad:
+                setattr(module, name, Adapted(child, rank))
+
+
+aten = torch.ops.aten
+ZEROS = {torch.bool: False}
+
+
+class WithoutValues(TorchDispatchMode):
+    """Inside a FakeTensorMode: reading a value gives 0, and grouped products work in every dtype.
+
+    A value of 0 means no overflow, no norm to clip, no row without a mask. Mixtures of experts use grouped products.
+    These have kernels for fp32, but PyTorch 2.13's own shape function only accepts bf16.
+    """
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        if function is aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return ZEROS.get(dtype, 0.0 if dtype.is_floating_point else 0)
+        if function is aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            return _grouped_product(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _grouped_flops(left, right, *_, out_val, **__) -> int:
+    """Each row of the left is multiplied with one group of the right; of two matrices, each column with a row."""
+    products = left.shape[0] * right.shape[1] if left.dim() == right.dim() == 2 else out_val.numel()
+    return 2 * products * left.shape[-1]
+
+
+vars(_grouped_flops)["_get_raw"] = True  # FlopCounterMode's mark for a formula that takes tensors
+GROUPED = {aten._grouped_mm: _grouped_flops}  # PyTorch 2.13's FlopCounterMode has no formula for it
+
+
+def _grouped_product(left, right, offsets=None, bias=None, out_dtype=None) -> torch.Tensor:
+    """Return the result's shape: one product for each group. Groups lie side by side, by rows or by columns."""
+    shape = [left.shape[-2], right.shape[-1]]
+    if left.dim() == right.dim() == 2:
+        shape.insert(0, offsets.numel())
+    elif left.dim() == right.dim() == 3:
+        shape.insert(0, left.shape[0])
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)

@@ -20,12 +20,13 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     `sequence` is the number of tokens in a row: of the input, and of both texts of an encoder-decoder.
     """
     kind = kind_of(config)
+    classes = config.num_labels or 0
     if kind == "vision":
         seen = getattr(config, "vision_config", config)  # CLIP has a config for each of its halves
         size = getattr(seen, "image_size", IMAGE_SIZE)  # a ResNet takes any
         height, width = size if isinstance(size, list | tuple) else (size, size)
         pixels = torch.randn(rows, seen.num_channels, height, width, device=device)
-        return {"pixel_values": pixels, "labels": torch.randint(0, config.num_labels, (rows,), device=device)}
+        return {"pixel_values": pixels, "labels": torch.randint(0, classes, (rows,), device=device)}
     ids = torch.randint(0, config.get_text_config(decoder=True).vocab_size, (rows, sequence), device=device)
     if kind == "speech":
         sound = torch.randn(rows, config.num_mel_bins, 2 * config.max_source_positions, device=device)
@@ -33,7 +34,7 @@ def inputs(config: PretrainedConfig, rows: int, sequence: int, device: torch.dev
     if kind == "seq2seq":
         return {"input_ids": ids, "labels": ids.clone()}
     if kind == "encoder":
-        labels = torch.randint(0, config.num_labels, (rows,), device=device)
+        labels = torch.randint(0, classes, (rows,), device=device)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
     return {"input_ids": ids}
 
@@ -46,13 +47,13 @@ def logits_and_losses(
     upcast: bool = True,
     row_tokens: int | None = None,
 ) -> tuple:
-    """The logits, in fp32 if `upcast`, and the loss of each row.
+    """Return the logits, in fp32 if `upcast`, and the loss of each row.
 
     `dtype` is that of the weights: images, sounds and the masks of written-out attention are converted to it. If a
     batch has parts of rows of `row_tokens` tokens, the mean of the parts' losses is the loss of the row.
     """
-    kind, labels = kind_of(config), batch.get("labels")
-    fed = {
+    kind = kind_of(config)
+    fed: dict[str, torch.Tensor | None] = {
         name: values.to(dtype) if values.is_floating_point() else values
         for name, values in batch.items()
         if name not in ("labels", FOLLOWING)
@@ -62,24 +63,31 @@ def logits_and_losses(
     if kind in ("seq2seq", "speech"):
         # The decoder reads the labels shifted by one position.
         start = getattr(config, "decoder_start_token_id", None) or getattr(config, "pad_token_id", None) or 0
-        fed["decoder_input_ids"] = pad(labels[:, :-1], (1, 0), value=start).clamp(min=0)
+        fed["decoder_input_ids"] = pad(batch["labels"][:, :-1], (1, 0), value=start).clamp(min=0)
     logits = model(**fed).logits
     logits = logits.float() if upcast else logits
     if kind in ("encoder", "vision"):
-        return logits, cross_entropy(logits, labels, reduction="none")
-    if kind == "decoder":
-        # Every position except the last predicts the next token. The target ignores the last position, because cutting
-        # the logits would copy them, and they are the largest tensor.
-        labels = batch[FOLLOWING] if FOLLOWING in batch else pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+        return logits, cross_entropy(logits, batch["labels"], reduction="none")
+    labels = _next_tokens(batch) if kind == "decoder" else batch["labels"]
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    predicted = labels.shape[1]
+    predicted: float = labels.shape[1]
     if kind == "decoder":  # the last token of a whole row predicts nothing; each part bears its share of that
         predicted -= predicted / (row_tokens or predicted)
     return logits, losses.view(labels.shape).sum(1) / predicted
 
 
+def _next_tokens(batch: Batch) -> torch.Tensor:
+    """Return the target of each position of a decoder. Every position except the last predicts the next token.
+
+    The target ignores the last position, because cutting the logits would copy them, and they are the largest tensor.
+    """
+    if FOLLOWING in batch:
+        return batch[FOLLOWING]
+    return pad(batch["input_ids"][:, 1:], (0, 1), value=IGNORED)
+
+
 def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor | None:
-    """The attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
+    """Return the attention mask: rows, 1, positions, positions. None if the fused kernel is causal by itself.
 
     It is built here, because transformers would read the values of a smaller mask, or search for packed rows without a
     mask, and both make a GPU wait in every forward pass. The mask has no window.

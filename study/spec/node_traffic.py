@@ -7,7 +7,7 @@ GLOO = RING | {"reduce_scatter": 2.0}  # gloo reduces the whole tensor and keeps
 
 
 def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
-    """Bytes by collective among ranks of one node, and among ranks of several nodes.
+    """Return bytes by collective among ranks of one node, and among ranks of several nodes.
 
     As in papers, all bytes of a collective among several nodes count as between nodes.
     """
@@ -21,7 +21,7 @@ def by_node(moved: Groups, node_ranks: int) -> dict[str, dict[str, float]]:
 
 
 def sent_by_a_node(moved: Groups, node_ranks: int, shares: dict[str, float] = RING) -> float:
-    """Bytes that a node sends to other nodes, on rings that enter and leave each node once.
+    """Return bytes that a node sends to other nodes, on rings that enter and leave each node once.
 
     In a ring over all ranks, only the last rank of a node sends to the next node. If each rank of a node has its own
     ring with one rank of each other node, all ranks send.

@@ -46,7 +46,7 @@ def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
 
 
 def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -> Stop | None:
-    """Why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
+    """Return why a library cannot use this optimizer under an arm, with its error if there is one. None if it can."""
     offloads = arm.deepspeed is not None and arm.offload_optimizer != "none"
     why = WITH_FSDP2.get(optimizer) if arm.fsdp else None
     if offloads and optimizer != "adamw":
@@ -64,7 +64,7 @@ def refusal(arm: Arm, optimizer: str, precision: str, has_values: bool = True) -
 
 
 def check(settings: Flags, arm: Arm) -> None:
-    """A Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
+    """Raise Stop for settings of the optimizer that cannot be combined with each other or with the arm."""
     if settings.lora_rank is not None and settings.train_only is not None:
         raise Stop("--lora-rank and --train-only both choose the weights that train", "give one of them")
     if settings.lora_rank is not None and settings.save:

@@ -1,6 +1,8 @@
 """Reads options from the command line with tyro. Help and errors avoid the names of Python types."""
 
+import functools
 import inspect
+import operator
 import re
 import typing
 from collections.abc import Callable
@@ -38,8 +40,10 @@ def parsed(command: Callable, **options):
             case parsing.InstantiationFailure(argument=argument, message=message) if argument is not None:
                 raise Stop(f"{_flag(argument) or event.prog}: {message}", more)
 
-    for part in (command, *filter(is_dataclass, map(_without_annotation, typing.get_type_hints(command).values()))):
-        with_plain_help(part)
+    with_plain_help(command)
+    for hint in map(_without_annotation, typing.get_type_hints(command).values()):
+        if isinstance(hint, type) and is_dataclass(hint):
+            with_plain_help(hint)
     with parsing.on_parse_error(refuse):
         return tyro.cli(command, registry=OPTIONS, **options)
 
@@ -57,7 +61,7 @@ def _missing(prog: str, argument) -> Stop:
 
 
 def _not_known(prog: str, word: str, command: Callable) -> Stop:
-    """The error for an option that the help does not list."""
+    """Return the error for an option that the help does not list."""
     if not word.startswith("--"):
         return Stop(f"{prog} takes no {word!r}", f"leave it out, or see {prog} --help")
     usage = tyro.extras.get_parser(command, registry=OPTIONS).format_help()
@@ -66,7 +70,7 @@ def _not_known(prog: str, word: str, command: Callable) -> Stop:
 
 
 def _flag(argument) -> str:
-    """The flag of an option; empty for a positional argument."""
+    """Return the flag of an option; empty for a positional argument."""
     return "" if argument.is_positional() else argument.lowered.name_or_flags[0]
 
 
@@ -89,7 +93,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     members = typing.get_args(info.type)
     if NoneType not in members:
         return None
-    rest = typing.Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007 (not an annotation)
+    rest = functools.reduce(operator.or_, [member for member in members if member is not NoneType])
     given = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(rest, info.markers))
     if not isinstance(given, PrimitiveConstructorSpec):
         return None
@@ -105,7 +109,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @OPTIONS.primitive_rule
 def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """A number. If the value is not one, the message says what was expected."""
+    """Return a number. If the value is not one, the message says what was expected."""
     if info.type not in NUMBERS:
         return None
     metavar, _ = NUMBERS[info.type]

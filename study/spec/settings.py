@@ -308,7 +308,7 @@ def learning_rate(settings: Settings, step: int, steps: int) -> float:
 
 
 def options(values: dict) -> list[str]:
-    """The words of a command line for some settings."""
+    """Return the words of a command line for some settings."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):

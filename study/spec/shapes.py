@@ -30,14 +30,14 @@ def _gpt2(hub: str | None, width: int, layers: int, heads: int, positions: int =
 
 
 def _decoder(model_type: str, hub: str | None, vocabulary: int, width: int, ffn: int, layers: int, **more) -> dict:
-    """A modern decoder. `more` are further fields of its family's config."""
+    """Return a modern decoder. `more` are further fields of its family's config."""
     sizes = {"hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": layers}
     return {"model_type": model_type, "hub": hub, "vocab_size": vocabulary, **sizes} | more
 
 
 def _heads(heads: int, of_keys: int, width: int | None = None) -> dict:
-    heads = {"num_attention_heads": heads, "num_key_value_heads": of_keys}
-    return heads if width is None else heads | {"head_dim": width}
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": of_keys}
+    return sizes if width is None else sizes | {"head_dim": width}
 
 
 UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
@@ -173,7 +173,7 @@ NO_FUSED_ATTENTION = ("gptj", "gemma2")  # model types for which transformers 5 
 
 
 def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
-    """The config of a built-in shape. `vocabulary` is for shapes that take the vocabulary of their data."""
+    """Return the config of a built-in shape. `vocabulary` is for shapes that take the vocabulary of their data."""
     shape = {key: value for key, value in SHAPES[name].items() if key != "hub"}
     if shape.get("vocab_size", 0) is None:
         shape |= {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": None}
@@ -181,13 +181,13 @@ def config_of(name: str, vocabulary: int = VOCABULARY) -> dict:
 
 
 def shape_of(model: str) -> str:
-    """The built-in shape that a hub name or the last part of a path means; the name itself if it means none."""
+    """Return the built-in shape that a hub name or the last part of a path means; the name itself if it means none."""
     last = Path(model).name
     return next((name for name, shape in SHAPES.items() if last == Path(shape.get("hub") or name).name), model)
 
 
 def model_type(model: str) -> str | None:
-    """The `model_type` of a built-in shape, a local folder or the hub name of a shape. None if unknown."""
+    """Return the `model_type` of a built-in shape, a local folder or the hub name of a shape. None if unknown."""
     if model in SHAPES:
         return SHAPES[model]["model_type"]
     if not is_local(model):
@@ -200,7 +200,7 @@ def model_type(model: str) -> str | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is a path that exists, as opposed to a name on the hub."""
+    """Return whether a name is a path that exists, as opposed to a name on the hub."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):  # too long for a path, or with a NUL in it

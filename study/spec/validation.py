@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Iterable
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 TYPES = {
     "int": "a whole number",
@@ -35,12 +36,14 @@ def sentence(error: ValidationError, known: Iterable[str] = (), name=".".join) -
     return text if len(text) <= LONGEST_SENTENCE else f"{text[:LONGEST_SENTENCE]}..."
 
 
-def _problem(first: dict, known: Iterable[str]) -> str:
-    kind, message, came = first["type"], first["msg"], first.get("input")
+def _problem(first: ErrorDetails, known: Iterable[str]) -> str:
+    kind = first["type"]
+    message = first["msg"]
+    came = first.get("input")
     if kind == "missing":
         return "is missing"
     if kind == "string_too_long":
-        return f"must have at most {first['ctx']['max_length']:,} characters (got {len(came):,})"
+        return f"must have at most {first['ctx']['max_length']:,} characters (got {len(str(came)):,})"
     if kind == "extra_forbidden":
         return f"is not known; {nearest(str(first['loc'][-1]), known)}" if known else "is not known"
     if kind.startswith(("literal", "greater_than", "less_than", "finite")):

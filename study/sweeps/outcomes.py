@@ -42,7 +42,7 @@ TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*
 SENTENCE = re.compile(r"^(?:\d+: )?(\S.*)\. What to do: ", re.MULTILINE)  # that a rank printed; as srun shows it, too
 OF_A_LAUNCHER = ("ChildFailedError", "CalledProcessError", "SignalException")  # these only say that a rank failed
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # signals with which a user ends a launch, or torchrun a rank
-LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "died without a word")
+LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "ended without an error message")
 MEANINGS = {
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "a file or shared memory that lost its room, or a crash in native code",
@@ -230,7 +230,7 @@ def _failed_first(output: str, by_torchrun: set[int]) -> Stop | None:
 
 def is_unnamed(record: Record) -> bool:
     """Return whether the record says only that a rank is gone."""
-    return record.error is not None and record.error.message.endswith("died without a word")
+    return record.error is not None and record.error.message.endswith("ended without an error message")
 
 
 def reported(output: str) -> list[RankKilled]:

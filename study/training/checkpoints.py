@@ -23,14 +23,13 @@ from study.errors import Stop
 from study.io import files
 from study.measure import readback
 from study.measure.hardware import CUDA
-from study.measure.memory import disk_bytes, highest, peaks, reset_peaks, written_bytes
+from study.measure.memory import difference, disk_bytes, highest, peaks, reset_peaks, written_bytes
 from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
 from study.spec.settings import flag
 from study.training import ending, setup
-from study.training.log import quiet, say
-from study.training.run import History, Run
+from study.training.run import History, Run, quiet, say
 
 # The settings that decide the losses. The number of ranks may change, as long as a step has as many rows.
 DECIDES = (
@@ -44,6 +43,7 @@ UNIVERSAL = "universal"  # in a checkpoint's folder: the output of DeepSpeed's c
 class Source:
     """The checkpoint to resume from."""
 
+    run_folder: Path
     path: Path
     progress: Progress
     passed_over: list[str]
@@ -64,14 +64,15 @@ class Cost:
 
 
 def is_due(run: Run, step: int) -> bool:
-    """Whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
+    """Return whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
     every = run.settings.checkpoint_every
     return every is not None and step % every == 0 and step < run.steps
 
 
 def save(run: Run, history: History, step: int) -> None:
     """Write a checkpoint beside the others. It gets its final name once it is complete."""
-    part, sealed = checkpoints.part_of(run.folder, step), []
+    part = checkpoints.part_of(run.folder, step)
+    sealed: list[int] = []
     progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
 
     def write() -> None:
@@ -87,7 +88,8 @@ def save(run: Run, history: History, step: int) -> None:
         run.accelerator.wait_for_everyone()
 
     try:
-        cost, sealing = _outside_steps(history, write), _outside_steps(history, seal)
+        cost = _outside_steps(history, write)
+        sealing = _outside_steps(history, seal)
     except Exception as error:
         if ending.lost_another_rank(error):
             raise
@@ -115,13 +117,12 @@ def die(run: Run) -> None:
 
 
 def _progress(run: Run, history: History, step: int, random_states: list[str]) -> Progress:
-    seen = run.record.observed
     return Progress(
         run_id=run.folder.name,
         arm=run.arm.name,
         ranks=run.accelerator.num_processes,
         requested=setup.requested(run.settings, run.arm),
-        rows_per_step=seen.rows_per_step,
+        rows_per_step=run.rows_taken_per_step,
         data_checksum=run.data.checksum,
         step=step,
         steps=run.steps,
@@ -138,21 +139,26 @@ def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
     """Make a call that belongs to no timed step: its memory and disk traffic are kept out of theirs."""
     history.peaks = highest(history.peaks, peaks())
     reset_peaks()
-    cost, disk, written, started = Cost(peaks()), disk_bytes(), written_bytes(), time.perf_counter()
+    cost = Cost(peaks())
+    disk = disk_bytes()
+    written = written_bytes()
+    started = time.perf_counter()
     call()
-    cost.seconds, cost.peak = time.perf_counter() - started, peaks()
-    cost.written_bytes = None if written is None else written_bytes() - written
+    cost.seconds = time.perf_counter() - started
+    cost.peak = peaks()
+    cost.written_bytes = difference(written_bytes(), written)
     reset_peaks()
-    if history.disk_before is not None:
-        for name, now in disk_bytes().items():
-            if None not in (now, disk[name], history.disk_before[name]):
-                history.disk_before[name] += now - disk[name]
+    for name, after in disk_bytes().items():
+        before = history.disk_before.get(name)
+        moved = difference(after, disk[name])
+        if before is not None and moved is not None:
+            history.disk_before[name] = before + moved
     return cost
 
 
 def _random_states() -> str:
-    """A digest of all generators that Accelerate saves."""
-    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002  this is the one that Accelerate saves
+    """Return a digest of all generators that Accelerate saves."""
+    numpys = np.random.get_state(legacy=False)["state"]["key"].tolist()  # noqa: NPY002  Accelerate saves this one
     states = [random.getstate(), numpys, torch.get_rng_state().tolist()]
     states += [state.tolist() for state in torch.cuda.get_rng_state_all()] if CUDA else []
     return hashlib.sha256(pickle.dumps(states)).hexdigest()[:16]
@@ -162,7 +168,7 @@ def _random_states() -> str:
 
 
 def find(run: Run) -> Source | None:
-    """The last good checkpoint of the run that --resume names. Call it before the model is prepared.
+    """Return the last good checkpoint of the run that --resume names. Call it before the model is prepared.
 
     Only the first rank verifies checkpoints, which takes a while; it sends the result to the others.
     """
@@ -176,7 +182,7 @@ def find(run: Run) -> Source | None:
     if path is None:
         what = f"--resume {run.settings.resume} has no good checkpoint ({'; '.join(passed_over) or 'there is none'})"
         raise Stop(what, "start the run from its beginning, without --resume")
-    source = Source(path, checkpoints.read_progress(path), passed_over)
+    source = Source(run.settings.resume, path, checkpoints.read_progress(path), passed_over)
     _refuse_another_training(run, source.progress)
     if run.arm.deepspeed is not None and _is_elsewhere(run, source) and (path / UNIVERSAL).is_dir():
         if why := checkpoints.why_not_whole(path / UNIVERSAL):
@@ -187,7 +193,7 @@ def find(run: Run) -> Source | None:
 
 
 def _is_elsewhere(run: Run, source: Source) -> bool:
-    """Whether the training resumes under another arm, or on another number of ranks."""
+    """Return whether the training resumes under another arm, or on another number of ranks."""
     return (source.progress.arm, source.progress.ranks) != (run.arm.name, run.accelerator.num_processes)
 
 
@@ -225,7 +231,8 @@ def _resume(run: Run, history: History, source: Source) -> int:
     if not restored and not _is_elsewhere(run, source):
         what = f"the random states of {source.path} were not restored, so dropout would differ"
         raise Stop(what, "resume with the versions of Python, torch and Accelerate that wrote it", where="resume")
-    costs, (status, reached) = run.gathered(cost), checkpoints.how_it_ended(run.settings.resume)
+    costs = run.gathered(cost)
+    status, reached = checkpoints.how_it_ended(source.run_folder)
     resume = Resume(
         run_id=progress.run_id,
         status=status,

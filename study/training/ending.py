@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from study.errors import Stop
-from study.machine.linux import (
-    MORE_MEMORY,
-    die_with_parent,
-    lift_memory_cap,
-    oom_kills,
-    private_memory_is_capped,
-)
+from study.machine.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.collectives import print_stacks_when_asked
-from study.measure.failures import device_is_full, host_is_full, lost_connection
-from study.measure.hardware import CUDA
+from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.spec.arms import Arm
-from study.training import machines
-from study.training.launch import Launch, ranks_alive, ranks_that_died
-from study.training.log import say
+from study.training.launch import (
+    CLOCKS_DIFFER_S,
+    Launch,
+    earlier_reason,
+    on_several_machines,
+    rank_name,
+    ranks_alive,
+    ranks_that_died,
+    store_reason,
+)
+from study.training.run import say
 
 SYSTEM = {  # what to do when the system refuses a file
     errno.ENOSPC: "make room, and start it again",
@@ -85,7 +86,7 @@ def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) ->
     if _heard.wait(UNRESPONSIVE_S):
         return
     stop = reason(KeyboardInterrupt(signal.Signals(number).name), launch, folder=folder)
-    stop.where = stop.where or machines.name_of(rank)
+    stop.where = stop.where or rank_name(rank)
     if store.end_badly(folder, stop, "KeyboardInterrupt", launch.started - 2):
         say(folder, f"{stop.status}: {stop.sentence}")
     sys.stdout.flush()
@@ -98,7 +99,7 @@ def launcher_is_gone() -> bool:
 
 
 def lost_another_rank(error: BaseException) -> bool:
-    """Whether this rank stopped only because another rank is gone.
+    """Return whether this rank stopped only because another rank is gone.
 
     Either the connection breaks, or torchrun sees the other rank die and sends this one SIGTERM. If somebody else sends
     SIGTERM, all ranks of this machine are alive.
@@ -111,7 +112,7 @@ def lost_another_rank(error: BaseException) -> bool:
 
 
 def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
-    """The Stop for an error that the user can fix on the machine; None if the code may be wrong."""
+    """Return the Stop for an error that the user can fix on the machine; None if the code may be wrong."""
     what = error.filename or "a file"
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
@@ -129,7 +130,7 @@ def _local_ranks() -> int:
 
 def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     """The Stop for another rank's death. It names the rank if its heartbeat file is left: other endings remove it."""
-    dead = [] if folder is None or machines.several() else ranks_that_died(folder, within_s=0.5)
+    dead = [] if folder is None or on_several_machines() else ranks_that_died(folder, within_s=0.5)
     victim = f"rank {dead[0]}" if dead else "another rank"
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what = f"the kernel killed {victim} because the host ran out of memory"
@@ -137,13 +138,15 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "check the network between them", where="another rank")
-    return Stop(f"{victim} died without a word", "look for the signal in the launcher's message", where=victim)
+    return Stop(
+        f"{victim} ended without an error message", "look for the signal in the launcher's message", where=victim
+    )
 
 
 def reason(
     error: BaseException, launch: Launch | None = None, capped: bool = False, folder: Path | None = None
 ) -> Stop:
-    """Why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
+    """Return why a run ends, as one sentence with a remedy. An unknown error is to be reported."""
     if isinstance(error, Stop):
         return error
     if device_is_full(error):
@@ -157,8 +160,8 @@ def reason(
         return Stop(f"the host refused more memory ({detail})", remedy, status)
     lost, gone = lost_another_rank(error), launcher_is_gone()
     if lost and not gone:
-        return machines.earlier_reason() or death_of_another_rank(launch, folder)
-    if isinstance(error, KeyboardInterrupt) and (earlier := machines.earlier_reason()):
+        return earlier_reason() or death_of_another_rank(launch, folder)
+    if isinstance(error, KeyboardInterrupt) and (earlier := earlier_reason()):
         return earlier
     if isinstance(error, KeyboardInterrupt) or lost:
         return Stop("interrupted", "start it again", "interrupted")
@@ -197,11 +200,11 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     lift_memory_cap()
     _spare.clear()
     stop = reason(error, launch, capped, folder)
-    stop.where = stop.where or machines.name_of(rank)
+    stop.where = stop.where or rank_name(rank)
     trace = "\n" + "".join(traceback.format_exception(error)) if stop.remedy.startswith("report this") else ""
     # An older record belongs to an earlier launch. The kernel rounds the boot time to seconds, hence the margin.
-    since_s = launch.started - (machines.CLOCKS_DIFFER_S if machines.several() else 2) if launch else 0.0
-    was_first = None if stop.where == "another rank" else machines.leave_reason(stop)
+    since_s = launch.started - (CLOCKS_DIFFER_S if on_several_machines() else 2) if launch else 0.0
+    was_first = None if stop.where == "another rank" else store_reason(stop)
 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None

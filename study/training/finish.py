@@ -11,16 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.measure import network, readback, roles, traffic
+from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
-from study.measure.memory import disk_bytes, written_bytes
-from study.models.shapes import GROUPED, WithoutValues
+from study.measure.memory import difference, disk_bytes, written_bytes
+from study.models.build import GROUPED, WithoutValues
 from study.records import metrics, store
-from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
-from study.training import ending, machines, models, tasks
-from study.training.log import say
-from study.training.run import History, Run
+from study.records.schema import Components, Energy, Loss, RankMemory, Record, Saved, Time, Traffic
+from study.training import ending, models, tasks
+from study.training.launch import store_reason
+from study.training.run import History, Run, say
 
 PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
 NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
@@ -34,12 +34,11 @@ def finish(run: Run, history: History) -> None:
     record.observed.dtypes = roles.dtypes(run.model, run.optimizer)
     record.observed.learning_rates = history.rates
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
-    losses, evals = history.losses, history.evals
-    record.loss = Loss(train=losses, eval=evals)
+    record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
     record.memory.per_rank = run.gathered(_peaks(run, history))
     if history.link:
-        links = dict(run.gathered((network.host(), history.link)))  # the ranks of a host share its link
+        links = dict(run.gathered((hardware.network_host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
     if run.settings.checkpoint_every or run.source:
         record.observed.final_weights_checksum = readback.weights_checksum(run.accelerator, run.model)
@@ -50,8 +49,8 @@ def finish(run: Run, history: History) -> None:
     if run.arm.uses_nvme and any(each is not None and each < nvme.LEAST_SWAPPED_BYTES for each in written):
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
-        what, remedy = f"the run is not what it says ({'; '.join(wrong)})", "choose a larger model, or fewer ranks"
-        raise Stop(what, remedy, where="after training")
+        what = f"the trained run does not match its settings: {'; '.join(wrong)}"
+        raise Stop(what, "choose a larger model, or fewer ranks", where="after training")
 
 
 def after_training(run: Run, step: Callable[[], object]) -> bool:
@@ -60,11 +59,13 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     `step` takes one more optimizer step, because instruments must not disturb timed steps. Returns whether all ranks
     got to the end. If not, they are out of step, and none of them may wait for another.
     """
-    record, parts = run.record, [part for part in PARTS if getattr(run.settings, part)]
+    record = run.record
+    parts = [part for part in PARTS if getattr(run.settings, part)]
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
-    record.status, record.finished_utc = "done", store.now_utc()
+    record.status = "done"
+    record.finished_utc = store.now_utc()
     run.keep()
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
@@ -81,7 +82,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             over.set()
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
-            machines.leave_reason(stop)
+            store_reason(stop)
             _give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)
@@ -144,17 +145,19 @@ def save(run: Run) -> None:
 
 def _peaks(run: Run, history: History) -> RankMemory:
     """This rank's peaks in the timed steps, and the bytes that it moved to and from the disk."""
-    peaks = history.peaks if run.has_values else RankMemory()
+    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
     if run.arm.uses_nvme:
-        before, after = history.disk_before, disk_bytes()
-        moved = {name: None if None in (before[name], after[name]) else after[name] - before[name] for name in after}
-        peaks.nvme_read_bytes, peaks.nvme_written_bytes = moved["read_bytes"], moved["write_bytes"]
+        before = history.disk_before
+        after = disk_bytes()
+        peaks.nvme_read_bytes = difference(after["read_bytes"], before["read_bytes"])
+        peaks.nvme_written_bytes = difference(after["write_bytes"], before["write_bytes"])
     return peaks
 
 
 def _times(run: Run, clock: Clock) -> Time:
     """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
-    ranks_step_s, ranks_window_s = run.gathered(clock.step_s), run.gathered(clock.window_s)
+    ranks_step_s = run.gathered(clock.step_s)
+    ranks_window_s = run.gathered(clock.window_s)
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     times.flops_per_rank_and_step = flops_per_row(run) * rows
@@ -199,9 +202,9 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
-    moved.kernel_bytes_written = run.gathered(after - before if None not in (before, after) else None)
+    moved.kernel_bytes_written = run.gathered(difference(after, before))
     components = memory_by_component(step, run.model, run.optimizer, run.accelerator.device.type)
-    if not run.has_values:
+    if components is not None and not run.has_values:
         components.allocator_peak_bytes = None  # nothing was allocated
     homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
     run.record.memory.components = Components(per_rank=run.gathered(components), **homes)
@@ -212,24 +215,28 @@ def print_summary(run: Run) -> None:
     record = run.record
     if not run.accelerator.is_main_process:
         return
+    parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"] if record.loss.train else []
     if run.is_virtual:
         parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    else:
-        parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"]
     for name in ("accuracy", "perplexity"):
         if (value := metrics.value(record, name)) is not None:
             parts.append(f"{name} {value:.4f}")
     if speed := metrics.tokens_per_s(record):
         parts.append(f"{speed:.0f} tokens/s")
-    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes for rank in record.memory.per_rank]
-    if all(peaks):
+    say(run.folder, f"done: {', '.join(parts + _memory_and_traffic(record))}")
+    for part in PARTS:
+        if reason := getattr(record.observed, f"{part}_failed"):
+            say(run.folder, f"but without its {part} ({reason})")
+    say(run.folder, str(run.folder / "record.json"))
+
+
+def _memory_and_traffic(record: Record) -> list[str]:
+    parts = []
+    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes or 0 for rank in record.memory.per_rank]
+    if peaks and min(peaks) > 0:
         where = "device" if record.hardware.devices else "host"
         parts.append(f"{max(peaks) / 1e9:.2f} GB {where} peak per rank")
     if record.traffic.per_rank:
         moved_bytes = sum(count.bytes for count in record.traffic.per_rank[0].values())
         parts.append(f"{moved_bytes / 1e6:.1f} MB in collectives per step and rank")
-    say(run.folder, f"done: {', '.join(parts)}")
-    for part in PARTS:
-        if reason := getattr(record.observed, f"{part}_failed"):
-            say(run.folder, f"but without its {part} ({reason})")
-    say(run.folder, str(run.folder / "record.json"))
+    return parts

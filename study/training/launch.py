@@ -1,20 +1,35 @@
-"""Finds the launcher above this process, and decides which of the processes that it started take part."""
+"""This process among those of its launch: the launcher above it, the other ranks, the machines, and its share of them.
+
+On several machines, the run folder need not exist on the other machines, and a lock on it works on one machine only. So
+a rank writes why it ended into torchrun's rendezvous store, which outlives the ranks. The first rank, which writes the
+record, reads it.
+"""
 
 import contextlib
+import datetime
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+import torch
+import torch.distributed as dist
 
 from study.errors import Stop
 from study.machine import launcher
-from study.machine.linux import is_alive, oom_kills
+from study.machine.linux import cap_private_memory, is_alive, oom_kills, usable_cores
+from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
+from study.records.schema import Hardware, Machine, MemoryCap
 from study.spec.arms import Arm
+
+if TYPE_CHECKING:
+    from study.training.run import Run
 
 RANKS_WITHOUT_GPU = 2
 
@@ -31,7 +46,7 @@ class Launch:
 
 
 def find_launch() -> Launch:
-    """The `accelerate launch` above this process, from its command line.
+    """Return the `accelerate launch` above this process, from its command line.
 
     Accelerate passes neither the config file nor the process count on to the script, and a mistake in either would
     record one arm and run another.
@@ -49,7 +64,7 @@ def find_launch() -> Launch:
 
 
 def has_surplus_ranks(arm: Arm, launch: Launch) -> bool:
-    """Whether torchrun started more processes than the study wants.
+    """Return whether torchrun started more processes than the study wants.
 
     `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core.
     """
@@ -68,7 +83,7 @@ def shrink_group() -> None:
 
 
 def ranks_that_died(folder: Path, within_s: float) -> list[int]:
-    """The other ranks of this machine that were killed: their heartbeat file exists, their process does not.
+    """Return the other ranks of this machine that were killed: their heartbeat file exists, their process does not.
 
     This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
@@ -84,9 +99,119 @@ def ranks_that_died(folder: Path, within_s: float) -> list[int]:
 
 
 def ranks_alive() -> int:
-    """How many ranks run on this machine, including this one: siblings with the same command line."""
+    """Return how many ranks run on this machine, including this one: siblings with the same command line."""
     command, count = psutil.Process().cmdline(), 1
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             count += process.pid != os.getpid() and process.cmdline() == command
     return count
+
+
+REASON = "zero-study/why-it-ended"
+ANSWERS_WITHIN_S = 5
+CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
+
+
+def on_several_machines() -> bool:
+    """Return whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+
+
+def rank_name(rank: int) -> str:
+    """A rank's name in messages. On several machines it includes the machine's number, as torchrun assigns it."""
+    return f"rank {rank} on machine {os.environ['GROUP_RANK']}" if on_several_machines() else f"rank {rank}"
+
+
+@dataclass(frozen=True)
+class RankMachine:
+    """A rank's description of its machine."""
+
+    number: int
+    hardware: Hardware
+    software: dict
+    interface: str | None
+
+
+def describe_machines(run: "Run") -> list[Machine]:
+    """Return the machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
+    if not on_several_machines() or run.settings.hosts:
+        return []
+    folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
+    interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
+    number = int(os.environ["GROUP_RANK"])
+    return merge_machines(run.gathered(RankMachine(number, hardware.describe(folder), hardware.versions(), interface)))
+
+
+def merge_machines(ranks: list[RankMachine]) -> list[Machine]:
+    """Return one entry for each machine. Different versions of a package on two machines are a Stop."""
+    first = ranks[0]
+    machines: dict[int, Machine] = {}
+    for rank, seen in enumerate(ranks):
+        for package, version in seen.software.items():
+            if version != first.software[package]:
+                what = f"the machines have different versions of {package} ({first.software[package]} and {version})"
+                raise Stop(
+                    what, "install the same versions; study doctor --cluster compares them", "unavailable", "prepare"
+                )
+        machine = Machine(hardware=seen.hardware, interface=seen.interface)
+        machines.setdefault(seen.number, machine).ranks.append(rank)
+    return list(machines.values())
+
+
+def store_reason(stop: Stop) -> bool | None:
+    """Store why this rank ends. Returns whether it is the first to do so; None on one machine, or without a store."""
+    reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where])
+    store = _store()
+    try:
+        return None if store is None else store.compare_set(REASON, "", reason).decode() == reason
+    except RuntimeError:  # torchrun on the first rank's machine has ended meanwhile
+        return None
+
+
+def earlier_reason() -> Stop | None:
+    """Return the reason that another rank stored before; None if there is none."""
+    store = _store()
+    try:
+        if store is None or not store.check([REASON]):
+            return None
+        return Stop(*json.loads(store.get(REASON)))
+    except RuntimeError:
+        return None
+
+
+def _store() -> dist.TCPStore | None:
+    if not on_several_machines():
+        return None
+    timeout = datetime.timedelta(seconds=ANSWERS_WITHIN_S)
+    try:
+        return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout)
+    except (RuntimeError, KeyError):  # DistStoreError, DistNetworkError
+        return None
+
+
+def set_threads(threads: int | None, hosts: int | None = None) -> None:
+    """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores.
+
+    The hosts of an emulated cluster share the cores too.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * (hosts or 1)
+    threads = threads or max(1, usable_cores() // (ranks if CUDA else max(2, ranks)))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
+    torch.set_num_threads(threads)
+
+
+def cap_memory(gib: float | None) -> MemoryCap | None:
+    """Emulate a device with this much memory. Returns the cap as it was set, and what enforces it."""
+    if gib is None:
+        return None
+    cap_bytes = int(gib * 2**30)
+    if not CUDA:
+        cap_private_memory(cap_bytes)
+        return MemoryCap(bytes=cap_bytes, emulated_by="RLIMIT_DATA")
+    has_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    if cap_bytes > has_bytes:
+        has_gib = has_bytes / 2**30
+        what = f"--memory-cap-gib {gib:g} is more than the device's {has_gib:.1f} GiB"
+        raise Stop(what, "give a smaller cap, or use a larger device", "unavailable")
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / has_bytes)
+    return MemoryCap(bytes=cap_bytes, emulated_by="PyTorch's allocator")

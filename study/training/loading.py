@@ -106,7 +106,7 @@ def _guarded(name: str, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process on this machine has a file open, as far as this user can see."""
+    """Return whether a process on this machine has a file open, as far as this user can see."""
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if descriptor.readlink() == path.resolve():
@@ -142,8 +142,7 @@ def _end_compilers_with_this_process() -> None:
 
 
 def say(text: str) -> None:
-    sys.__stdout__.write(text + "\n")
-    sys.__stdout__.flush()
+    print(text, file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

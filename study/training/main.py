@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -18,33 +19,31 @@ from transformers import PreTrainedModel
 from study.errors import Stop
 from study.machine import disk as nvme
 from study.machine import operators, software
-from study.measure import network, readback
+from study.measure import hardware, readback
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
-from study.models.adapters import freeze
+from study.models.build import freeze
 from study.records.schema import Observed, Record, Time
 from study.spec import arms
 from study.spec import optimizers as combinations
 from study.spec.arms import Arm
 from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Flags, Settings, as_dict, check, check_steps, resolve
-from study.training import (
-    checkpoints,
-    ending,
-    finish,
-    limits,
-    machines,
-    models,
-    optimizers,
-    patches,
-    setup,
-    sharding,
-    virtual,
-)
+from study.training import checkpoints, ending, finish, models, patches, setup
 from study.training.data import load_data
-from study.training.launch import Launch, find_launch, has_surplus_ranks, shrink_group
-from study.training.log import quiet
-from study.training.run import Run
+from study.training.launch import (
+    Launch,
+    cap_memory,
+    describe_machines,
+    find_launch,
+    has_surplus_ranks,
+    set_threads,
+    shrink_group,
+)
+from study.training.run import Run, quiet
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
 
 Train = Callable[[Run], Callable[[], object]]  # returns a function that takes one more step
 
@@ -108,13 +107,13 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     combinations.check(settings, arm)
     if settings.virtual_ranks:
         arms.check_virtual(arm, settings.init)
-    limits.set_threads(settings.threads, settings.hosts)
+    set_threads(settings.threads, settings.hosts)
     disk = setup.claim_disk(settings, arm, launch, folder)
     stack.callback(nvme.empty, disk)
     started = time.perf_counter()
     run = open_run(settings, arm, folder, record, disk, heartbeat)
     run.source = checkpoints.find(run)
-    values = virtual.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext()
+    values = patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext()
     with values:
         in_step = train_and_inspect(train, run, started)
     finish.print_summary(run)
@@ -126,7 +125,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
 
 def train_and_inspect(train: Train, run: Run, started: float) -> bool:
     """Prepare the model, train it, and run the instruments. Returns whether all ranks reached the end together."""
-    cap = limits.cap_memory(run.settings.memory_cap_gib)
+    cap = cap_memory(run.settings.memory_cap_gib)
     if CUDA and run.arm.deepspeed:
         patches.deepspeed_sees_free_memory(cap)
     try:
@@ -157,7 +156,7 @@ def open_run(
         data = load_data(settings)
     run = Run(settings, arm, folder, record, accelerator, data, disk, heartbeat=heartbeat)
     run.at("preparing the model")
-    record.machines = machines.describe(run)
+    record.machines = describe_machines(run)
     needed = run.rows_taken_per_step
     if needed > data.train_rows:
         remedy = "give a smaller --micro-batch or --accumulation, or more --train-rows"
@@ -174,7 +173,8 @@ def prepare(run: Run) -> None:
     model = _build(run)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     has_weights = settings.init != "in_place" and not run.is_virtual
-    checksum, shapes = readback.weights_checksum(accelerator, model) if has_weights else None, readback.shapes(model)
+    checksum = readback.weights_checksum(accelerator, model) if has_weights else None
+    shapes = readback.shapes(model)
     _wrap(run, model)
     seen = run.record.observed = _observed(run)
     seen.built_in_parts = built_in_parts
@@ -184,7 +184,7 @@ def prepare(run: Run) -> None:
         _start_trackers(run)
     run.keep()
     if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
-        what = f"what runs is not what {run.arm.name} promises ({'; '.join(wrong)})"
+        what = f"{run.arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
         raise Stop(what, "fix the arm's files", where="prepare")
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
     if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
@@ -199,7 +199,7 @@ def prepare(run: Run) -> None:
 
 
 def _build(run: Run) -> PreTrainedModel:
-    """The model with its starting weights, on the device unless DeepSpeed moves it there."""
+    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
     settings, accelerator = run.settings, run.accelerator
     config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
@@ -218,29 +218,34 @@ def _wrap(run: Run, model: PreTrainedModel) -> None:
     settings, accelerator = run.settings, run.accelerator
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
     if run.arm.fsdp:
-        sharding.name_layers(accelerator, model)
+        patches.name_layers(accelerator, model)
     if "optimizer" in (run.arm.deepspeed or {}):
         optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
     else:
-        optimizer = optimizers.build(settings, model, with_master and run.arm.fsdp is None)
+        optimizer = models.build_optimizer(settings, model, with_master and run.arm.fsdp is None)
     with quiet(), patches.ddp_on_one_gpu(run.arm):
         run.model, run.optimizer = accelerator.prepare(model, optimizer)
     if with_master and run.arm.fsdp:
         # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
         # copies are of the parts that this rank holds, which exist only now.
-        run.optimizer.optimizer = optimizers.build(settings, run.model, with_master)
+        run.optimizer.optimizer = models.build_optimizer(settings, run.model, with_master)
     if run.is_virtual:
-        virtual.reduce_in_python(run.model)
-        virtual.compare_no_rows(run.model)
-    if settings.save and run.arm.stage == 3 and not run.model.zero_gather_16bit_weights_on_model_save():
+        patches.reduce_in_python(run.model)
+        patches.compare_no_rows(run.model)
+    if settings.save and run.arm.stage == 3 and not engine(run).zero_gather_16bit_weights_on_model_save():
         remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
         raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
     if settings.precision == "fp16" and run.arm.deepspeed:
         patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
 
 
+def engine(run: Run) -> "DeepSpeedEngine":
+    """Return the prepared model of an arm with DeepSpeed."""
+    return cast("DeepSpeedEngine", run.model)
+
+
 def _observed(run: Run) -> Observed:
-    """What the prepared objects really are."""
+    """Return what the prepared objects really are."""
     settings, accelerator = run.settings, run.accelerator
     seen = readback.distribution(accelerator, run.model, run.optimizer)
     seen.ranks_counted = readback.count_ranks(accelerator)
@@ -249,7 +254,7 @@ def _observed(run: Run) -> Observed:
     seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
     if settings.hosts:
-        seen.network = network.describe(run.gathered(network.seen_from_here()))
+        seen.network = hardware.describe_network(run.gathered(hardware.network_limits()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
     seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
     seen.patches = sorted(patches.applied)
@@ -264,10 +269,10 @@ def _start_trackers(run: Run) -> None:
 
 
 def _refuse_without_deepcompile(run: Run) -> None:
-    """A Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
+    """Raise Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
     from deepspeed.compile.util import is_deepcompile_supported
 
-    if not run.model.is_deepcompile_active():
+    if not engine(run).is_deepcompile_active():
         supported = is_deepcompile_supported()
         what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
         remedy = "give --compile" if supported else "use an NVIDIA GPU"

@@ -1,7 +1,12 @@
-"""A run in progress: its settings and objects, its windows of steps, and the output between windows."""
+"""A run in progress: its settings and objects, its windows of steps, and what the user sees of it."""
 
+import contextlib
+import logging
 import math
+import os
 import statistics
+import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 
 from study.errors import Stop
 from study.measure.clock import Clock
@@ -20,7 +27,6 @@ from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
-from study.training.log import say
 
 if TYPE_CHECKING:
     from study.training.checkpoints import Source
@@ -40,9 +46,9 @@ class Run:
     source: "Source | None" = None  # the checkpoint to resume from
     steps: int = 0
     timed_from: int = 0  # the number of steps before the timed ones
-    model: torch.nn.Module = None
-    optimizer: torch.optim.Optimizer = None
     heartbeat: Heartbeat | None = None
+    model: torch.nn.Module = field(init=False)  # both as Accelerate returns them
+    optimizer: AcceleratedOptimizer = field(init=False)
 
     @property
     def is_virtual(self) -> bool:
@@ -50,12 +56,12 @@ class Run:
 
     @property
     def has_values(self) -> bool:
-        """Whether its tensors have values. Without values, times mean nothing."""
+        """Return whether its tensors have values. Without values, times mean nothing."""
         return self.settings.init != "none"
 
     @property
     def processes(self) -> int:
-        """The number of ranks that really exist: 1 in a virtual run."""
+        """Return the number of ranks that really exist: 1 in a virtual run."""
         return 1 if self.is_virtual else self.accelerator.num_processes
 
     @property
@@ -79,7 +85,7 @@ class Run:
             store.keep(self.folder, self.record)
 
     def gathered(self, value) -> list:
-        """The values of all ranks, in order. A virtual run has only the first."""
+        """Return the values of all ranks, in order. A virtual run has only the first."""
         if self.is_virtual or not dist.is_initialized():
             return [value]
         out: list = [None] * self.accelerator.num_processes
@@ -95,7 +101,8 @@ class Run:
         if self.is_virtual or not losses:
             return []
         losses_of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
-        return (sum(losses_of_ranks) / len(losses_of_ranks)).tolist()
+        total = sum(losses_of_ranks[1:], start=losses_of_ranks[0])
+        return (total / len(losses_of_ranks)).tolist()
 
 
 @dataclass
@@ -105,9 +112,9 @@ class History:
     losses: list[float] = field(default_factory=list)  # averaged over the ranks; also of the run that it resumes
     rates: list[float] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
-    last_batch: Rows | None = None
+    last_batch: Rows = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
-    disk_before: dict[str, int | None] | None = None
+    disk_before: dict[str, int | None] = field(default_factory=dict)
     link_before: LinkTraffic | None = None  # on an emulated cluster
     link: LinkTraffic | None = None  # of the timed steps
     peaks: RankMemory | None = None  # of the timed steps
@@ -123,11 +130,12 @@ def windows(run: Run, start: int, stop: int) -> Iterator[range]:
             ends.append(start + settings.log_every - (start - settings.warmup_steps) % settings.log_every)
         for every in filter(None, (settings.eval_every, settings.checkpoint_every)):
             ends.append(start + every - start % every)
-        if start < (settings.dies_after or 0):
+        if settings.dies_after is not None and start < settings.dies_after:
             ends.append(settings.dies_after)
-        run.at(f"steps {start + 1} to {min(ends)} of {run.steps}")
-        yield range(start, min(ends))
-        start = min(ends)
+        end = min(ends)
+        run.at(f"steps {start + 1} to {end} of {run.steps}")
+        yield range(start, end)
+        start = end
 
 
 def arrange(run: Run, window: range) -> list[Rows]:
@@ -155,18 +163,25 @@ def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) 
     values = run.mean_losses(losses)
     history.losses += values
     if run.accelerator.is_main_process:
-        for step, loss in zip(window, values or [None] * len(window), strict=True):
-            finite = loss if loss is not None and math.isfinite(loss) else None
-            write_step(run, step + 1, {"loss": finite, "lr": history.rates[step]})
-        timed, step_s = window.stop > run.timed_from, history.clock.step_s
-        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step" if timed else "warm-up"
-        speed = speed if run.has_values else "no values"
-        loss = f"loss {values[-1]:.4f}" if values else f"virtual, rank 0 of {run.settings.virtual_ranks}"
-        if timed:
-            run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
-        say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
+        for index, step in enumerate(window):
+            loss = values[index] if values and math.isfinite(values[index]) else None
+            write_step(run, step + 1, {"loss": loss, "lr": history.rates[step]})
+        print_window(run, window, history, values)
     if values and not all(math.isfinite(value) for value in values):
         raise Stop(f"the loss is no longer finite by step {window.stop}", "give a lower --lr", "diverged", "train")
+
+
+def print_window(run: Run, window: range, history: History, losses: list[float]) -> None:
+    """Print the last loss of a window, and the median time of its steps."""
+    speed = "warm-up"
+    if window.stop > run.timed_from:
+        step_s = history.clock.step_s
+        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step"
+        run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
+    if not run.has_values:
+        speed = "no values"
+    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
+    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
 
 
 def report(run: Run, result: Evaluation) -> None:
@@ -181,3 +196,43 @@ def write_step(run: Run, step: int, values: dict) -> None:
     """Append values of a step to the run's file, and send them to the trackers. Only called between windows."""
     store.append_step(run.folder, {"step": step} | values)
     run.accelerator.log({name: value for name, value in values.items() if value is not None}, step=step)
+
+
+LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
+_NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream that it finds on import
+
+
+def say(folder: Path | None, text: str) -> None:
+    """Print a line, and append it to the run's log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    if folder is not None:
+        with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
+            log.write(text + "\n")
+
+
+def log_to(folder: Path | None) -> None:
+    """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
+    handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    # At every step DeepSpeed 0.19 calls functions that torch 2.13 has deprecated: a warning each in the timed window.
+    warnings.simplefilter("ignore", FutureWarning)
+    transformers.utils.logging.disable_progress_bar()
+    _remove_handlers()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what DeepSpeed prints while it starts."""
+    with contextlib.redirect_stdout(_NOWHERE):
+        yield
+    _remove_handlers()  # DeepSpeed adds its own on import
+
+
+def _remove_handlers() -> None:
+    for name in LIBRARIES:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True

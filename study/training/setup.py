@@ -28,9 +28,9 @@ from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.training import loading, machines, models, patches, virtual
-from study.training.launch import Launch
-from study.training.log import log_to, quiet, say
+from study.training import loading, models, patches
+from study.training.launch import Launch, on_several_machines
+from study.training.run import log_to, quiet, say
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
@@ -38,7 +38,7 @@ OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  #
 
 def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tuple[Path, Record]:
     """Return the run folder and its record, whose status is running. Every rank names it; the first one writes it."""
-    if settings.run_dir is None and machines.several():
+    if settings.run_dir is None and on_several_machines():
         raise Stop("a run on several machines needs --run-dir", "give --run-dir a folder that all of them can reach")
     if settings.run_dir == Path():
         raise Stop("--run-dir is empty or the current folder", "name a folder, such as --run-dir runs/first")
@@ -47,17 +47,17 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
     folder = (settings.run_dir or safe_join(Path("runs"), name)).resolve()
     if rank != 0:
         log_to(None)
-        return folder, Record(run_id=folder.name, started_utc=store.now_utc())
+        return folder, Record.model_validate({"run_id": folder.name, "started_utc": store.now_utc()})
     if taken := [name for name in OUR_FILES if (folder / name).exists()]:
         raise Stop(f"--run-dir {folder} already holds {' and '.join(taken)} of another run", "give a new folder")
+    disk = settings.nvme_dir
     try:
         folder.mkdir(parents=True, exist_ok=True)
         store.reserve(folder)
         log_to(folder)
-        has_disk = settings.nvme_dir is not None and settings.nvme_dir.exists()
         record = store.new(folder.name, sys.argv)
         record.requested = requested(settings, arm, launch.config_file)
-        record.hardware = hardware.describe(settings.nvme_dir if has_disk else folder)
+        record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:
@@ -70,13 +70,13 @@ def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> R
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
-    """The folder for offloading, for arms that use it. What would fail silently there is a Stop."""
+    """Return the folder for offloading, for arms that use it. What would fail silently there is a Stop."""
     if not arm.uses_nvme:
         return None
     if arm.stage != 3:
         what = f"{arm.name} is stage {arm.stage} with nvme, which DeepSpeed quietly treats as cpu"
         raise Stop(what, "use stage 3 for the disk, or write cpu")
-    if settings.nvme_dir is None and machines.several():
+    if settings.nvme_dir is None and on_several_machines():
         what = f"{arm.name} on several machines needs --nvme-dir: the run folder's disk may be another machine's"
         raise Stop(what, "name a folder that each machine has on a disk of its own")
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
@@ -135,7 +135,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     sharing_ranks = arm.sharing_ranks(ranks)
     backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: no process group
     if settings.virtual_ranks:
-        virtual.become_one_of(settings.virtual_ranks)
+        patches.become_virtual_rank(settings.virtual_ranks)
         backend = None if arm.deepspeed is None else "fake"  # Accelerate uses the existing group
     if not settings.compile:
         # Nothing may be compiled. This also saves each rank 0.9 s: every stage imports DeepSpeed's Muon, whose

@@ -1,46 +1,242 @@
-"""The two tasks: the loss of each row, and the metric over the evaluation rows."""
+"""The two tasks: the loss of each row, the metric over the evaluation rows, and the rows, generated or of real text.
 
+The generated corpus is not language, but a model can learn it: reviews whose opinion words decide the label, and a
+stream in which the class of each word decides the class of the next. A model that learns nothing here is not training.
+
+`datasets` and the tokenizers are imported where they are used: the generated corpus needs neither, and importing them
+takes half a second in every rank.
+"""
+
+import itertools
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from study.models.step import logits_and_losses
+from study.errors import Stop
+from study.machine import cache, hub
+from study.models.step import Batch, logits_and_losses
 from study.spec.settings import Settings
-from study.training.data import Rows
+from study.spec.shapes import SHAPES, VOCABULARY, is_local
 from study.training.models import weights_dtype
 
+SPLIT_SEED = 42  # the source document splits and shuffles with 42, whatever the seed of the run
+HUB_DATA = {"imdb": ("stanfordnlp/imdb", None), "wikitext": ("Salesforce/wikitext", "wikitext-2-v1")}
+Values = dict[str, float | None]
+Formula = Callable[[np.ndarray, np.ndarray], Values]
 
-def row_losses(settings: Settings, model, batch: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each row, in fp32 in every precision, and its predicted class."""
+
+def row_losses(settings: Settings, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of each row, in fp32 in every precision, and its predicted class."""
     config = getattr(model, "module", model).config  # of what DDP or DeepSpeed wraps
     logits, losses = logits_and_losses(config, model, batch, weights_dtype(settings), row_tokens=settings.sequence)
     return losses, logits.argmax(-1) if settings.task == "imdb" else torch.zeros_like(losses, dtype=torch.long)
 
 
-def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Rows) -> dict[str, float | None]:
+def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows: Batch) -> Values:
     """Accuracy or perplexity over the evaluation rows, with `evaluate` on real data.
 
     Runs on the embedded corpus do without `evaluate`, because importing it takes a second and they are short.
     """
     if settings.task == "imdb":
-        formula, dtype, values, references = accuracy, "int64", predictions, rows["labels"].numpy()
-    else:
-        tokens = np.full(len(losses), rows["input_ids"].shape[1] - 1)
-        formula, dtype, values, references = perplexity, "float64", losses, tokens
+        return _computed(settings, accuracy, "int64", predictions, rows["labels"].numpy())
+    tokens = np.full(len(losses), rows["input_ids"].shape[1] - 1)
+    return _computed(settings, perplexity, "float64", losses, tokens)
+
+
+def _computed(settings: Settings, formula: Formula, dtype: str, values: np.ndarray, references: np.ndarray) -> Values:
     if settings.data == "embedded":
         return formula(values, references)
-    from study.training.metrics import Formula
-
-    return Formula(formula, dtype).compute(predictions=values, references=references)
+    return _metric_class()(formula, dtype).compute(predictions=values, references=references)
 
 
-def accuracy(predictions, references) -> dict[str, float]:
+def _metric_class() -> type:
+    """Return the class that wraps a formula as a metric of `evaluate`, whose own `load` would fetch code from the hub.
+
+    The import is here, because it takes 0.8 s and 110 MB: only the first rank of a run on real data needs it.
+    """
+    import datasets
+    import evaluate
+
+    class FormulaMetric(evaluate.Metric):
+        """A function of predictions and integer references as a metric."""
+
+        def __init__(self, formula, prediction_dtype: str):
+            self.formula, self.prediction_dtype = formula, prediction_dtype
+            super().__init__(keep_in_memory=True)
+
+        def _info(self):
+            dtypes = {"predictions": self.prediction_dtype, "references": "int64"}
+            features = datasets.Features({name: datasets.Value(dtype) for name, dtype in dtypes.items()})
+            text = self.formula.__doc__
+            return evaluate.MetricInfo(description=text, citation="", inputs_description="", features=features)
+
+        def _compute(self, predictions, references):
+            return self.formula(predictions, references)
+
+    return FormulaMetric
+
+
+def accuracy(predictions, references) -> Values:
     """Share of right answers."""
     return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
 
-def perplexity(predictions, references) -> dict[str, float | None]:
+def perplexity(predictions, references) -> Values:
     """exp of the mean negative log-likelihood per token: `predictions` are means per row, `references` token counts."""
     mean = np.average(np.asarray(predictions, np.float64), weights=np.asarray(references))
     return {"perplexity": math.exp(mean) if mean < 700 else None}
+
+
+PAD, UNK, CLS, SEP = 0, 1, 2, 3
+FIRST_WORD = 4
+NUM_CLASSES = 8
+OPINIONS = 32  # words of praise; the same number of blame
+
+
+def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
+    """Batch like tokenised reviews: [CLS] words [SEP] padding, with a label that their opinion words decide.
+
+    Three words in ten are opinions, and nine of ten opinions agree with the label. The rest is filler with a Zipf
+    distribution, as in text. One label in twenty is wrong, so that the loss has a floor.
+    """
+    rng = np.random.default_rng([seed, 1])
+    labels = rng.integers(0, 2, rows)
+    praise = FIRST_WORD + np.arange(OPINIONS)
+    filler = _zipf(rng, (rows, sequence), FIRST_WORD + 2 * OPINIONS)
+    agrees = rng.random((rows, sequence)) < 0.9
+    opinion = rng.choice(praise, (rows, sequence)) + OPINIONS * (labels[:, None] ^ agrees)
+    ids = np.where(rng.random((rows, sequence)) < 0.3, opinion, filler)
+    labels = np.where(rng.random(rows) < 0.05, 1 - labels, labels)
+    length = rng.integers(sequence // 2, sequence + 1, rows)
+    position = np.arange(sequence)[None, :]
+    ids[:, 0] = CLS
+    ids[position == length[:, None] - 1] = SEP
+    mask = position < length[:, None]
+    return {
+        "input_ids": np.where(mask, ids, PAD),
+        "attention_mask": mask.astype(np.int64),
+        "labels": labels.astype(np.int64),
+    }
+
+
+def stream(tokens: int, seed: int, part: str) -> np.ndarray:
+    """Tokens in which the class of each word decides the class of the next, nine times in ten.
+
+    The rule is the same for each part ("train", "validation"); the words are not.
+    """
+    rng = np.random.default_rng([seed, 2, ("train", "validation").index(part)])
+    following = np.random.default_rng(seed).permutation(NUM_CLASSES)
+    jumps = rng.random(tokens) < 0.1
+    anywhere = rng.integers(0, NUM_CLASSES, tokens)
+    classes = np.empty(tokens, np.int64)
+    now = 0
+    for i in range(tokens):
+        now = anywhere[i] if jumps[i] else following[now]
+        classes[i] = now
+    per_class = (VOCABULARY - FIRST_WORD) // NUM_CLASSES
+    return FIRST_WORD + classes * per_class + _zipf(rng, tokens, 0, per_class)
+
+
+def _zipf(rng: np.random.Generator, shape, first: int, count: int | None = None) -> np.ndarray:
+    """Ids from `first` on, the k-th with a probability proportional to 1 / k^1.1."""
+    count = VOCABULARY - first if count is None else count
+    weight = 1 / np.arange(1, count + 1) ** 1.1
+    return first + rng.choice(count, shape, p=weight / weight.sum())
+
+
+# --- real text ------------------------------------------------------------------------------------------------------
+
+
+def data_source(settings: Settings) -> str:
+    """A text that identifies the data: its name on the hub, or its folder with a digest of file sizes and times."""
+    if settings.data == "hub":
+        return "/".join(filter(None, HUB_DATA[settings.task]))
+    folder = Path(settings.data)
+    if not (is_local(settings.data) and folder.is_dir()):
+        raise Stop(f"--data {settings.data} is not a folder", "give an existing folder, 'hub' or 'embedded'")
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return f"{folder.name} {cache.fingerprint([(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files])}"
+
+
+def dataset(settings: Settings) -> dict:
+    """Return the task's data, split for training and evaluation."""
+    import datasets
+
+    name, config = HUB_DATA[settings.task] if settings.data == "hub" else (settings.data, None)
+    if settings.data == "hub":
+        hub.try_to_connect()
+        datasets.config.HF_HUB_OFFLINE = hub.is_offline()  # `datasets` has a copy of the constant
+    try:
+        splits = datasets.load_dataset(name, config, trust_remote_code=False)
+    except Exception as error:  # the libraries raise a dozen types here; each means that the data cannot be read
+        what = f"the data set {name}" if settings.data == "hub" else f"--data {name}"
+        raise Stop(f"{what} cannot be read ({hub.reason(name, error)})", hub.WITHOUT_HUB) from error
+    columns = ["label", "text"] if settings.task == "imdb" else ["text"]
+    parts = ["train"] if settings.task == "imdb" else ["train", "validation"]
+    if not all(part in splits and set(columns) <= set(splits[part].column_names) for part in parts):
+        raise _other_layout(settings, f"lacks {' and '.join(parts)} with the columns {', '.join(columns)}")
+    if settings.task == "wikitext":
+        return {"train": splits["train"], "eval": splits["validation"]}
+    # The source document holds out a fifth of the train split.
+    split = splits["train"].train_test_split(test_size=0.2, seed=SPLIT_SEED)
+    return {"train": split["train"], "eval": split["test"]}
+
+
+def _other_layout(settings: Settings, what: str) -> Stop:
+    return Stop(f"--data {settings.data} {what}", f"give a data set in the layout of {HUB_DATA[settings.task][0]}")
+
+
+def load_tokenizer(settings: Settings):
+    from transformers import AutoTokenizer
+
+    name = settings.tokenizer or (SHAPES[settings.model]["hub"] if settings.model in SHAPES else settings.model)
+    name = name or SHAPES["gpt2"]["hub"]  # our own shapes use GPT-2's vocabulary
+    hub.prepare_to_load(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise Stop(f"the tokenizer {name} cannot be read ({hub.reason(name, error)})", hub.WITHOUT_HUB) from error
+    if not tokenizer.is_fast:
+        raise Stop(f"the tokenizer {name} has no tokenizer.json and no vocabulary", "give another --tokenizer")
+    if settings.task == "imdb" and tokenizer.pad_token is None:
+        raise Stop(f"the tokenizer {name} has no padding token, which task imdb needs", "give another --tokenizer")
+    return tokenizer
+
+
+def review_rows(settings: Settings, tokenizer, split, part: str, count: int | None) -> Batch:
+    """Return so many random rows of a split, padded, as the source document takes them."""
+    count = len(split) if count is None else count
+    _check_count(part, count, len(split), "rows")
+    chosen = split.shuffle(seed=SPLIT_SEED).select(range(count))
+    _check_texts(settings, chosen["text"])
+    if strange := set(chosen["label"]) - {0, 1}:
+        raise _other_layout(settings, f"has the label {min(strange, key=str)!r}, and task imdb has two, 0 and 1")
+    options = {"padding": "max_length", "truncation": True, "max_length": settings.sequence}
+    encoded = tokenizer(list(chosen["text"]), return_tensors="pt", **options)
+    columns = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    return columns | {"labels": torch.tensor(chosen["label"])}
+
+
+def text_blocks(settings: Settings, tokenizer, split, part: str, count: int | None) -> Batch:
+    """All text of a split as one string of tokens, cut into blocks; an incomplete last block is dropped."""
+    _check_texts(settings, split["text"])
+    ids = tokenizer(list(split["text"]), add_special_tokens=False, verbose=False)["input_ids"]
+    stream = list(itertools.chain.from_iterable(ids))
+    have = len(stream) // settings.sequence
+    _check_count(part, count, have, "blocks")
+    blocks = torch.tensor(stream[: have * settings.sequence]).view(have, settings.sequence)
+    return {"input_ids": blocks[:count].clone()}
+
+
+def _check_count(part: str, count: int | None, have: int, unit: str) -> None:
+    if count is not None and count > have:
+        raise Stop(f"--{part}-rows {count} is more than the {have} {unit} there are", f"give at most {have}")
+
+
+def _check_texts(settings: Settings, texts) -> None:
+    strange = [text for text in texts if not isinstance(text, str)]
+    if strange:
+        raise _other_layout(settings, f"has {str(strange[0])[:60]!r} in the column text, where text is expected")

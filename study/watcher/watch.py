@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from study.errors import Stop
-from study.measure import fsdp, hardware, readback, roles
+from study.measure import hardware, readback, roles
 from study.measure.clock import Marks
 from study.measure.collectives import CollectiveLog
 from study.measure.memory import peaks
@@ -116,7 +116,7 @@ class Watch:
         config = getattr(self.model, "config", None) if is_engine and self.accelerator is None else None
         record.promised = promises.promised(config if isinstance(config, dict) else None, self.arguments)
         loop = "accelerate" if self.accelerator is not None else "deepspeed" if is_engine else "torch"
-        plain, version = roles.plain_model(self.model), fsdp.version(self.model)
+        plain, version = roles.plain_model(self.model), roles.fsdp_version(self.model)
         name = type(plain).__name__.removeprefix("FSDP" if version == 2 else "")  # fully_shard makes a class of its own
         record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=self.loop_name or loop, model=name)
         seen = record.observed = readback.distribution(self.accelerator, self.model, self.optimizer)

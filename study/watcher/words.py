@@ -5,7 +5,7 @@ from pathlib import Path
 
 from study.errors import Stop
 from study.io.numbers import short, size
-from study.measure.failures import device_is_full, host_is_full, lost_connection
+from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import metrics
 from study.records.metrics import most
 from study.records.schema import Record

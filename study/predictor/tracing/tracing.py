@@ -21,9 +21,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.adapters import freeze
-from study.models.build import build
-from study.models.shapes import GROUPED, WithoutValues
+from study.models.build import GROUPED, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing import tape
 from study.predictor.tracing.losses import InPlace, without_logits
