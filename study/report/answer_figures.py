@@ -25,8 +25,10 @@ PUBLISHED: Look = {
     "markeredgecolor": CARD,
     "linestyle": "none",
 }
+BELOW: Look = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.16), "ncols": 2, "fontsize": 8}
 MARKS = {"predicted": PREDICTED, "published by others": PUBLISHED}
 OFFLOADED = "Pale: without a GPU, host and device are one memory, so the split of what is offloaded is predicted."
+LEFT_OUT = "It is left out where a GPU would need other memory than the CPU that was measured."
 
 
 @style.figure
@@ -43,7 +45,7 @@ def memory(rows: pd.DataFrame) -> Figure:
         marks["published, other settings"] = PUBLISHED
     entries = [*memory_keys(rows), *(Line2D([], [], label=label, **look) for label, look in marks.items())]
     text = "Each panel has its own scale. n = 1 run for each bar. Published: the same model, arm and number of GPUs,"
-    text += f" but other rows and passes (in the data file). {OFFLOADED}"
+    text += f" but other rows and passes (in the data file). {OFFLOADED} {LEFT_OUT}"
     return style.finished(drawing, entries, text, 3)
 
 
@@ -204,7 +206,7 @@ def traffic_keys(rows: pd.DataFrame) -> list:
 @style.figure
 def picture(losses: pd.DataFrame, held: pd.DataFrame, sent: pd.DataFrame) -> Figure:
     """Three panels side by side: the losses lie on each other; GPU memory by part; bytes sent."""
-    drawing = Figure(figsize=(2 * style.WIDTH, 4.2), layout="constrained")
+    drawing = Figure(figsize=(2 * style.WIDTH, 4.6), layout="constrained")
     left, middle, right = drawing.subplots(1, 3, width_ratios=(1, 1.35, 1.1))
     _picture_of_losses(left, losses)
     arms = style.ordered(held["arm"])
@@ -218,11 +220,11 @@ def picture(losses: pd.DataFrame, held: pd.DataFrame, sent: pd.DataFrame) -> Fig
     first = held.iloc[0]
     middle.set_title(f"Less GPU memory\n{first['model']} on {first['ranks']} virtual ranks")
     middle.set_xlabel("GB of a rank at its peak")
-    middle.legend(handles=memory_keys(held), loc="lower right", fontsize=7.5)
+    middle.legend(handles=memory_keys(held), **BELOW)
     draw_traffic(right, sent)
     right.set_title("More traffic\nthe same runs")
     right.set_xlabel("bytes sent (1 = one all-reduce)")
-    right.legend(handles=traffic_keys(sent), loc="lower right", fontsize=7.5)
+    right.legend(handles=traffic_keys(sent), **BELOW)
     drawing.supxlabel(OFFLOADED, x=0.01, ha="left", fontsize=8.5, color=FAINT)
     return drawing
 

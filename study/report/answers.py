@@ -36,6 +36,7 @@ NAMES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a BERT", "gpt-tiny": "a GPT"}
 AT_SCALE = "study sweep at_scale --runs runs/at_scale"
 FP32_NOISE = 1e-5  # nats: differences that come from the order of additions in fp32, see `tests/test_parity.py`
 IN_WORDS = {"zero1": "stage 1", "zero2": "stage 2", "zero3": "stage 3", "zero3_cpu": "offloading", "fsdp2": "FSDP2"}
+LIKE = 0.05  # share of a peak: what differs by less is called as much
 COSTS = 1.1  # from this multiple of DDP's time or bytes on, a sentence says that an arm costs more
 
 
@@ -170,14 +171,16 @@ def trained_here(runs: Runs) -> list[Run]:
 def held(members: list[Run]) -> list[dict]:
     """Return the parts of a rank's peak of GPU memory, measured and predicted, and what is on the host.
 
-    Where a run without a GPU offloads, both are one memory: its split is predicted.
+    Where a run without a GPU offloads, both are one memory: its split is predicted. It is left out where a GPU would
+    need other memory than the CPU on which the other arms were measured.
     """
-    rows = []
+    rows: list[dict] = []
+    is_like_gpu = all(_is_like_gpu(run) for run in members if run.arm == BASELINE)
     for run in sorted(members, key=grouping.in_order):
         about = {"model": name_of(run), "parameters": run.parameters, "ranks": run.ranks}
         about |= {"conditions": conditions(run), "arm": run.arm, "memory": GPU}
         if offloads(run) and run.device == "cpu":
-            rows += _split(run, about | {"basis": PREDICTED})
+            rows += _split(run, about | {"basis": PREDICTED}) if is_like_gpu else []
         else:
             basis = VIRTUAL if run.virtual else MEASURED
             rows += _parts(about | {"basis": basis}, memory.part_bytes(run.components))
@@ -194,6 +197,15 @@ def offloads(run: Run) -> bool:
     observed = run.record.observed
     places = {observed.offload_optimizer, observed.offload_param} - {None, "none"}
     return bool(places or (observed.fsdp and observed.fsdp["offloads"]))
+
+
+def _is_like_gpu(run: Run) -> bool:
+    """Return whether a GPU would need as much memory for a run as the CPU did: kernels of attention may differ."""
+    setup = setup_of(run.record)
+    if run.device != "cpu" or setup is None:
+        return True
+    on_gpu = estimate(replace(setup, device="cuda", data_bytes=0)).peak_bytes
+    return abs(on_gpu / memory.held_bytes(run) - 1) < LIKE
 
 
 def _split(run: Run, about: dict) -> list[dict]:
