@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from study.bench import gpu_scores
 from study.bench.prediction import predicted
 from study.predictor.outside import errors as outside_errors
 from study.predictor.outside import published, stored, tables
@@ -145,6 +146,12 @@ def figure_by_source(rows: pd.DataFrame) -> Figure:
     axes[-1].set_xlabel("error: predicted / measured - 1")
     text = f"n = {len(rows)} published numbers; in brackets, how many of each source."
     return style.finished(drawing, [], f"{text} Errors above 100 % are at the edge.")
+
+
+def on_gpu(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return our own runs on a GPU with their predictions, and the errors of these."""
+    cells = gpu_scores.scored(runs)
+    return pd.DataFrame(gpu_scores.lines(cells)), pd.DataFrame(gpu_scores.errors(cells) if cells else [])
 
 
 # --- who predicts memory best --------------------------------------------------------------------------------------
