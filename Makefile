@@ -29,13 +29,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) torch \
 		&& echo "PyTorch is installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 2 of 3: the other packages."
-	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable . \
+	@start=$$(date +%s); $(INSTALL) $(CONSTRAIN) --editable '.[train,report]' \
 		&& echo "The packages are installed, after $$(($$(date +%s) - start)) s."
 	@echo "Step 3 of 3: DeepSpeed's operators."
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready
-	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[test]'
+	$(INSTALL) --quiet $(CONSTRAIN) --editable '.[train,report,test]'
 	@touch $@
 
 study: setup  ## train every arm on both tasks on the embedded corpus, and compare them; the second time: only what is not done
@@ -56,8 +56,8 @@ check: setup style  ## style, layers, and every test that needs no GPU, the slow
 parity: setup $(VENV)/.ready-to-test  ## the losses of all arms against DDP's: both tasks, three precisions, accumulation 1 and 4 (over half an hour)
 	pytest -m slow tests/test_parity.py
 
-virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions, as a table (an hour)
-	pytest -m slow -k every_arm tests/test_virtual.py
+virtual: setup $(VENV)/.ready-to-test  ## virtual ranks against real ones: every arm at N = 2 and 4, both tasks, two precisions (an hour)
+	pytest -v -m slow -k every_arm tests/test_virtual.py
 
 scoreboard: setup  ## who predicts memory best: DeepSpeed's estimators, Accelerate's and ours, against measured peaks (an hour)
 	study sweep scoreboard --runs runs/scoreboard && study scoreboard runs/scoreboard

@@ -27,19 +27,18 @@ def main():
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--accumulation", type=int, default=1)
     args = parser.parse_args()
-
-    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()  # else Accelerate counts one process
-    handlers = [InitProcessGroupKwargs(backend="gloo")] if on_cpus else []
-    accelerator = Accelerator(gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
+    on_cpus = "LOCAL_RANK" in os.environ and not torch.cuda.is_available()
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    handlers = [InitProcessGroupKwargs(backend="gloo")] if on_cpus and deepspeed else []
+    cpu = on_cpus and not deepspeed  # otherwise each rank would train alone
+    accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=args.accumulation, kwargs_handlers=handlers)
     set_seed(42)
-    config = BertConfig(
-        vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256
-    )
-    model = BertForSequenceClassification(config)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    model = BertForSequenceClassification(BertConfig(vocab_size=1000, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, args.steps * accelerator.num_processes)
-    rows = 4 * accelerator.num_processes * args.accumulation * args.steps
-    loader = DataLoader(synthetic_reviews(rows), batch_size=4, shuffle=True)
+    data = synthetic_reviews(4 * accelerator.num_processes * args.accumulation * args.steps)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
     with watch(accelerator, model, optimizer, run_dir=args.run_dir):

@@ -279,7 +279,7 @@ WRONG = {
     "runs nosuch": "there is no run below nosuch",
     "runs empty": "there is no run below empty",
     "compare": "no folder is given",
-    "explain nosuch empty": "nosuch has no readable record.json",
+    "explain nosuch empty": "nosuch/record.json' cannot be read",
     "explain malformed malformed": "memory.components must be a table (got [3])",
     "claims --runs nosuch": "there is no run below nosuch",
     "claims S000-1": "did you mean 'S000-",

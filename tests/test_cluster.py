@@ -86,11 +86,6 @@ def test_each_link_is_shaped_on_both_ends_and_only_our_interfaces_are_named():
     assert named == {"zsbridge", "zsport0", "zsport1", "zshost0", "zshost1"}
 
 
-def test_a_delay_is_spread_over_the_four_ends_that_a_packet_and_its_answer_pass():
-    line = cluster.shaping(Cluster(50.0, 20.0, True, TWO.hub, HOSTS))[HOSTS[0]][1]
-    assert line == "qdisc add dev zshost0 parent 1:1 handle 10: netem delay 5ms"
-
-
 def test_without_root_the_hub_owns_the_user_namespace_of_all():
     state, nobody = Path("/state"), Cluster(50.0, None, False)
     assert cluster.holding("hub", state, nobody)[:4] == ["unshare", "--user", "--map-root-user", "--net"]
@@ -120,15 +115,6 @@ def test_what_the_machine_lacks_is_said_in_a_sentence(code, says, what, tmp_path
     assert cluster.refusal().what == f"an emulated cluster needs {' and '.join(cluster.TOOLS)}"
 
 
-def test_a_command_that_cannot_be_done_ends_with_exit_code_2(tmp_path):
-    words = [sys.executable, "-m", "study.cli", "cluster", "up", "--hosts", "5"]
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    ran = subprocess.run(words, env=env, capture_output=True, text=True)
-    assert ran.returncode == 2
-    assert ran.stderr == "a cluster has 2 to 4 hosts (got 5). What to do: give such a number.\n"
-    assert holders(tmp_path) == set()
-
-
 @pytest.mark.parametrize("arm", ["ddp", "zero3", "fsdp2"])
 def test_each_host_gets_its_number_its_share_of_the_ranks_and_the_others_addresses(arm):
     folder = Path("/run")
@@ -143,12 +129,6 @@ def test_each_host_gets_its_number_its_share_of_the_ranks_and_the_others_address
         assert (
             launch == f"-m study.extras.hosts.multinode {options} {script} --run-dir /run --hosts 2 --bandwidth-mbit 50"
         )
-
-
-def test_bandwidth_and_hosts_make_another_cell():
-    names = {Cell("p", "p", "tiny", "ddp", 2, {"hosts": 2, "bandwidth_mbit": value}).name for value in (50, 200)}
-    assert len(names) == 2
-    assert {"hosts", "bandwidth_mbit"} <= set(protocol.SETTINGS)
 
 
 def test_cells_that_do_not_say_which_cluster_go_over_the_one_that_stands():

@@ -9,7 +9,7 @@ import pytest
 from study.cli import machine
 from study.errors import Stop
 from study.extras.hosts import hosts
-from study.extras.hosts.hosts import Host
+from study.extras.hosts.hosts import Clock, Host
 
 SEEN = {
     "software": dict.fromkeys(hosts.COMPARED, "1.0"),
@@ -27,7 +27,7 @@ def hosts_file(tmp_path: Path, text: str) -> Path:
 
 
 def host(name: str, clock_s: float = 0.0, **seen) -> Host:
-    return Host(name, name, SEEN | seen, clock_s, 0.001)
+    return Host(name, name, SEEN | seen, Clock(clock_s, 0.001))
 
 
 def test_a_line_names_a_host_and_how_the_others_reach_it(tmp_path):
@@ -87,9 +87,9 @@ def test_a_clock_is_read_to_half_the_time_of_an_answer():
             time.sleep(0.02)
             return now
 
-    ahead, error = hosts.clock(Late())
-    assert error >= 0.02
-    assert abs(ahead - 5) <= error
+    clock = hosts.clock(Late())
+    assert clock.error_s >= 0.02
+    assert abs(clock.ahead_s - 5) <= clock.error_s
 
 
 def test_hosts_are_reached_by_any_command_and_the_links_are_measured(tmp_path, capsys, monkeypatch):
@@ -112,7 +112,7 @@ def test_hosts_are_reached_by_any_command_and_the_links_are_measured(tmp_path, c
     assert comparison.problems == hosts.slow_links(comparison.links)
     assert set(comparison.links) == {("one", "two"), ("two", "one")}
     assert min(comparison.links.values()) > 10e6  # loopback
-    assert all(abs(each.clock_s) <= each.clock_error_s + 0.005 for each in comparison.hosts)  # one clock
+    assert all(abs(each.clock.ahead_s) <= each.clock.error_s + 0.005 for each in comparison.hosts)  # one clock
 
 
 def test_a_way_that_does_not_exist_is_one_sentence(tmp_path):

@@ -10,7 +10,18 @@ import pytest
 from conftest import ROOT
 
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
-WITHOUT_TORCH = ("spec", "machine", "theory", "records", "sweeps", "claims", "report", "cli", "text", "outside")
+WITHOUT_TORCH = (
+    "io",
+    "spec",
+    "machine",
+    "records",
+    "sweeps",
+    "predictor",
+    "predictor/outside",
+    "ledger",
+    "report",
+    "cli",
+)
 NEEDS_TORCH = (
     "study.ledger.probe_worker",
     "study.predictor.tracing.tracing",

@@ -490,7 +490,7 @@ def test_a_new_claim_of_a_known_kind_needs_no_code(claims, printed, golden):
     claims(text(id='"MINE-1"', **fields))
     out = printed(verbose=True)
     assert max(map(len, out.splitlines())) <= 100
-    golden("command_claims.txt", re.sub(r"runs read in\s+\S+", "runs read in RUNS", out) + printed("MINE-1"))
+    golden("command_claims.txt", re.sub(r", in\s+/\S+", ", in RUNS", out) + printed("MINE-1"))
 
 
 def test_one_claim_with_all_there_is_to_it(claims, printed, golden):
@@ -569,7 +569,7 @@ def test_rows_are_counted_by_document(claims):
 def test_what_was_set_aside_is_shown(claims, printed):
     claims()
     out = printed(records=(finished("good"), changed(finished("bad"), observed__stage=1)))
-    assert "1 runs read in" in out
+    assert "runs read: 1, in" in out
     assert "set aside: bad: stage is 1, but should be 2" in out
 
 
@@ -593,6 +593,7 @@ def test_the_command_line(tmp_path):
     refuted = study("--file", tmp_path / "claims.toml", "--runs", runs, "--verdict", CONTRADICTS, "--json")
     assert refuted.returncode == 0, refuted.stderr
     assert [entry["id"] for entry in json.loads(refuted.stdout)] == ["X-2"]
+    assert refuted.stderr.startswith("judging the claims (2) by the runs (1)"), "the first words come at once"
     wrong = study("--file", tmp_path / "wrong.toml")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("wrong.toml, line 12, claim X-1: kind must be 'memory', 'bytes'")

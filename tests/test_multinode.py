@@ -15,7 +15,6 @@ import torch
 import yaml
 from conftest import ROOT
 
-from study.cli import commands
 from study.errors import Stop
 from study.extras.hosts import multinode
 from study.extras.hosts.multinode import Place
@@ -174,13 +173,6 @@ def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting,
     assert record.error.where == "rank 1 on machine 1"
 
 
-def test_virtual_ranks_are_on_one_machine(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
-    assert not machines.on_several_machines()
-    assert machines.rank_name(0) == "rank 0"
-
-
 def test_the_first_reason_stays(meeting, tmp_path, capsys):
     failed(tmp_path, 1, Stop("the first", "nothing"))
     failed(tmp_path, 3, Stop("the second", "nothing"))
@@ -188,41 +180,18 @@ def test_the_first_reason_stays(meeting, tmp_path, capsys):
     assert "the second" not in capsys.readouterr().out
 
 
-def test_where_nobody_can_be_told_a_rank_says_it_itself(meeting, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.setattr(machines, "ANSWERS_WITHIN_S", 0.2)
-    monkeypatch.setattr(ending, "LINGER_S", 0.2)
-    assert machines.earlier_reason() is None
-    failed(tmp_path / "not shared", 1, Stop("its disk is full", "make room"))
-    assert "its disk is full" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_of_the_second(tmp_path, cache):
     """Real launches. The second machine has no data; the first waits for it, and only sees that it is gone."""
     flags = [
-        "--steps",
-        "3",
-        "--warmup-steps",
-        "1",
-        "--train-rows",
-        "64",
-        "--eval-rows",
-        "16",
         "--cache-dir",
         str(cache),
+        *["--steps", "3", "--warmup-steps", "1", "--train-rows", "64", "--eval-rows", "16"],
     ]
     children = []
     for rank, host in enumerate(("first", "second")):
-        words = [
-            sys.executable,
-            "-m",
-            "study.extras.hosts.multinode",
-            "--hosts",
-            "127.0.0.1,127.0.0.2",
-            "--processes",
-            "1",
-        ]
+        words = [sys.executable, "-m", "study.extras.hosts.multinode", "--hosts", "127.0.0.1,127.0.0.2"]
+        words += ["--processes", "1"]
         words += ["--machine-rank", str(rank), "--port", str(29700 + os.getpid() % 200)]
         words += [str(all_paths()["ddp"]), "study/train.py", "--run-dir", str(tmp_path / host / "run"), *flags]
         words += ["--data", str(tmp_path / "gone")] if rank else []
@@ -293,14 +262,3 @@ def test_the_kubernetes_job_starts_this_machine(tmp_path):
     assert given.hosts.split(",") == [f"{name}-node-0-{number}.{name}" for number in range(trainer["numNodes"])]
     assert (given.machine_rank, given.processes) == (1, trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
     assert is_zero3(given)
-
-
-def test_the_commands_of_the_page_exist(capsys):
-    """Options that the page names are options of the commands."""
-    for command, options in {"sweep": ("on", "print", "cancel", "dry-run"), "doctor": ("cluster", "reach")}.items():
-        with pytest.raises(SystemExit):
-            commands.start([command, "--help"])
-        text = capsys.readouterr().out
-        for option in options:
-            assert f"--{option}" in text
-            assert f"--{option}" in PAGE

@@ -3,7 +3,6 @@
 import argparse
 import ast
 import ctypes
-import errno
 import hashlib
 import io
 import itertools
@@ -60,7 +59,7 @@ def pack(tmp_path, monkeypatch) -> Path:
 
 def write_manifest(folder: Path, **more) -> None:
     wheels = ["packed_thing-1-py3-none-any.whl"]
-    manifest = {"python": HERE, "machine": platform.machine(), "wheels": wheels, "libaio": []} | more
+    manifest = {"python": HERE, "machine": platform.machine(), "wheels": wheels} | more
     (folder / "pack.json").write_text(json.dumps(manifest))
 
 
@@ -116,9 +115,10 @@ def test_every_profile_is_made_of_steps_there_are():
                 assert sweep.chosen(cells, filters(words)), words
             else:
                 assert kind in ("bench", "kernels", "tests")
-    assert PROFILES.keys() == {
-        *("first", "smoke", "tests", "predictions", "guelph", "as_printed", "offload", "h100", "speed", "cuda_only"),
-    }
+                for cell in cells:  # otherwise a window would start, at its end, what it cannot finish
+                    reserved = cell.reserve_s if isinstance(cell.reserve_s, dict) else {"": cell.reserve_s}
+                    assert reserved, cell.name
+                    assert all(0 < seconds < 9 * 60 for seconds in reserved.values()), cell.name
 
 
 def test_the_sets_of_tests_leave_none_out():
@@ -136,22 +136,6 @@ def filters(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda word: not word.startswith("--"), after))
 
 
-def test_the_parts_of_guelph_are_all_in_its_profile():
-    cells = protocol.cells(protocol.read("guelph"), "one_gpu")
-    chosen = [cell for step in PROFILES["guelph"] for cell in sweep.chosen(cells, filters(step))]
-    assert {cell.name for cell in chosen} == {cell.name for cell in cells}
-
-
-def test_every_cell_for_one_gpu_says_how_long_it_may_take():
-    """Without it a window would start, at its end, what it cannot finish."""
-    for name in ("smoke", "guelph", "as_printed", "offload", "h100", "predictions", "cuda_only"):
-        for cell in protocol.cells(protocol.read(name), "one_gpu"):
-            assert cell.reserve_s, cell.name
-            if isinstance(cell.reserve_s, dict):
-                assert max(cell.reserve_s.values()) < 9 * 60
-                assert set(cell.rungs or [cell.settings["model"]]) <= cell.reserve_s.keys()
-
-
 def test_an_unknown_profile_is_refused(tmp_path):
     with pytest.raises(Stop, match="no profile smokes") as caught:
         offline.run(options(tmp_path, "smokes"))
@@ -163,6 +147,7 @@ def test_an_unknown_profile_is_refused(tmp_path):
 
 def test_the_pack_is_installed_once(pack, work):
     offline.install(pack)
+    assert offline.environment()["PYTHONPATH"].split(os.pathsep)[:2] == [str(offline.ROOT), f"{work}/site"]
     words = [sys.executable, "-c", "import packed_thing; print(packed_thing.__file__, packed_thing.WORTH)"]
     child = subprocess.run(words, env=offline.environment(), capture_output=True, text=True, check=True)
     assert child.stdout.split() == [str(work / "site" / "packed_thing.py"), "42"]
@@ -198,18 +183,6 @@ def test_what_is_missing_is_named(pack, tmp_path, monkeypatch):
     assert "--have" in caught.value.remedy
 
 
-def test_the_compiler_and_the_linker_find_the_packs_libaio(work, monkeypatch):
-    monkeypatch.setenv("CPATH", "/mine")
-    env = offline.environment()
-    assert env["CPATH"] == f"{work}/site/debs/usr/include{os.pathsep}/mine"
-    library = f"{work}/site/debs/usr/lib/{platform.machine()}-linux-gnu"
-    assert env["LD_LIBRARY_PATH"].startswith(library)
-    assert env["LIBRARY_PATH"].startswith(library)
-    assert env["PYTHONPATH"].split(os.pathsep)[:2] == [str(offline.ROOT), f"{work}/site"]
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/elsewhere")
-    assert offline.environment()["TORCH_EXTENSIONS_DIR"] == "/elsewhere", "what is set is kept"
-
-
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_the_linker_is_given_a_libcuda(pack, tmp_path, monkeypatch):
     """Empty: what is linked against it does not ask for it when it runs."""
@@ -218,17 +191,6 @@ def test_the_linker_is_given_a_libcuda(pack, tmp_path, monkeypatch):
     words = ["cc", "-shared", "-fPIC", "-Wl,--as-needed", "-o", "it.so", "it.c", "-lcuda"]
     subprocess.run(words, cwd=tmp_path, env=offline.environment(), check=True)
     assert ctypes.CDLL(str(tmp_path / "it.so")).it() == 42
-
-
-def test_cuda_is_where_its_compiler_really_is(tmp_path, monkeypatch):
-    """A wrapper in the path is not the toolkit; a CUDA_HOME without a compiler is none either."""
-    (tmp_path / "cuda" / "bin").mkdir(parents=True)
-    (tmp_path / "cuda" / "bin" / "nvcc").touch()
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
-    assert offline.environment()["CUDA_HOME"] == str(tmp_path / "cuda")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setattr(shutil, "which", lambda _: str(tmp_path / "cuda" / "bin" / "nvcc"))
-    assert offline.cuda_home() in ("/usr/local/cuda", str(tmp_path / "cuda"))
 
 
 def test_nothing_but_pythons_own_library_is_needed_to_install():
@@ -276,9 +238,7 @@ def test_peaks_and_benches_are_made_once(tmp_path, pack, called):
     assert called.count("bare") == len(offline.SHAPES), "and one profiled run of each"
 
 
-@pytest.mark.parametrize(
-    ("profile", "compiles"), [("h100", 0), ("speed", 0), ("guelph", 1), ("tests", 1), ("first", 1)]
-)
+@pytest.mark.parametrize(("profile", "compiles"), [("h100", 0), ("speed", 0), ("guelph", 1), ("tests", 1)])
 def test_operators_are_compiled_for_who_offloads(profile, compiles, tmp_path, pack, called):
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "peaks.json").write_text("{}")
@@ -305,14 +265,6 @@ def test_each_set_of_tests_is_run_once(tmp_path, pack, work, monkeypatch):
     ended.clear()
     assert offline.run(options(tmp_path, "tests")) == 0
     assert called == ["instruments", "arms", "precision", "arms", "precision"]
-
-
-def test_what_was_ended_is_not_done(work, monkeypatch):
-    monkeypatch.setattr(offline, "call", lambda *_: None)
-    assert offline.carry_out(("sweep", "smoke"), "one_gpu", time.monotonic() + 60, Path("gpu-pack")) is False
-    assert offline.compile_operators(time.monotonic() + 9) is False
-    monkeypatch.setattr(offline, "call", lambda *_: 1)
-    assert offline.compile_operators(time.monotonic() + 9) is True, "one that cannot be compiled is no obstacle"
 
 
 def test_an_interrupted_bench_continues_in_the_next_window(tmp_path, work, there_and_back):
@@ -410,25 +362,6 @@ def test_paths_of_that_machine_are_not_unpacked(tmp_path, work, there_and_back):
     assert (back / "log.txt").read_text() == "File torch.py, line 3\n"
 
 
-def test_on_a_full_disk_nothing_is_half_written(tmp_path, work, monkeypatch, there_and_back):
-    for name in ("a.1", "b.1"):
-        a_run(work / "results" / "runs" / "p" / name)
-    here, written = tmp_path / "reports" / "runs" / "p" / "b.1", []
-
-    def full(file: int) -> None:
-        written.append(file)
-        if len(written) > 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(Stop, match="No space left"):
-            there_and_back()
-    assert [path.name for path in here.iterdir()] == []
-    assert there_and_back() == 1, "the other is there"
-    assert json.loads((here / "record.json").read_text()) == {"status": "done"}
-
-
 def sealed(out: Path, contents: dict[str, bytes]) -> None:
     """A manifest for a part that the packer would not write."""
     listed = {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
@@ -441,10 +374,7 @@ def a_member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarf
     return header
 
 
-NAMES = """
-../escaped.txt runs/../../record.json runs/p/../../../record.json /tmp/escaped/record.json README.md log.txt record.json
-runs/log.txt runs/p/evil.py speed/evil.py speed/deep/a.json trials/a.json ./peaks.json tests-/../a.txt
-"""
+NAMES = "../escaped.txt runs/p/../../../record.json /tmp/escaped/record.json README.md runs/p/evil.py ./peaks.json"
 
 
 @pytest.mark.parametrize(
@@ -452,9 +382,6 @@ runs/log.txt runs/p/evil.py speed/evil.py speed/deep/a.json trials/a.json ./peak
     [
         *map(a_member, [*NAMES.split(), f"runs/p/{'n' * 201}/record.json"]),
         a_member("runs/p/record.json", tarfile.SYMTYPE, "/etc/passwd"),
-        a_member("runs/p/record.json", tarfile.LNKTYPE, "/etc/passwd"),
-        a_member("runs/p/record.json", tarfile.FIFOTYPE),
-        a_member("runs/p/record.json", tarfile.CHRTYPE),
         a_member("runs/p/record.json", tarfile.GNUTYPE_SPARSE),
         a_member("runs", tarfile.DIRTYPE),
     ],
@@ -475,30 +402,6 @@ def test_a_part_with_anything_else_in_it_is_refused_whole(member, tmp_path):
         parcel.unpack(out, reports)
     assert sorted(tmp_path.rglob("*")) == before
     assert (reports / "README.md").read_text() == "mine"
-
-
-def test_what_is_packed_may_be_unpacked(tmp_path, work, there_and_back):
-    """The same rule for both ways: nothing is packed that would be refused."""
-    results = work / "results"
-    a_run(results / "runs" / "p" / "a.1", "failed")
-    for name in ("peaks.json", "summary.txt", "tests-arms.txt", "speed/a.json", "speed/b.part", "other.txt", "log.txt"):
-        (results / name).parent.mkdir(exist_ok=True)
-        (results / name).write_text("{}")
-    assert there_and_back() == 1
-    back = {path.relative_to(tmp_path / "reports").as_posix() for path in (tmp_path / "reports").rglob("*.*")}
-    assert back >= {"peaks.json", "summary.txt", "tests-arms.txt", "speed/a.json", "speed/b.part"}
-    assert not back & {"other.txt", "log.txt"}
-
-
-def test_a_child_that_has_ended_is_not_reaped_before_its_group_is_ended(monkeypatch):
-    """Once it is reaped, its id may be another's: what the group then names is killed."""
-    order = []
-    killpg, wait = os.killpg, subprocess.Popen.wait
-    monkeypatch.setattr(os, "killpg", lambda *words: order.append("killpg") or killpg(*words))
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda child, *words: order.append("wait") or wait(child, *words))
-    monkeypatch.setattr(subprocess.Popen, "poll", lambda child: pytest.fail("poll reaps"))
-    assert offline.call([sys.executable, "-c", "raise SystemExit(7)"], time.monotonic() + 60) == 7
-    assert order == ["killpg", "wait"]
 
 
 def test_a_damaged_part_is_refused(tmp_path, work, monkeypatch):
@@ -527,8 +430,6 @@ A_FOLDER = {"runs/p/record.json": [2, ""], "runs/p/record.json/a/record.json": [
     ("listed", "what"),
     [
         (None, "no manifest"),
-        ([], "no manifest"),
-        ({"runs/p/a.1/record.json": 5}, "no manifest"),
         ({"runs/p/a.1/record.json": ["2", ""]}, "no manifest"),
         ({"runs/p/a.1/record.json": [-1, ""]}, "no manifest"),
         ({}, "not in records-manifest.json"),

@@ -212,16 +212,6 @@ def test_a_simulator_stands_beside_our_predictions():
     assert lines["all", "time"]["its simulator"] != "8.4%", "of one source, not of all"
 
 
-def test_kendall_s_tau_is_of_step_times_and_of_tokens_per_second():
-    """Any prediction says that longer rows take longer. The order by tokens a second is harder."""
-    times = ((1.0, 1.0, "256"), (2.1, 1.9, "512"), (3.9, 4.1, "1024"))
-    members = [each for predicted, measured, seq in times for each in judged([predicted], [measured], seq=seq)]
-    order = summary(members)["a lab"].order
-    assert (order.tables, order.of_step_times) == (1, 1)
-    assert order.of_tokens_per_s < 1
-    assert summary(members[:2])["a lab"].order is None
-
-
 def test_a_flat_share_of_the_peak_counts_no_recomputation():
     (compared,) = compare(row(step_time_s=1)).quantities
     flops = 3 * 2 * (12 * (1024 * 12 * 1024**2 + 2 * 1024**2 * 1024) + 1024 * 1024 * 50257) * 2 * 2

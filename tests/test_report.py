@@ -39,7 +39,7 @@ BROKEN = {
     "broken-schema": "schema 99",
     "broken-json": "Invalid JSON",
     "broken-half": "half-written",
-    "broken-none": "no readable record.json",
+    "broken-none": "record.json' cannot be read",
     "broken-name": "cannot be the name of a file",
 }
 

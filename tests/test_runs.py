@@ -32,7 +32,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
     assert [run.name for run in loaded] == ["good"]
     problems = {
         "alien": "schema 99",
-        "bare": "no readable record.json",
+        "bare": "record.json' cannot be read",
         "list": "must be a table",
         "none": "parameters must be greater than 0 (got 0)",
         "odd": "traffic.per_rank must be a list",

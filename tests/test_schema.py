@@ -8,11 +8,11 @@ from conftest import ROOT
 from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
 
+from study.io.validation import sentence
 from study.records import metrics, runs, store
 from study.records.runs import Run
 from study.records.schema import SCHEMA, Record, Requested
 from study.spec.settings import Flags, as_dict
-from study.spec.validation import sentence
 
 
 def problem(record: dict) -> str:

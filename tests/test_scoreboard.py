@@ -1,5 +1,7 @@
 """The scoreboard: the same measured peaks for every predictor, and None where a predictor has no answer."""
 
+from pathlib import Path
+
 import pytest
 from conftest import ROOT, TRAINED
 from shaped import changed, finished, put
@@ -51,6 +53,17 @@ def test_a_malformed_record_is_set_aside_and_named(tmp_path, capsys):
     message = capsys.readouterr().err
     assert message.startswith("set aside: ")
     assert "odd/record.json" in message
+
+
+def test_runs_that_are_left_out_are_named_with_the_reason(tmp_path, capsys):
+    """They were left out without a word."""
+    own = changed(finished("own"), requested__model="my/own")
+    other = changed(finished("other"), observed__parameters=10**6)
+    assert len(scored(runs.load(put(tmp_path, finished("good"), own, other)))) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [Path(line.split(": ")[1]).name for line in lines] == ["other", "own"]
+    assert "another model than the built-in gpt-tiny" in lines[0]
+    assert "my/own is no built-in shape" in lines[1]
 
 
 # --- predictions of records (records.prediction) ---

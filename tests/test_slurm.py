@@ -1,21 +1,18 @@
 """Sweeps on a real Slurm with two nodes on this machine: submitted, shown, adopted, cancelled, collected."""
 
 import json
-import platform
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import slurm_cluster
 from conftest import ROOT
 from shaped import record as shaped
 
 from study.errors import Stop
-from study.extras.hosts import hosts
 from study.extras.slurm import jobs, queue, slurm
 from study.extras.slurm.slurm import Cluster, Job
 from study.records import store
@@ -131,6 +128,18 @@ def test_nodes_with_another_python_do_not_get_this_ones_operators(tmp_path, monk
     assert lines.index("unset TORCH_EXTENSIONS_DIR") < lines.index("module load study")
     assert any("apptainer exec x python3 -m study.extras.hosts.multinode" in line for line in lines)
     assert "TORCH_EXTENSIONS_DIR" not in slurm.script(turn, tmp_path / "run", CLUSTER, 60)
+
+
+def test_a_plan_needs_no_slurm(tmp_path, monkeypatch, capsys):
+    """Scripts can be read where they are not run, before anything was run."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    plan = turns(tmp_path, MINI.replace("seed = [1]", "seed = [1]\nranks = [2, 3]"))
+    queue.show_plan(plan, tmp_path / "runs", CLUSTER, 60, None, print_scripts=False)
+    rows = capsys.readouterr().out
+    assert rows.count("to submit") == 1
+    assert "no: 3 ranks need 3 nodes of 1" in rows
+    queue.show_plan(plan, tmp_path / "runs", CLUSTER, 60, None, print_scripts=True)
+    assert capsys.readouterr().out.count("#!/bin/bash") == 1
 
 
 @pytest.mark.parametrize(
@@ -251,28 +260,6 @@ def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm, capsys):
     assert {job.state for path, job in slurm.queue().items() if str(tmp_path) in path} == {"CANCELLED"}
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_on_the_second_node_ends_the_run_with_a_reason(tmp_path, in_slurm, cache, monkeypatch):
-    """Its rank can say nothing, and the first node's is ended by srun."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-
-    class Killer(Listener):
-        def show(self, waiting, left):
-            for submission in waiting:
-                if (submission.folder / "steps.jsonl").exists():
-                    for process in psutil.process_iter(["cmdline", "environ"]):
-                        words, env = process.info["cmdline"] or [], process.info["environ"] or {}
-                        if str(submission.folder.resolve()) in words and env.get("RANK") == "1":
-                            process.kill()
-
-    plan = turns(tmp_path, MINI.replace("steps = 3", "steps = 100000").replace("train_rows = 64", "train_rows = 400"))
-    (outcome,) = jobs.sweep(plan, tmp_path / "runs", CLUSTER, 600, None, Killer())
-    (folder,) = (tmp_path / "runs").glob("p-ddp-*")
-    assert outcome.status == "failed"
-    assert "rank 1 was killed (SIGKILL" in outcome.reason or "another rank died" in outcome.reason
-    assert not [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
-
-
 def test_a_job_that_fails_is_a_row_with_its_last_lines(tmp_path, running):
     running("echo 'module: no such thing' >&2; exit 3")
     listener = Listener()
@@ -318,36 +305,8 @@ def test_only_so_many_jobs_are_queued_and_cancel_ends_them(tmp_path, running):
     assert states == {"CANCELLED"}
 
 
-def test_where_slurm_takes_no_more_jobs_the_sweep_goes_on_with_those_it_has(tmp_path, running, monkeypatch):
-    running("exit 3")
-    submit, taken = slurm.submit, []
-
-    def at_most_one_at_a_time(path):
-        if any(not job.is_over for script, job in slurm.queue().items() if script in taken):
-            raise Stop("sbatch refuses: QOSMaxSubmitJobPerUserLimit", "wait")
-        taken.append(str(path))
-        return submit(path)
-
-    monkeypatch.setattr(slurm, "submit", at_most_one_at_a_time)
-    listener = Listener()
-    outcomes = jobs.sweep(
-        turns(tmp_path, MINI.replace("[1]", "[1, 2]")), tmp_path / "runs", CLUSTER, 60, None, listener
-    )
-    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
-    assert any("trying again when a job has ended" in said for said in listener.ends)
-
-
 def test_what_slurm_refuses_is_one_sentence_and_no_run(tmp_path, in_slurm):
     cluster = CLUSTER.model_copy(update={"partition": "nowhere"})
     with pytest.raises(Stop, match=r"sbatch refuses: .*invalid partition"):
         jobs.sweep(turns(tmp_path), tmp_path / "runs", cluster, 60, None, Listener())
     assert not list((tmp_path / "runs").glob("p-ddp-*"))
-
-
-def test_the_doctor_compares_nodes_through_srun(tmp_path, in_slurm, monkeypatch):
-    monkeypatch.setattr(hosts, "LINK_S", 0.1)
-    nodes = [hosts.Host(name, "127.0.0.1") for name in slurm_cluster.NODES]
-    comparison = hosts.compare(nodes, tmp_path, "srun --quiet --nodelist {host} --nodes 1")
-    assert comparison.problems == hosts.slow_links(comparison.links)
-    assert {host.seen["software"]["python"] for host in nodes} == {platform.python_version()}
-    assert len(comparison.links) == 2

@@ -5,10 +5,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from shaped import finished, put
 
 ADVISE = "advise --model gpt2-xl --gpus 8 --gpu A100"
@@ -27,22 +31,57 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Path:
-    """The `study` of an environment with the wheel in it; the dependencies are those of the tests."""
+def wheel(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "cpu-2core", "runs", "build", "*.egg-info", "tests")
     shutil.copytree(ROOT, place / "source", ignore=ignored)  # building leaves files beside the sources
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, place / "source"]
-    subprocess.run(list(map(str, build)), check=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
-    (wheel,) = place.glob("*.whl")
-    python = place / "venv" / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
-    packages = sysconfig.get_path("purelib", vars={"base": str(place / "venv")})
-    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place, place / "source"]
+    subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True)
     shutil.rmtree(place / "source")
-    return python.with_name("study")
+    return next(place.glob("*.whl"))
+
+
+def environment(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """A new environment with the wheel: its `study`, and the folder of its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    subprocess.run([*map(str, pip), "install", "--no-deps", str(wheel)], check=True)
+    return folder / "bin" / "study", Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+
+
+@pytest.fixture(scope="module")
+def study(wheel, tmp_path_factory) -> Path:
+    """The `study` of an environment with the wheel in it; the dependencies are those of the tests."""
+    program, packages = environment(wheel, tmp_path_factory.mktemp("whole") / "venv")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
+    return program
+
+
+def needed_by(name: str, done: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
+    """The distributions that an install of one brings along, by name."""
+    if name not in done:
+        done[name] = metadata.distribution(name)
+        for need in map(Requirement, done[name].requires or []):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                needed_by(canonicalize_name(need.name), done)
+    return done
+
+
+@pytest.fixture(scope="module")
+def light(wheel, tmp_path_factory) -> tuple[Path, int]:
+    """The `study` of an environment with what `pip install` brings along, and the bytes of that."""
+    program, packages = environment(wheel, tmp_path_factory.mktemp("light") / "venv")
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    done: dict[str, metadata.Distribution] = {}
+    for need in map(Requirement, dependencies):
+        needed_by(canonicalize_name(need.name), done)
+    size = sum(path.stat().st_size for path in packages.rglob("*.*") if path.is_file())
+    for distribution in done.values():
+        files = [file for file in distribution.files or [] if not {"..", "__pycache__"} & set(file.parts)]
+        size += sum(file.size or 0 for file in files)
+        for top in {file.parts[0] for file in files}:
+            (packages / top).symlink_to(distribution.locate_file(top))
+    return program, size
 
 
 def run(study: Path, folder: Path, words: str, **environment: str) -> subprocess.CompletedProcess:
@@ -60,6 +99,53 @@ def test_the_wheel_has_every_command(study, tmp_path):
         done = run(study, tmp_path, words)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert expected in done.stdout, words
+
+
+LIGHT = {
+    "--version": "zero-study",
+    "arms": "zero3_nvme",
+    ADVISE: "predicted",
+    "estimate --model bert-large": "gradients",
+    "claims S002-25": "S002-25",
+    "claims S000-13 --runs runs": "verdict",
+    "diff a.yaml b.json": "stage: A 2, B 3",
+    "diagnose runs/good": "good",
+    "runs runs": "good",
+    "compare runs": "ddp",
+    "outside": "rows of",
+    "doctor": "torch",
+}
+HEAVY = {  # what needs more says so in one sentence
+    "report --runs runs": "nbformat",
+    "bench": "torch",
+}
+
+
+def test_the_light_install_is_small_and_has_no_torch(light):
+    program, size = light
+    assert size < 150e6
+    code = "import importlib.util as u; print([n for n in 'torch deepspeed datasets'.split() if u.find_spec(n)])"
+    python = program.with_name("python")
+    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("words", LIGHT)
+def test_the_light_install_reads_predicts_and_judges(words, light, tmp_path):
+    put(tmp_path / "runs", finished("good", arm="ddp"), finished("other"))
+    (tmp_path / "a.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n")
+    (tmp_path / "b.json").write_text('{"zero_optimization": {"stage": 3}}')
+    done = run(light[0], tmp_path, words)
+    assert "Traceback" not in done.stderr
+    assert LIGHT[words] in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", HEAVY)
+def test_the_light_install_says_what_it_lacks(words, light, tmp_path):
+    put(tmp_path / "runs", finished("good", arm="ddp"))
+    done = run(light[0], tmp_path, words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"this needs {HEAVY[words]}, which the light install does not have")
+    assert "zero-study[train,report]" in done.stderr
 
 
 @pytest.mark.slow

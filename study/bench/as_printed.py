@@ -40,7 +40,8 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 RUNS = (("standard", 1), ("zero", 1), ("zero", 2))  # the name of each training, and its batch over that of the first
 AS_PUBLISHED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 NEEDED_TO_ENGAGE = {"train_micro_batch_size_per_gpu": "auto"}  # without it DeepSpeed refuses to start
-LOGGING_STEPS, EVAL_STEPS = 10, 50  # as published
+LOGGING_STEPS = 10  # as published
+EVAL_STEPS = 50
 
 
 def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> None:
@@ -87,7 +88,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
     setup_s = time.perf_counter() - started
     for number, (name, factor) in enumerate(RUNS, start=1):
         if number > 1 and repair != "none":
-            model = None  # first free the last model and its trainer
+            del model  # first free the last model and its trainer
             gc.collect()
             model = new_model(settings, data)
         calls.clear()
@@ -96,7 +97,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
         run.weights_from, run.deepspeed_initialize_calls = weights_from, len(calls)
         runs.append(run)
         # The script never resets the counter, so it prints the highest peak of the process so far.
-        run.printed_peak_bytes = max(earlier.peak_bytes for earlier in runs)
+        run.printed_peak_bytes = max(earlier.peak_bytes or 0 for earlier in runs)
         if repair != "engaged":
             ends[weights_digest(model)] = f"the end of training {number}"
         text = f"  {name} batch {run.batch}: {run.training_s:.1f} s, loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
@@ -106,7 +107,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
     record.observed.data_source, record.observed.data_checksum = data.source, data.checksum
     if CUDA:
         record.observed.tf32 = torch.backends.cuda.matmul.allow_tf32  # as published: PyTorch's own
-    losses, evals = [loss for run in runs for loss in run.losses], [Evaluation(**line) for line in runs[-1].evals]
+    losses = [loss for run in runs for loss in run.losses]
+    evals = [Evaluation.model_validate(line) for line in runs[-1].evals]
     record.loss = Loss(train=losses, eval=evals)
     record.time = Time(setup_s=setup_s)
     record.memory = Memory(per_rank=[memory.peaks()])
@@ -121,7 +123,8 @@ def count_initialize() -> list:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     import deepspeed
 
-    calls, initialize = [], deepspeed.initialize
+    calls: list[float] = []
+    initialize = deepspeed.initialize
 
     def counted(*args, **kwargs):
         calls.append(time.perf_counter())
@@ -140,7 +143,7 @@ def new_model(settings: Settings, data: Data) -> torch.nn.Module:
 def weights_digest(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -73,11 +73,29 @@ def run(bench: Bench) -> None:
         raise Stop(f"--peaks {bench.peaks} does not exist", "write it with study peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
-    part = bench.json and bench.json.with_suffix(PART)
+    part = bench.json.with_suffix(PART) if bench.json else None
     runs = kept_repeats(part, settings)
+    repeat_all(bench, settings, runs, part)
+    result: dict = {
+        "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
+        "ratios": compare(runs, bench.seed, "median_step_s"),
+        "fastest_tenth": compare(runs, bench.seed, "fastest_tenth_step_s"),
+        "speed": speeds(bench, runs),
+        "runs": runs,
+    }
+    print_results(runs, result["ratios"], result["fastest_tenth"], result["speed"])
+    if bench.json:
+        bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    if part:
+        part.unlink(missing_ok=True)
+
+
+def repeat_all(bench: Bench, settings: dict, runs: dict[str, list[dict]], part: Path | None) -> None:
+    """Add the repeats that `runs` lacks, and write `part` after each of them."""
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(len(runs["ours"]), bench.repeats):
-            shift, results = repeat % len(TRAINERS), {}
+            shift = repeat % len(TRAINERS)
+            results = {}
             for name in TRAINERS[shift:] + TRAINERS[:shift]:
                 results[name] = measure(settings, name, Path(folder) / f"{name}-{repeat}")
                 step_ms = results[name]["median_step_s"] * 1000
@@ -86,26 +104,18 @@ def run(bench: Bench) -> None:
                 runs[name].append(results[name])
             if part:
                 part.write_text(json.dumps({"settings": settings, "runs": runs}) + "\n")
-    result = {
-        "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
-        "ratios": compare(runs, bench.seed, "median_step_s"),
-        "fastest_tenth": compare(runs, bench.seed, "fastest_tenth_step_s"),
-        "speed": speeds(bench, runs),
-        "runs": runs,
-    }
-    print_results(**result)
-    if bench.json:
-        bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        part.unlink(missing_ok=True)
 
 
 def kept_repeats(part: Path | None, settings: dict) -> dict[str, list[dict]]:
-    """The repeats of an interrupted bench with the same settings."""
-    with contextlib.suppress(AttributeError, OSError, ValueError, KeyError, TypeError):
+    """Return the repeats of an interrupted bench with the same settings."""
+    fresh: dict[str, list[dict]] = {name: [] for name in TRAINERS}
+    if part is None:
+        return fresh
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(part.read_text())
         if kept["settings"] == settings:
             return kept["runs"]
-    return {name: [] for name in TRAINERS}
+    return fresh
 
 
 def requested(bench: Bench) -> dict:
@@ -151,22 +161,24 @@ def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
 
     The operations are the model's own and the same for all three; recomputed operations do not count.
     """
-    ours, tokens = runs["ours"][0], bench.micro_batch * bench.accumulation * bench.sequence
-    flops, datasheet = ours["flops_per_rank_and_step"], ours["peak_flops_per_s"]
+    ours = runs["ours"][0]
+    tokens = bench.micro_batch * bench.accumulation * bench.sequence
+    flops = ours["flops_per_rank_and_step"]
     measured = gpus.matrix_peak(json.loads(bench.peaks.read_text()), ours["requested"]) if bench.peaks else None
-    speed = {}
+    shares = {"MFU": ours["peak_flops_per_s"], "of measured": measured}
+    speed: dict[str, dict] = {}
     for name in TRAINERS:
         step_s = median([run["median_step_s"] for run in runs[name]])
-        shares = {"MFU": datasheet, "of measured": measured}
         speed[name] = {"tokens/s": tokens / step_s}
         speed[name] |= {share: flops / step_s / peak if peak else None for share, peak in shares.items()}
     return speed
 
 
-def compare(runs: dict[str, list[dict]], seed: int, of: str) -> dict[str, dict]:
+def compare(runs: dict[str, list[dict]], seed: int, field: str) -> dict[str, dict]:
     """Our step time over each rival's, in each repeat, and the median of these ratios with its interval."""
-    step_s = {name: [run[of] for run in runs[name]] for name in TRAINERS}
-    rng, ratios = np.random.default_rng(seed), {}
+    step_s = {name: [run[field] for run in runs[name]] for name in TRAINERS}
+    rng = np.random.default_rng(seed)
+    ratios = {}
     for rival in TRAINERS[1:]:
         each = [ours / other for ours, other in zip(step_s["ours"], step_s[rival], strict=True)]
         ratio, low, high = median_with_interval(each, rng)
@@ -174,7 +186,7 @@ def compare(runs: dict[str, list[dict]], seed: int, of: str) -> dict[str, dict]:
     return ratios
 
 
-def print_results(runs: dict[str, list[dict]], ratios: dict, fastest_tenth: dict, speed: dict, **_) -> None:
+def print_results(runs: dict[str, list[dict]], ratios: dict, fastest_tenth: dict, speed: dict) -> None:
     """Print the repeats and their medians, the intervals, and the speeds. A ratio above 1 means that ours is slower."""
     columns = {f"{name} ms": [run["median_step_s"] * 1000 for run in runs[name]] for name in TRAINERS}
     columns |= {name: ratio["each"] for name, ratio in ratios.items()}
@@ -183,9 +195,9 @@ def print_results(runs: dict[str, list[dict]], ratios: dict, fastest_tenth: dict
     say("")
     show([{"repeat": str(repeat)} | values for repeat, values in table.to_dict("index").items()])
     say("")
-    for of, intervals in (("the median step", ratios), ("the fastest tenth of steps", fastest_tenth)):
+    for what, intervals in (("the median step", ratios), ("the fastest tenth of steps", fastest_tenth)):
         for name, ratio in intervals.items():
-            say(f"{name:<9}  {ratio['ratio']:.3f}  (95 %: {ratio['low']:.3f} to {ratio['high']:.3f}) of {of}")
+            say(f"{name:<9}  {ratio['ratio']:.3f}  (95 %: {ratio['low']:.3f} to {ratio['high']:.3f}) of {what}")
     say("")
     losses = {name: runs[name][0]["losses_first_last"] for name in TRAINERS}
     show([{"": name, **speed[name], "first loss": losses[name][0], "last loss": losses[name][1]} for name in TRAINERS])

@@ -64,8 +64,8 @@ def measure(options: Peaks) -> dict:
     for name, dtype in kinds.items():
         products = matrix_products(dtype, name == "tf32", options)
         flops[name] = _printed(f"{name} matrix products", "FLOP/s", products)
-    if CUDA:  # after some seconds a GPU is warm, and at the limit of its power
-        count = int(SUSTAINED_S * flops["bf16"]["median"] / (2 * options.size**3))
+    if CUDA and (bf16 := flops["bf16"]):  # after some seconds a GPU is warm, and at the limit of its power
+        count = int(SUSTAINED_S * bf16["median"] / (2 * options.size**3))
         products = matrix_products(torch.bfloat16, False, replace(options, tries=max(count, options.tries)))
         flops["bf16 sustained"] = _printed(f"bf16 matrix products for {SUSTAINED_S} s", "FLOP/s", products)
     return {

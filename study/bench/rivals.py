@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
@@ -50,16 +50,18 @@ def main(
     """
     settings = resolve(settings, CUDA)
     refuse(settings)
+    steps = steps_of(settings)
     set_threads(settings.threads)
     run.log_to(None)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)
-    clock = Profiled(settings.steps) if kernels else Clock()
-    losses = {"bare": bare, "hf": hf}[rival](settings, model, arrange(settings, data.train), clock)
+    clock = Profiled(steps) if kernels else Clock()
+    train = bare if rival == "bare" else hf
+    losses = train(settings, steps, model, arrange(settings, steps, data.train), clock)
     first_last = torch.stack([losses[0], losses[-1]]).tolist()
     out.write_text(json.dumps({"step_s": clock.step_s[settings.warmup_steps :], "losses_first_last": first_last}))
-    if kernels:
+    if kernels and isinstance(clock, Profiled):
         kernels.write_text(json.dumps(clock.kernels, indent=1) + "\n")
 
 
@@ -68,7 +70,8 @@ class Profiled(Clock):
 
     def __init__(self, steps: int):
         super().__init__()
-        self.steps, self.kernels = steps, []
+        self.steps = steps
+        self.kernels: list[dict] = []
 
     @contextlib.contextmanager
     def window(self, barrier):
@@ -87,15 +90,13 @@ class Profiled(Clock):
 
 
 def refuse(settings: Settings) -> None:
-    """A Stop for settings that would make the comparison unfair."""
+    """Raise Stop for settings that would make the comparison unfair."""
     check(settings)
     if settings.precision not in ("fp32", "bf16"):
         raise Stop(f"the rivals have no --precision {settings.precision}", "give fp32 or bf16")
     for name in ("weight_decay", "lr_warmup_steps"):  # a rival lacks these or does them differently
         if getattr(settings, name):
             raise Stop(f"the rivals have no {flag(name)}", "leave it out")
-    if settings.steps is None:
-        raise Stop("the rivals take no --epochs", "give --steps")
     can_set_scale = hasattr(transformers.Trainer, "loss_is_scaled_for_ga")  # newer than transformers 5.17
     if settings.task == "imdb" and settings.accumulation > 1 and not can_set_scale:
         raise Stop("this Trainer adds up BERT's losses over microbatches", "give --accumulation 1")
@@ -103,40 +104,48 @@ def refuse(settings: Settings) -> None:
         raise Stop("transformers.Trainer would split the batch over all GPUs", "set CUDA_VISIBLE_DEVICES to one")
 
 
-def arrange(settings: Settings, rows: Rows) -> Rows:
+def steps_of(settings: Settings) -> int:
+    """Return the number of steps, or raise Stop if it depends on the epochs."""
+    if settings.steps is None:
+        raise Stop("the rivals take no --epochs", "give --steps")
+    return settings.steps
+
+
+def arrange(settings: Settings, steps: int, rows: Rows) -> Rows:
     """The rows of the whole training in the order of our trainer, epoch after epoch."""
-    count, per_step = len(rows["input_ids"]), settings.micro_batch * settings.accumulation
+    count = len(rows["input_ids"])
+    per_step = settings.micro_batch * settings.accumulation
     if per_step > count:
         raise Stop(f"one step needs {per_step} rows, and there are {count}", "give a smaller --micro-batch")
     per_epoch = count // per_step
     orders = []
-    for epoch in range(math.ceil(settings.steps / per_epoch)):
+    for epoch in range(math.ceil(steps / per_epoch)):
         generator = torch.Generator().manual_seed(settings.seed * 1000 + epoch)
         orders.append(torch.randperm(count, generator=generator)[: per_epoch * per_step])
-    order = torch.cat(orders)[: settings.steps * per_step]
+    order = torch.cat(orders)[: steps * per_step]
     return {name: values[order] for name, values in rows.items()}
 
 
 # --- the rivals ----------------------------------------------------------------------------------------------------
 
 
-def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
+def bare(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
     """Plain PyTorch: rows pinned beforehand, copies without waiting, losses left on the device."""
-    shape = (settings.steps, settings.accumulation, settings.micro_batch)
+    shape = (steps, settings.accumulation, settings.micro_batch)
     batches = {name: values.unflatten(0, shape) for name, values in rows.items()}
     if CUDA:
         batches = {name: values.pin_memory() for name, values in batches.items()}
     model.to(DEVICE)
     if settings.compile:
-        model = torch.compile(model)
+        model = cast(torch.nn.Module, torch.compile(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
     losses = []
     transformers.set_seed(settings.seed)
     with clock.window(lambda: None) as tick:
-        for step in range(settings.steps):
+        for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(settings, step, settings.steps)
-            total = 0.0
+                group["lr"] = learning_rate(settings, step, steps)
+            total: torch.Tensor | float = 0.0
             for i in range(settings.accumulation):
                 batch = {name: values[step, i].to(DEVICE, non_blocking=True) for name, values in batches.items()}
                 with torch.autocast(DEVICE.type, torch.bfloat16, enabled=settings.precision == "bf16"):
@@ -145,12 +154,12 @@ def bare(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -
                 total = total + loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(total)
+            losses.append(torch.as_tensor(total))
             tick()
     return losses
 
 
-def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
+def hf(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
     """transformers.Trainer with every costly feature switched off that has a switch.
 
     Three have no switch: the gradients' norm, which it computes at every step even without clipping; its count of
@@ -163,7 +172,7 @@ def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            max_steps=settings.steps,
+            max_steps=steps,
             per_device_train_batch_size=settings.micro_batch,
             gradient_accumulation_steps=settings.accumulation,
             optim="adamw_torch_fused",
@@ -196,7 +205,7 @@ def hf(settings: Settings, model: torch.nn.Module, rows: Rows, clock: Clock) -> 
             # scaled loss, and with accumulation its gradients would be too large.
             trainer.loss_is_scaled_for_ga = settings.task == "wikitext"
             trainer.train()
-    return list(torch.stack(trainer.losses).unflatten(0, (settings.steps, settings.accumulation)).sum(1))
+    return list(torch.stack(trainer.losses).unflatten(0, (steps, settings.accumulation)).sum(1))
 
 
 class Ticks(transformers.TrainerCallback):

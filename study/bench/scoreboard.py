@@ -97,15 +97,31 @@ def errors(rows: list[dict], predictor: str, title: str | None = None) -> dict:
 
 
 def scored(loaded: Runs, tracker: bool = False) -> list[dict]:
-    """A row for each finished run whose memory is known by component. stderr names what is set aside."""
+    """A row for each finished run whose memory is known by component. stderr names the others, with reasons."""
     sys.stderr.write("".join(f"set aside: {sentence}\n" for sentence in loaded.set_aside))
     in_order = sorted(loaded.done, key=lambda run: run.folder)
-    rows = [
-        score(run, tracker) for run in in_order if run.components and architecture(run.record) and predicted(run.record)
-    ]
+    reasons = {run.folder: left_out(run) for run in in_order}
+    sys.stderr.write("".join(f"left out: {folder}: {reason}\n" for folder, reason in reasons.items() if reason))
+    rows = [score(run, tracker) for run in in_order if reasons[run.folder] is None]
     if not rows:
         raise Stop("no finished run has memory by component and a known model", "run study sweep scoreboard first")
     return rows
+
+
+def left_out(run: Run) -> str | None:
+    """Return the reason why a finished run has no row; None if it has one."""
+    record = run.record
+    if record.is_script or record.is_watched:
+        return "it ran a script that is not ours"
+    if not run.components:
+        return "its memory is not known by component"
+    if shape_of(record.requested.model) not in SHAPES:
+        return f"{record.requested.model} is no built-in shape, and a record does not keep a model's config"
+    if architecture(record) is None:
+        return f"it trained another model than the built-in {shape_of(record.requested.model)}: the parameters differ"
+    if predicted(record) is None:
+        return "its memory is not predicted: a compiled run, fp8, or data of unknown size"
+    return None
 
 
 def score(run: Run, tracker: bool = False) -> dict:

@@ -5,17 +5,19 @@ printed as JSON. With --json nothing else goes to stdout, where some libraries p
 """
 
 import contextlib
-import importlib
+import importlib.util
+import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
 from study.io.tables import say
+from study.io.validation import nearest
 from study.machine.software import version
 from study.spec.arms import PACKAGE
-from study.spec.validation import nearest
 
 # By name: the function to call, or the module to run as a program, and the line of help.
 COMMANDS = {
@@ -56,7 +58,8 @@ def main() -> None:
     """The console script. A user's mistake is one sentence on stderr and exit code 2."""
     # Programs of this Python environment, such as ninja, are found even if nobody has activated it.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks our quotation marks
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 lacks our quotation marks
     with exit_on_stop():
         try:
             start(sys.argv[1:])
@@ -77,6 +80,8 @@ def start(words: list[str]) -> None:
         raise Stop(f"there is no command {name}", nearest(name, COMMANDS))
     module, _, function = COMMANDS[name][0].partition(":")
     if not function:
+        if module.startswith("study.bench") and importlib.util.find_spec("torch") is None:
+            raise _lacking("torch")
         sys.stdout.flush()
         # The program must import this package, even from a checkout that is not installed, and not what lies in the
         # current folder (-P).
@@ -84,13 +89,30 @@ def start(words: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
     from study.spec.options import parsed
 
-    with contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if "--json" in rest else contextlib.nullcontext(), _every_package():
         command = getattr(importlib.import_module(module), function)
         answer = parsed(command, prog=f"study {name}", args=rest)
     if answer is not None:
         say(json.dumps(answer, indent=1, default=str))
     if isinstance(answer, dict) and answer.get("fine") is False:
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _every_package() -> Iterator[None]:
+    """Raise Stop for a package that only the extras of the install have, such as torch."""
+    try:
+        yield
+    except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
+        package = str(error.name).partition(".")[0]
+        if package == "study":
+            raise
+        raise _lacking(package) from None
+
+
+def _lacking(package: str) -> Stop:
+    remedy = "pip install 'zero-study[train,report]', or make setup in a checkout"
+    return Stop(f"this needs {package}, which the light install does not have", remedy)
 
 
 def help_lines() -> list[str]:

@@ -10,6 +10,7 @@ from study.errors import Stop
 from study.io.files import safe_join
 from study.io.tables import say
 from study.records import collectives, hangs, store
+from study.records.collectives import RankLog
 from study.records.schema import Record
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
@@ -36,33 +37,45 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
         return answers
     for number, answer in enumerate(answers):
         say(*[""] * bool(number), *_lines(answer))
+    return None
 
 
 def _answer(path: Path) -> dict:
-    """Everything that is known about a run."""
+    """Return everything that is known about a run."""
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
-    if not path.is_file() and not (folder / store.RECORD).exists() and logs:
-        record = None  # the run ended before it wrote one
-    else:
-        record = store.read(path) if path.is_file() else store.load(folder)
-    shown, judged, unknown, ranks = [], [], [], None
-    if logs and (record is None or record.status != "done"):
-        shown, ranks = hangs.hangs(logs), hangs.state(logs)
-        judged.append("where the ranks wait")
-    if record:
-        shown += diagnosis.diagnose(record)
-        more, unknown = diagnosis.looked_at(record)
-        judged += more
-    return {
-        "run": record.run_id if record else folder.name,
-        "how": _how(record) if record else "no record yet",
-        "status": record.status if record else None,
-        "error": record.error.model_dump() if record and record.error else None,
-        "ranks": ranks,
-        "findings": [dataclasses.asdict(finding) for finding in shown],
+    if logs and not path.is_file() and not (folder / store.RECORD).exists():  # it ended before it wrote one
+        return _of_logs(folder, logs)
+    record = store.read(path) if path.is_file() else store.load(folder)
+    judged, unknown = diagnosis.looked_at(record)
+    answer = {
+        "run": record.run_id,
+        "how": _how(record),
+        "status": record.status,
+        "error": record.error.model_dump() if record.error else None,
+        "ranks": None,
+        "findings": [dataclasses.asdict(finding) for finding in diagnosis.diagnose(record)],
         "looked_at": judged,
         "not_known": unknown,
+    }
+    if not logs or record.status == "done":
+        return answer
+    waiting = _of_logs(folder, logs)
+    together = {name: waiting[name] + answer[name] for name in ("findings", "looked_at")}
+    return answer | {"ranks": waiting["ranks"]} | together
+
+
+def _of_logs(folder: Path, logs: list[RankLog]) -> dict:
+    """Return what the logs of the ranks' collectives say."""
+    return {
+        "run": folder.name,
+        "how": "no record yet",
+        "status": None,
+        "error": None,
+        "ranks": hangs.state(logs),
+        "findings": [dataclasses.asdict(finding) for finding in hangs.hangs(logs)],
+        "looked_at": ["where the ranks wait"],
+        "not_known": [],
     }
 
 

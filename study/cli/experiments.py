@@ -47,24 +47,44 @@ def no_host_memory(cell: Cell, gpus: int) -> Stop | None:
 EXTENSIONS = sweeping.Extensions((over_hosts.refusal, no_host_memory), over_hosts.bring_up)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What to run of an experiment, where, and for how long."""
+
+    scale: Literal["paper", "one_gpu", "tiny"] = "tiny"
+    """paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores."""
+    runs: Path = Path("runs")
+    """The folder for the run folders. Cells that are done there are not run again."""
+    only: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'."""
+    repeat: int = 1
+    """Number of runs of each cell. The repeats are interleaved."""
+    timeout_s: float = 3600
+    """End a run after so many seconds."""
+    minutes: float | None = None
+    """Start only cells that are expected to end within so many minutes from now. Default: no limit."""
+    nvme_dir: Path | None = None
+    """The folder for arms that offload to disk."""
+    pack: Path | None = None
+    """A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub."""
+    cluster: bool = False
+    """Train over the emulated cluster of `study cluster up`. A cell that needs other hosts or another bandwidth gets
+    its own cluster, which is taken down afterwards."""
+    dry_run: bool = False
+    """List the cells and whether this machine can run them. Run nothing."""
+    on: Literal["here", "slurm"] = "here"
+    """here: on this machine. slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command waits
+    for them again."""
+    cluster_file: Path = Path("cluster.toml")
+    """For Slurm: a file with nodes, GPUs, partition and so on, such as examples/cluster.toml."""
+    print_scripts: Annotated[bool, tyro.conf.arg(name="print")] = False
+    """For Slurm: print the batch scripts, and submit nothing."""
+    cancel: bool = False
+    """For Slurm: cancel the jobs of this sweep."""
+
+
 def sweep(
-    name: tyro.conf.Positional[str],
-    /,
-    *,
-    scale: Literal["paper", "one_gpu", "tiny"] = "tiny",
-    runs: Path = Path("runs"),
-    only: tuple[str, ...] = (),
-    repeat: int = 1,
-    timeout_s: float = 3600,
-    minutes: float | None = None,
-    nvme_dir: Path | None = None,
-    pack: Path | None = None,
-    cluster: bool = False,
-    dry_run: bool = False,
-    on: Literal["here", "slurm"] = "here",
-    cluster_file: Path = Path("cluster.toml"),
-    print_scripts: Annotated[bool, tyro.conf.arg(name="print")] = False,
-    cancel: bool = False,
+    name: tyro.conf.Positional[str], /, *, options: Annotated[SweepOptions, tyro.conf.arg(name="")] = SweepOptions()
 ) -> None:
     """Run an experiment: a protocol, whose cells are run one after the other. Run the same command again to continue.
 
@@ -74,53 +94,65 @@ def sweep(
 
     Args:
         name: A protocol in study/sweeps/protocols/, or a .toml file.
-        scale: paper: as published. one_gpu: the most that one GPU can do. tiny: takes minutes on two CPU cores.
-        runs: The folder for the run folders. Cells that are done there are not run again.
-        only: Run only the cells that match all these filters, such as 'arm=zero3*' 'seed=42'.
-        repeat: Number of runs of each cell. The repeats are interleaved.
-        timeout_s: End a run after so many seconds.
-        minutes: Start only cells that are expected to end within so many minutes from now. Default: no limit.
-        nvme_dir: The folder for arms that offload to disk.
-        pack: A folder that `study pack` wrote. Data and vocabularies come from it instead of the hub.
-        cluster: Train over the emulated cluster of `study cluster up`. A cell that needs other hosts or another
-            bandwidth gets its own cluster, which is taken down afterwards.
-        dry_run: List the cells and whether this machine can run them. Run nothing.
-        on: here: on this machine. slurm: each cell is a job. Ctrl-C leaves the jobs in the queue, and the same command
-            waits for them again.
-        cluster_file: For Slurm: a file with nodes, GPUs, partition and so on, such as examples/cluster.toml.
-        print_scripts: For Slurm: print the batch scripts, and submit nothing.
-        cancel: For Slurm: cancel the jobs of this sweep.
+        options: What to run of it.
     """
-    if sum(word.partition("=")[0] == "--only" for word in sys.argv) > 1:
-        raise Stop("--only is given twice, and only the last would count", "give all filters after one --only")
-    if not timeout_s > 0:
-        raise Stop(f"--timeout-s must be above 0 (got {timeout_s:g})", "give a number of seconds")
-    if minutes is not None and not minutes >= 0:
-        raise Stop(f"--minutes must be 0 or more (got {minutes:g})", "give a number of minutes")
-    cells = sweeping.chosen(protocol.cells(protocol.read(name), scale), only)
-    if pack is not None:
-        cells = _from_pack(cells, pack)
-    if cluster:
-        cells = over_hosts.spread(cells, emulated.read())
-    elif not dry_run and any(cell.value("hosts") for cell in cells):
-        raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
-    turns = sweeping.plan(cells, repeat)
-    if (print_scripts or cancel) and on != "slurm":
+    _refuse_contradictions(options)
+    cells = _chosen_cells(name, options)
+    turns = sweeping.plan(cells, options.repeat)
+    if options.on == "slurm":
+        _sweep_on_slurm(turns, options)
+    elif options.dry_run:
+        _show_plan(cells)
+    else:
+        _sweep_here(turns, options)
+
+
+def _refuse_contradictions(options: SweepOptions) -> None:
+    """Raise Stop for values, and for options that do not go together."""
+    if not options.timeout_s > 0:
+        raise Stop(f"--timeout-s must be above 0 (got {options.timeout_s:g})", "give a number of seconds")
+    if options.minutes is not None and not options.minutes >= 0:
+        raise Stop(f"--minutes must be 0 or more (got {options.minutes:g})", "give a number of minutes")
+    if (options.print_scripts or options.cancel) and options.on != "slurm":
         raise Stop("--print and --cancel need Slurm", "add --on slurm")
-    if on == "slurm":
-        if minutes is not None:
-            raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")
-        site = slurm.read(cluster_file)
-        if print_scripts or dry_run:
-            return queue.show_plan(turns, runs, site, timeout_s, nvme_dir, print_scripts)
-        to_sweep = functools.partial(jobs.sweep, cluster=site, timeout_s=timeout_s, nvme_dir=nvme_dir)
-        _run(jobs.cancel if cancel else to_sweep, queue.Waiting(len(turns)), turns, runs, queue.HOW_TO_STOP)
-    if dry_run:
-        return _show_plan(cells)
-    here = functools.partial(sweeping.sweep, timeout_s=timeout_s, nvme_dir=nvme_dir, minutes=minutes)
-    here = functools.partial(here, extensions=EXTENSIONS)
-    with over_hosts.left_as_it_was() if cluster else contextlib.nullcontext():
-        _run(here, Progress(len(turns)), turns, runs, "stopped; run the same command again to continue")
+    if options.on == "slurm" and options.minutes is not None:
+        raise Stop("--minutes is for sweeps on this machine", "give a time in the cluster file")
+
+
+def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
+    """Return the cells that match the filters, with their data and hosts."""
+    filters = tuple(each for several in options.only for each in several)
+    cells = sweeping.chosen(protocol.cells(protocol.read(name), options.scale), filters)
+    if options.pack is not None:
+        cells = _from_pack(cells, options.pack)
+    if options.cluster:
+        return over_hosts.spread(cells, emulated.read())
+    if not options.dry_run and any(cell.value("hosts") for cell in cells):
+        raise Stop(f"{name} runs over an emulated cluster", "give --cluster; it needs root or user namespaces")
+    return cells
+
+
+def _sweep_on_slurm(turns: list[sweeping.Turn], options: SweepOptions) -> None:
+    site = slurm.read(options.cluster_file)
+    if options.print_scripts or options.dry_run:
+        queue.show_plan(turns, options.runs, site, options.timeout_s, options.nvme_dir, options.print_scripts)
+        return
+    work: Callable = jobs.cancel
+    if not options.cancel:
+        work = functools.partial(jobs.sweep, cluster=site, timeout_s=options.timeout_s, nvme_dir=options.nvme_dir)
+    _run(work, queue.Waiting(len(turns)), turns, options.runs, queue.HOW_TO_STOP)
+
+
+def _sweep_here(turns: list[sweeping.Turn], options: SweepOptions) -> None:
+    work = functools.partial(
+        sweeping.sweep,
+        timeout_s=options.timeout_s,
+        nvme_dir=options.nvme_dir,
+        minutes=options.minutes,
+        extensions=EXTENSIONS,
+    )
+    with over_hosts.left_as_it_was() if options.cluster else contextlib.nullcontext():
+        _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 
 def _from_pack(cells: list[Cell], pack: Path) -> list[Cell]:
@@ -145,7 +177,9 @@ def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.T
         counts = Counter(outcome.status for outcome in outcomes)
         counted = ", ".join(f"{count} {status}" for status, count in counts.items())
         progress.say(f"{counted or 'nothing to do'}; study runs {runs} shows them")
-    sys.exit(3 if set(counts) & UNFINISHED else 1 if set(counts) & NO_ANSWER else 0)
+    if counts.keys() & UNFINISHED:
+        sys.exit(3)
+    sys.exit(1 if counts.keys() & NO_ANSWER else 0)
 
 
 def _show_plan(cells: list[Cell]) -> None:
@@ -175,9 +209,10 @@ def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> l
     if as_json:
         return loaded.rows()
     show(loaded.rows())
-    ended = [run for run in loaded if run.record.error]
-    say(*[f"{run.name}: {run.record.error.message}. What to do: {run.record.error.what_to_do}." for run in ended])
+    ended = [(run.name, run.record.error) for run in loaded if run.record.error]
+    say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
     say(*[f"set aside: {reason}" for reason in loaded.set_aside])
+    return None
 
 
 def compare(
@@ -200,12 +235,16 @@ def compare(
         from study.cli import side_by_side
 
         compared = side_by_side.by_task(loaded)
-        return compared if as_json else side_by_side.print_groups(compared)
+        if as_json:
+            return compared
+        side_by_side.print_groups(compared)
+        return None
     comparison = comparing.compare(loaded)
     if as_json:
         return dataclasses.asdict(comparison)
     show(comparison.rows)
     say("", *comparing.notes(comparison))
+    return None
 
 
 def explain(
@@ -237,3 +276,4 @@ def explain(
         table.append({"component": row["component"], "of": row["kind"]} | sizes | {"of all changes": share})
     show(table)
     say("", *explaining.sentences(a, b))
+    return None

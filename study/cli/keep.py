@@ -14,39 +14,51 @@ from study.records.schema import Record
 
 
 def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
-    """Copy and seal the record of every run below the folders. Returns their number and why others were left out.
+    """Copy and seal the record of every run below the folders. Return their number and why others were left out.
 
     A run keeps its path relative to the given folder, under that folder's name. An earlier copy is replaced. If two
     runs would get the same path, the second is left out. A record that is already at its path is only sealed.
     """
-    left_out, taken = [], []
+    left_out: list[str] = []
+    kept: list[Path] = []
     for top in folders:
         paths = run_folders(top)
         if not paths:
             raise Stop(f"there is no run below {top}", "give folders with runs")
         seals = seal.find([*paths, into / "runs"])
         for folder in paths:
-            relative = folder.resolve().relative_to(top.resolve())
-            target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.resolve().name)
+            target = _target(folder, top, into)
             try:
-                record = store.load(folder)
+                record = _record_to_keep(folder, seals)
+                if target in kept:
+                    what = f"{folder} would be kept as {target}, where another run is"
+                    raise Stop(f"{what}: rename a folder", "rename a folder")
             except Stop as stop:
                 left_out.append(stop.what)
                 continue
-            if record.status == "running":
-                left_out.append(f"{folder} is still running, or was cut off")
-            elif seals.changed(folder.resolve() / store.RECORD):
-                left_out.append(f"{folder} was changed after it was sealed")
-            elif target in taken:
-                left_out.append(f"{folder} would be kept as {target}, where another run is: rename a folder")
-            else:
-                taken.append(target)
-                target.mkdir(parents=True, exist_ok=True)
-                if target.resolve() != folder.resolve():
-                    store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
-    if taken:
-        seal.add(into / "runs", taken)
-    return len(taken), left_out
+            kept.append(target)
+            target.mkdir(parents=True, exist_ok=True)
+            if target.resolve() != folder.resolve():
+                store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
+    if kept:
+        seal.add(into / "runs", kept)
+    return len(kept), left_out
+
+
+def _target(folder: Path, top: Path, into: Path) -> Path:
+    """Return the folder in which a run below `top` is kept."""
+    relative = folder.resolve().relative_to(top.resolve())
+    return into / "runs" / top.resolve().name / (relative if relative.parts else folder.resolve().name)
+
+
+def _record_to_keep(folder: Path, seals: seal.Seals) -> Record:
+    """Return the record of a run that has ended. Raise Stop if it has not, or was changed since."""
+    record = store.load(folder)
+    if record.status == "running":
+        raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
+    if seals.changed(folder.resolve() / store.RECORD):
+        raise Stop(f"{folder} was changed after it was sealed", "restore it from the history")
+    return record
 
 
 def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None:

@@ -8,12 +8,12 @@ import tyro
 from study.errors import Stop
 from study.extras.hosts import hosts
 from study.io.tables import say, show
+from study.io.validation import nearest
 from study.machine import doctor as examination
 from study.machine import operators as compilation
 from study.machine.gpus import num_gpus
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.options import AsJson
-from study.spec.validation import nearest
 
 MOST_COLUMNS = 8  # more hosts than this have no room in a table of all links
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
@@ -39,7 +39,10 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
                 "here": "yes" if stop is None else f"no: {stop.what}; {stop.remedy}",
             }
         )
-    return rows if as_json else show(rows)
+    if as_json:
+        return rows
+    show(rows)
+    return None
 
 
 def doctor(
@@ -66,7 +69,7 @@ def doctor(
             links = {f"{a} to {b}": speed for (a, b), speed in comparison.links.items()}
             about = {"hosts": hosts.rows(comparison), "links_bytes_per_s": links}
             return {"fine": not comparison.problems} | about | {"problems": comparison.problems}
-        return _compare(comparison)
+        _compare(comparison)
     findings = examination.examine(nvme_dir)
     if as_json:
         rows = [{"what": each.what, "found": each.found, "fine": each.fine, "remedy": each.remedy} for each in findings]

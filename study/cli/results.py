@@ -8,13 +8,13 @@ import tyro
 
 from study.errors import Stop
 from study.io.tables import say, show
+from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
 from study.ledger.ledger import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
-from study.spec.validation import nearest
 
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
@@ -58,7 +58,7 @@ def claims(
     filters = _known_filters(known, document=document, verdict=verdict, basis=basis, kind=kind)
     loaded = load(runs, every_folder_has_runs=True) if runs else load(evidence.default_folders())
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
-    sys.stderr.write(f"judging {len(chosen)} claims by {len(loaded)} runs\n")
+    sys.stderr.write(f"judging the claims ({len(chosen)}) by the runs ({len(loaded)})\n")  # it takes seconds
     gathered = evidence.gather(loaded)
     verdicts = ledger.judge_all(chosen, loaded, gathered)
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
@@ -69,16 +69,16 @@ def claims(
     if not verdicts:
         given = [*claim, *(f"--{name} {wanted!r}" for name, wanted in filters.items())]
         say(f"No claim is left by {' '.join(given)}.")
-    elif claim:
-        for number, each in enumerate(verdicts):
-            rule = ["", "-" * words.WIDTH, ""] if number else []
-            say(*rule, *words.lines(each))
-    else:
-        if filters or verbose:
-            _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
-        _summary(verdicts)
-        read = f"{len(gathered.runs)} runs read in {', '.join(map(str, loaded.folders)) or 'no folder'}"
-        _say("", read, *notes)
+        return None
+    if claim:
+        rule = f"\n\n{'-' * words.WIDTH}\n\n"
+        say(rule.join("\n".join(words.lines(each)) for each in verdicts))
+        return None
+    if filters or verbose:
+        _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
+    _summary(verdicts)
+    read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
+    _say("", read, *notes)
     return None
 
 

@@ -69,7 +69,7 @@ def _times(rows: list[dict], name: str, what: str, verb: str) -> str:
     if "ddp" not in known or len(known) < 3:
         return ""
     others = {arm: value / known["ddp"] for arm, value in known.items() if arm not in ("ddp", "single")}
-    least, most = min(others, key=others.get), max(others, key=others.get)
+    least, most = min(others, key=others.__getitem__), max(others, key=others.__getitem__)
     unit = f"{known['ddp']:.3g} s" if name == "s/step" else size(known["ddp"])
     if others[most] < NO_LESS * others[least]:
         return f"{what}: every arm {verb} {others[most]:.2g} times what ddp {verb} ({unit})."

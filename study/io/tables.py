@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -27,8 +28,8 @@ def show(rows: list[dict]) -> None:
     shown = [name for name, end in zip(columns, ends, strict=True) if end <= console().width] or columns[:1]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for name in shown:
-        look = {"justify": "right" if numeric[name] else "left", "no_wrap": numeric[name], "overflow": "fold"}
-        table.add_column(name, min_width=least[name], **look)
+        justify: Literal["left", "right"] = "right" if numeric[name] else "left"
+        table.add_column(name, min_width=least[name], justify=justify, no_wrap=numeric[name], overflow="fold")
     for row in rows:
         table.add_row(*(short(row.get(name)) for name in shown))
     console().print(table)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from study.errors import Stop
-from study.spec.validation import sentence
+from study.io.validation import sentence
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Check = Callable[..., Any]  # the function of a check: keyword arguments in, a Finding out

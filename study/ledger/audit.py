@@ -18,7 +18,6 @@ from pathlib import Path
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.machine.gpus import GPUS
 from study.predictor.architecture import FAMILIES, describe, flops_per_row, parameters
 from study.records import metrics, store
 from study.records.metrics import ELEMENT_BYTES
@@ -37,7 +36,6 @@ KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # tolerances of the kernel's count, which
 LINK, HEADERS = 0.02, 0.1  # tolerances of an emulated link: a burst at the start; headers and acknowledgements
 CHANCE = (0.75, 1.5)  # first loss over the loss of a guess, with random weights (0.94 to 1.02 in kept records)
 MOST_WATTS = 3000  # more than one GPU can draw
-DATASHEET = 0.1  # a tolerance for a GPU's memory, of which the driver keeps a part
 MUON_GATHERS = 6  # stage 3: whole gradients and momenta, and both again for each matrix, padded in its round
 WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
 DRAWN = ("random", "in_place")
@@ -545,28 +543,6 @@ def _shape(model: str, sequence: int) -> tuple[int, int]:
     return parameters(architecture), flops_per_row(architecture, sequence)
 
 
-def _device(record: Record, size: Size) -> Faults:
-    """A GPU exists and left the traces that every run on a GPU leaves."""
-    observed = record.observed
-    devices = record.hardware.devices
-    peaks = [rank.peak_allocated_bytes for rank in record.memory.per_rank]
-    if observed.device != "cuda":
-        has_peak = any(peak is not None for peak in peaks)
-        found = [wrong(has_peak, f"the run was on {observed.device}, but a GPU's allocator has a peak")]
-    else:
-        found = [
-            wrong(not devices, "the run was on a GPU, but no GPU is recorded"),
-            wrong(None in peaks or not peaks, "the run was on a GPU, but its allocator has no peak"),
-        ]
-        if size.writers > 1:
-            found.append(equal("the backend of GPUs", observed.backend, "nccl"))
-    memory_bytes = {gpu.name: gpu.memory_bytes for gpu in GPUS.values()}
-    for gpu in devices[:1]:
-        known = memory_bytes.get(gpu.name, gpu.memory_bytes)
-        found.append(near(f"the memory of {gpu.name}", gpu.memory_bytes, known, DATASHEET))
-    return found
-
-
 def _speed(record: Record, reached: float | None) -> Faults:
     """No GPU is faster than it was measured to be, or takes more power."""
     seconds = metrics.timed_s(record)
@@ -581,7 +557,7 @@ def _speed(record: Record, reached: float | None) -> Faults:
 
 
 CHECKS: tuple[Callable[[Record, Size], Faults], ...] = (
-    *(_trained, _settings, _memory, _all_ranks, _shares, _collectives, _network, _times, _model, _device),
+    *(_trained, _settings, _memory, _all_ranks, _shares, _collectives, _network, _times, _model),
 )
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from study.io.validation import nearest
 from study.ledger import citations, memory_checks, probes, record_checks, step_checks, theory_checks
 from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
-from study.spec.validation import nearest
 
 
 def any_unit(name: str, arguments: dict) -> str | None:

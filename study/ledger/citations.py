@@ -9,11 +9,10 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ValidationError
 
 from study.errors import Stop
-from study.io import files
+from study.io import files, validation
 from study.io import parsing as texts
 from study.ledger.arguments import STRICT, as_list
 from study.ledger.verdict import Finding
-from study.spec import validation
 
 FOLDER = Path(__file__).resolve().parent / "claims"
 SOURCES = "sources.toml"

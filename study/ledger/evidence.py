@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from study.errors import Stop
+from study.io.validation import nearest, sentence
 from study.ledger import audit
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
@@ -25,7 +26,6 @@ from study.records.runs import Run, Runs
 from study.records.schema import MEASURE_VERSION, Record, Requested
 from study.spec.arms import ROOT, all_paths
 from study.spec.shapes import shape_of
-from study.spec.validation import nearest, sentence
 
 # The conditions that a claim may state. If no record has one of them (link, nodes), records cannot decide the claim.
 SCALE = {"model", "parameters", "sequence", "micro_batch", "batch"}

@@ -8,10 +8,10 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from study.errors import Stop
+from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
-from study.spec.validation import nearest, sentence
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")

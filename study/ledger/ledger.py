@@ -4,8 +4,9 @@ A check computes every verdict. Verdicts that rest on a source, or on a document
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
@@ -142,23 +143,41 @@ def _over_cases(check: Check, verdict: str, verdicts: list[Verdict], shown: int)
         f"does not hold with {'; or '.join(fails)}" if fails else "",
         f"with {_values(values[shown])}: {verdicts[shown].working}",
     ]
-    numbers = [number for each in verdicts for number in _ends(each) if is_number(number)]
     return replace(
         verdicts[shown],
         verdict=verdict,
-        basis=VIRTUAL if any(each.basis == VIRTUAL for each in verdicts) else check.basis,
-        interval=(min(numbers), max(numbers)) if numbers else verdicts[shown].interval,
+        basis=_basis(check, verdicts),
+        interval=_covering(verdicts) or verdicts[shown].interval,
         working=_joined(working),
-        evidence=_unique(name for each in verdicts for name in each.evidence),
-        differs=_unique(difference for each in verdicts for difference in each.differs),
-        missing=_joined(each.missing for each in verdicts),
+        evidence=_united(verdicts, "evidence"),
+        differs=_united(verdicts, "differs"),
+        missing=_joined(_each(verdicts, "missing")),
         holds_under=holds,
         fails_under=fails,
     )
 
 
-def _ends(verdict: Verdict) -> Iterable[object]:
-    return verdict.interval if isinstance(verdict.interval, (list, tuple)) else [verdict.found]
+def _covering(verdicts: list[Verdict]) -> tuple[float, float] | None:
+    """Return the interval that covers those of all cases; None if they found no number."""
+    ends: list[object] = []
+    for each in verdicts:
+        ends += each.interval if isinstance(each.interval, (list, tuple)) else [each.found]
+    numbers = list(filter(is_number, ends))
+    return (min(numbers), max(numbers)) if numbers else None
+
+
+def _basis(check: Check, results: Sequence[Finding | Verdict]) -> str:
+    """Return what a verdict rests on: virtual ranks if any result does."""
+    return VIRTUAL if VIRTUAL in _each(results, "basis") else check.basis
+
+
+def _each(results: Sequence[Finding | Verdict], name: str) -> list:
+    return [getattr(each, name) for each in results]
+
+
+def _united(results: Sequence[Finding | Verdict], name: str) -> tuple[str, ...]:
+    """Return the texts of all results, each once."""
+    return _unique(itertools.chain.from_iterable(_each(results, name)))
 
 
 # --- one case ------------------------------------------------------------------------------------------------------
@@ -170,7 +189,7 @@ def _claimed(check: Check, evidence: Evidence) -> object:
     if not isinstance(reference, Reference):
         return reference
     findings = _findings(reference.claim, reference.check, reference.check.written, evidence)
-    return _scaled(_one_or_all([finding.value for finding in findings]), check.factor)
+    return _scaled(_one_or_all(_each(findings, "value")), check.factor)
 
 
 def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: Evidence) -> Verdict:
@@ -183,23 +202,24 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
             findings = _elements(findings[0], len(claimed))
     findings = [_in_unit(finding, check.factor) for finding in findings]
     judged = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
-    missing = [finding.missing for finding in findings]
+    missing = _each(findings, "missing")
     if claimed is None:
         missing.append(f"{check.value}, which is not known")
-    if claim.settle and any(each.verdict == NOT_TESTED for each in judged):
+    words = [each.verdict for each in judged]
+    if claim.settle and NOT_TESTED in words:
         missing.append(f"on {claim.settle.machine}: {claim.settle.command}")
-    basis = VIRTUAL if any(finding.basis == VIRTUAL for finding in findings) else check.basis
+    basis = _basis(check, findings)
     return Verdict(
         claim=claim,
-        verdict=in_words_of(basis, together([each.verdict for each in judged])),
+        verdict=in_words_of(basis, together(words)),
         basis=basis,
-        found=_one_or_all([finding.value for finding in findings]),
-        interval=_one_or_all([finding.interval for finding in findings]),
-        working=_joined(finding.working for finding in findings),
-        evidence=_unique(name for finding in findings for name in finding.evidence),
-        differs=_unique(words for finding in findings for words in finding.differs),
+        found=_one_or_all(_each(findings, "value")),
+        interval=_one_or_all(_each(findings, "interval")),
+        working=_joined(_each(findings, "working")),
+        evidence=_united(findings, "evidence"),
+        differs=_united(findings, "differs"),
         missing=_joined(missing),
-        sentence=_joined((finding.sentence for finding in findings), " "),
+        sentence=_joined(_each(findings, "sentence"), " "),
         claimed=str(check.value) if claimed is None else claimed,
     )
 

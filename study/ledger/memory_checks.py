@@ -186,7 +186,7 @@ def fits(
         raise Stop(what, "give arm, or stage and states_only = true")
     if states_only:
         if arm:
-            stage = arms.load_arm(arm).stage
+            stage = arms.load_arm(arm).stage or 0
         needed = _states(
             size_of(model=given.get("model"), parameters=given.get("parameters")), stage or 0, ranks, recipe
         )

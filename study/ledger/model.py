@@ -16,13 +16,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from study.io.validation import nearest
 from study.ledger import arguments, units
 from study.ledger.arguments import STRICT, argument_model, as_list, is_number
 from study.ledger.checks import KINDS, Kind, function_and_calls
 from study.ledger.citations import LONGEST_QUOTE
 from study.ledger.evidence import CONDITIONS
 from study.ledger.verdict import MEASURED, PREDICTED, READ
-from study.spec.validation import nearest
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
 SORTS = get_args(Sort)

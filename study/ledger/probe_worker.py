@@ -21,8 +21,8 @@ from pathlib import Path
 
 import yaml
 
+from study.io.validation import nearest
 from study.spec import arms
-from study.spec.validation import nearest
 
 # What Accelerate fills in for "auto" when it prepares (accelerator.py, _prepare_deepspeed), for one row a pass.
 PREPARED = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}

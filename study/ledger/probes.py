@@ -23,13 +23,13 @@ from pathlib import Path
 from pydantic import BaseModel, TypeAdapter
 
 from study.errors import Stop
+from study.io.validation import nearest
 from study.ledger import arguments, probe_worker
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.machine import cache, software
 from study.records.privacy import redact
 from study.spec import arms
 from study.spec.settings import cache_home
-from study.spec.validation import nearest
 
 REPRODUCTIONS = arms.PACKAGE / "reproductions"
 REPORTS = arms.ROOT / "reports"

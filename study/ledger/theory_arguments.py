@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
 from study.errors import Stop
+from study.io.validation import nearest
 from study.ledger.arguments import also_takes
 from study.machine.gpus import GPUS
 from study.predictor.architecture import Architecture, generic, named
 from study.predictor.architecture import parameters as count_parameters
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
-from study.spec.validation import nearest
 
 Name: TypeAlias = str | None
 Number: TypeAlias = float | None

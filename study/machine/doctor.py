@@ -74,9 +74,11 @@ def packages(constraints: Path) -> list[Finding]:
     findings = [] if pinned else [Finding("packages", f"no {constraints.name} to compare with", remedy)]
     for name in software.PACKAGES:
         version, pin = installed[name], pins.get(name)
-        fine = version and (not pinned or pin == version.partition("+")[0])  # 2.13.0+cpu is a build of 2.13.0
-        text = version if fine else f"{version or 'not installed'}, and {constraints.name} has {pin or 'none'}"
-        findings.append(_finding(name, text, fine, f"pip install -c {constraints.name} {name}"))
+        if version and (not pinned or pin == version.partition("+")[0]):  # 2.13.0+cpu is a build of 2.13.0
+            findings.append(Finding(name, version))
+        else:
+            text = f"{version or 'not installed'}, and {constraints.name} has {pin or 'none'}"
+            findings.append(Finding(name, text, f"pip install -c {constraints.name} {name}"))
     return findings
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.spec.validation import nearest
+from study.io.validation import nearest
 
 MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
 MIB = 2**20

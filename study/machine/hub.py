@@ -7,14 +7,11 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-import huggingface_hub.constants
-from huggingface_hub.errors import HFValidationError
-
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import nearest
 from study.spec.shapes import MAX_CONFIG_BYTES, SHAPES, is_local
-from study.spec.validation import nearest
 
 TIMEOUT_S = 3
 WITHOUT_HUB = (
@@ -29,14 +26,16 @@ def try_to_connect() -> None:
     Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
     environment only while they are imported, and this constant afterwards.
     """
-    if huggingface_hub.constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
         return  # behind a proxy, a direct connection shows nothing
     try:
-        endpoint = urllib.parse.urlsplit(huggingface_hub.constants.ENDPOINT)
+        endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
         port = endpoint.port or {"http": 80}.get(endpoint.scheme, 443)
         socket.create_connection((endpoint.hostname, port), timeout=TIMEOUT_S).close()
     except (OSError, ValueError):  # ValueError: HF_ENDPOINT is not an address
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        constants.HF_HUB_OFFLINE = True
 
 
 def prepare_to_load(name: str) -> None:
@@ -46,17 +45,20 @@ def prepare_to_load(name: str) -> None:
 
 
 def is_offline() -> bool:
-    return huggingface_hub.constants.HF_HUB_OFFLINE
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_OFFLINE
 
 
 def config(model: str) -> Path:
     """The config.json of a model, from the Hub or an earlier download."""
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 
     try_to_connect()
     disable_progress_bars()
     try:
-        return Path(huggingface_hub.hf_hub_download(model, "config.json"))
+        return Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # the library raises a dozen types; each means that it cannot be loaded
         stop = not_found(model, error)
         raise Stop(stop.what, f"{stop.remedy}, or --params with --layers and --hidden") from error
@@ -113,7 +115,7 @@ def reason(name: str, error: Exception) -> str:
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own, and the study never runs code from a model or a data set"
-    if isinstance(error, HFValidationError):
+    if type(error).__name__ == "HFValidationError":
         return "there is no such folder"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}{'...' if len(text) > 160 else ''}"

@@ -40,6 +40,7 @@ class KernelLog:
 
     def _next(self) -> bytes:
         """The next record. Some may have been overwritten before they were read."""
-        while True:
+        while self._file is not None:
             with contextlib.suppress(BrokenPipeError):
                 return os.read(self._file, LONGEST_RECORD)
+        return b""

@@ -67,7 +67,8 @@ def missing(gpus: int) -> list[str]:
 
 def compiled(name: str) -> bool:
     """Whether an operator is where PyTorch looks for it, compiled for this PyTorch."""
-    if not (torch := importlib.util.find_spec("torch")):
+    torch = importlib.util.find_spec("torch")
+    if not (torch and torch.submodule_search_locations):
         return False
     library, build = folder(name) / f"{name}.so", folder(name) / "build.ninja"
     headers = f"{torch.submodule_search_locations[0]}/include"

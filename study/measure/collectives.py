@@ -85,7 +85,8 @@ class CollectiveLog:
         status = _counts()
         now_s = time.monotonic()
         if status != self._status:
-            self._status, self._since_s = status, now_s
+            self._status = status
+            self._since_s = now_s
             if self._copied or now_s - self._written_s >= MOVING_S:
                 self._copied = False
                 self._write([], None)
@@ -116,7 +117,8 @@ class Heartbeat:
 
     def __init__(self, folder: Path, rank: int, on_other_signal: Callable[[int], None] = lambda number: None):
         self.on_other_signal = on_other_signal
-        self.file, self.rank = files.safe_join(folder, FILE.format(rank=rank)), rank
+        self.file = files.safe_join(folder, FILE.format(rank=rank))
+        self.rank = rank
         faulthandler.unregister(ASK)  # register again below, after Python's own handler, so that it calls that one too
         signals, self._wakes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(signals, True)

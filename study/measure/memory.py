@@ -102,7 +102,9 @@ class MemoryWatch(TorchDispatchMode):
 
     def __init__(self, device_type: str, roles: Callable[[], dict[int, str]], collect: bool = True):
         super().__init__()
-        self.device_type, self.roles, self.collect = device_type, roles, collect
+        self.device_type = device_type
+        self.roles = roles
+        self.collect = collect
         self.total = self.peak = self.operations = self.sum = 0
         self.close_to_peak: float | None = None
         self.at_peak: dict[str, int] | None = None
@@ -143,7 +145,8 @@ class MemoryWatch(TorchDispatchMode):
     def look_again(self) -> None:
         """Between the two steps: from now on, sort storages at each new maximum that is close to the last peak."""
         self.close_to_peak = 0.99 * self.peak
-        self.peak, self.at_peak = 0, None
+        self.peak = 0
+        self.at_peak = None
         self.operations = self.sum = 0
         self._rise()
 

@@ -68,7 +68,8 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         home = "cpu" if sharding["offloads"] else "none"
         seen = seen.model_copy(update={"fsdp": sharding, "offload_optimizer": home, "offload_param": home})
     if hasattr(model, "bucket_bytes_cap"):
-        seen.bucket_bytes, seen.overlap = model.bucket_bytes_cap, True  # DDP always overlaps
+        seen.bucket_bytes = model.bucket_bytes_cap
+        seen.overlap = True  # DDP always overlaps
     return seen
 
 
@@ -85,10 +86,14 @@ def _sizes(model) -> dict[str, int]:
     whole = held = trained = 0
     for parameter in model.parameters():
         if hasattr(parameter, "ds_tensor"):
-            size, part = parameter.ds_numel, parameter.ds_tensor.numel()
+            size = parameter.ds_numel
+            part = parameter.ds_tensor.numel()
         else:
-            size, part = _shape(parameter).numel(), getattr(parameter, "_local_tensor", parameter).numel()
-        whole, held, trained = whole + size, held + part, trained + size * parameter.requires_grad
+            size = _shape(parameter).numel()
+            part = getattr(parameter, "_local_tensor", parameter).numel()
+        whole += size
+        held += part
+        trained += size * parameter.requires_grad
     if roles.fsdp_version(model) == 1:
         return roles.fsdp_sizes(model)
     return {"parameters": whole, "held_parameters": held, "trained_parameters": trained}
@@ -99,11 +104,14 @@ def _engine(engine, zero) -> dict:
     # Stages 1 and 2 silently treat `nvme` as `cpu`: `cpu_offload` is what they do, not what the config asks for.
     on_disk = bool(getattr(zero, "swap_optimizer", False))
     on_host = bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
+    home = "cpu" if on_host else "none"
+    if on_disk:
+        home = "nvme"
     on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
     autocast = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
     return {
         "stage": engine.zero_optimization_stage(),
-        "offload_optimizer": "nvme" if on_disk else "cpu" if on_host else "none",
+        "offload_optimizer": home,
         "offload_param": str(getattr(on_param, "value", on_param)) if on_param else "none",
         "clipping": float(engine.gradient_clipping()),
         "accumulation": engine.gradient_accumulation_steps(),

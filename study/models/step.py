@@ -94,7 +94,8 @@ def mask(config: PretrainedConfig, batch: Batch, dtype: torch.dtype) -> torch.Te
     """
     if config.model_type in OWN_MASKS:
         return batch.get("attention_mask")
-    length, eager = batch["input_ids"].shape[1], config._attn_implementation == "eager"
+    length = batch["input_ids"].shape[1]
+    eager = config._attn_implementation == "eager"
     if kind_of(config) == "encoder":
         allowed = batch["attention_mask"][:, None, None, :].bool().expand(-1, 1, length, -1)
     elif not eager or not hasattr(config, "num_attention_heads"):  # Mamba has no attention

@@ -8,11 +8,11 @@ from pathlib import Path
 from study.errors import Stop
 from study.io import files, numbers
 from study.io import parsing as texts
+from study.io.validation import nearest
 from study.machine import hub
 from study.predictor.memory.profile import Tensor
 from study.predictor.tracing.transformer import Transformer
 from study.spec.shapes import MAX_CONFIG_BYTES, NO_FUSED_ATTENTION, SHAPES, config_of
-from study.spec.validation import nearest
 
 FAMILIES = ("bert", "gpt2", "gptj", "gpt_neox", "gemma2")
 NUMBERS = "--params with --layers and --hidden"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from study.errors import Stop
-from study.spec.validation import nearest
+from study.io.validation import nearest
 
 # Bytes per parameter of the weights, the gradients, and what only the optimizer needs (P1's K).
 RECIPES = {

@@ -13,14 +13,14 @@ import shutil
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from study.errors import Stop
 from study.io import files
 from study.io.files import safe_join
+from study.io.load import load
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
-from study.spec import validation
 
 FOLDER, MANIFEST, PROGRESS, PART = "checkpoints", "manifest.json", "progress.json", ".part"
 NAME = re.compile(r"step-([0-9]{8})(\.part)?")
@@ -87,7 +87,7 @@ def forget_old(run_folder: Path) -> None:
 
 def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
     """The newest complete checkpoint of a run, and why each newer one was passed over."""
-    passed_over = []
+    passed_over: list[str] = []
     for path, is_part in _all(run_folder):
         reason = "it was cut off while it was written" if is_part else why_not_whole(path)
         if reason is None:
@@ -99,11 +99,9 @@ def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
 def why_not_whole(folder: Path) -> str | None:
     """Why a checkpoint is not as it was sealed; None if it is, byte for byte."""
     try:
-        manifest = Manifest.model_validate_json(files.read_below(folder, MANIFEST, MAX_BYTES))
-    except OSError as error:
-        return f"its {MANIFEST} cannot be read ({files.why(error)})"
-    except ValidationError as error:
-        return f"its {MANIFEST} is damaged ({validation.sentence(error)})"
+        manifest = load(folder / MANIFEST, Manifest, what="a manifest", remedy="", most_bytes=MAX_BYTES)
+    except Stop as stop:
+        return stop.what
     present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for name, file in manifest.files.items():
         if (path := present.get(name)) is None:
@@ -117,12 +115,9 @@ def why_not_whole(folder: Path) -> str | None:
 
 def read_progress(checkpoint: Path) -> Progress:
     """How far the training of a checkpoint was. A Stop if that cannot be read."""
-    try:
-        return Progress.model_validate_json(files.read_below(checkpoint, PROGRESS, MAX_BYTES))
-    except (OSError, ValidationError) as error:
-        why = validation.sentence(error) if isinstance(error, ValidationError) else files.why(error)
-        what = f"{checkpoint} has no readable {PROGRESS} ({why})"
-        raise Stop(what, "resume with the version of this study that wrote it") from None
+    remedy = "resume with the version of this study that wrote it"
+    path = checkpoint / PROGRESS
+    return load(path, Progress, what="the progress of a training", remedy=remedy, most_bytes=MAX_BYTES)
 
 
 def how_it_ended(run_folder: Path) -> tuple[str | None, int | None]:

@@ -6,11 +6,9 @@ Each file is replaced as a whole, so it is readable while the run goes on and af
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from study.errors import Stop
-from study.io import files
-from study.spec import validation
+from study.io.load import load as load_file
 
 FILE = "collectives-rank{rank}.json"
 MAX_BYTES = 4 * 2**20  # a file with 200 collectives has 30 kB
@@ -60,9 +58,5 @@ def load(folder: Path) -> list[RankLog]:
 
 
 def _load(path: Path) -> RankLog:
-    try:
-        return RankLog.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
-    except OSError as error:
-        raise Stop(f"{path} cannot be read ({error.strerror})", "move it away: no rank wrote it") from None
-    except ValidationError as error:
-        raise Stop(f"{path} is not a log of collectives: {validation.sentence(error)}", "move it away") from None
+    remedy = "move it away: no rank wrote it"
+    return load_file(path, RankLog, what="a log of collectives", remedy=remedy, most_bytes=MAX_BYTES)

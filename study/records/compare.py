@@ -97,7 +97,9 @@ def _rows(cells: dict[tuple[str, str], list[Run]], letters: list[str]) -> list[d
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     """Medians over the runs of one cell in one environment, and their step time over that in A."""
-    step_s, step_s_at_a, low, high = _median(runs, "step_s"), _median(at_a, "step_s"), None, None
+    step_s, step_s_at_a = _median(runs, "step_s"), _median(at_a, "step_s")
+    ratio = step_s / step_s_at_a if step_s and step_s_at_a else None
+    low = high = None
     if step_s is not None and len(runs) >= stats.FEWEST_RUNS:
         in_order = sorted(runs, key=lambda run: run.folder)  # the interval depends on the order
         _, low, high = stats.median_with_interval(
@@ -105,14 +107,15 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
         )
     peaks = {"allocated": _median(runs, "peak_allocated_bytes"), "tracked": _median(runs, "tracked_peak_bytes")}
     kind = next((kind for kind, size_bytes in peaks.items() if size_bytes is not None), None)
+    peak = peaks[kind] if kind else None
     return {
         "runs": len(runs),
         "seeds": len({run.seed for run in runs}),
         "s/step": step_s,
         "from": low,
         "to": high,
-        "vs A": step_s / step_s_at_a if step_s and step_s_at_a else None,
-        "peak MB": peaks[kind] / 1e6 if kind else None,
+        "vs A": ratio,
+        "peak MB": peak / 1e6 if peak is not None else None,
         "peak of": kind,
         "loss": _median(runs, "train_loss"),
         "eval loss": _median(runs, "eval_loss"),

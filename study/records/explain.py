@@ -1,6 +1,7 @@
 """Explains how the peaks of two runs differ, by component, in bytes and in sentences."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from study.errors import Stop
 from study.io.numbers import count, size
@@ -49,8 +50,10 @@ EITHER = {
     "temporaries": "single operations need them briefly: copies, norms, flattened gradients",
     "other": "the data set on this rank, and what was allocated before training",
 }
-SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "dropout")
-SETTINGS += ("lora_rank", "train_only")
+SETTINGS = (
+    *("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "dropout"),
+    *("lora_rank", "train_only"),
+)
 OBSERVED = ("parameters", "ranks", "device", "attention")
 
 
@@ -73,9 +76,9 @@ def peak(record: Record) -> Peak:
             f"{record.run_id} ({record.arm or 'unknown'}, {record.status}) has no memory by component",
             "Run it again to its end, without --no-instruments",
         )
-    exact = [number for number, rank in ranks.items() if sum(rank.at_peak.values()) == rank.tracked_peak_bytes]
+    exact = [number for number, rank in ranks.items() if sum((rank.at_peak or {}).values()) == rank.tracked_peak_bytes]
     number = max(exact or ranks, key=lambda number: ranks[number].tracked_peak_bytes)
-    components, tracked_bytes = dict(ranks[number].at_peak), ranks[number].tracked_peak_bytes
+    components, tracked_bytes = dict(ranks[number].at_peak or {}), ranks[number].tracked_peak_bytes
     if rest_bytes := tracked_bytes - sum(components.values()):  # seldom; shown as a gap rather than spread
         components["not told apart"] = rest_bytes
     device = record.memory.per_rank[number] if number < len(record.memory.per_rank) else RankMemory()
@@ -118,7 +121,7 @@ def totals(rows: list[dict]) -> dict:
 
 
 def _minus(upper: int | None, lower: int | None) -> int | None:
-    return None if None in (upper, lower) else upper - lower
+    return None if upper is None or lower is None else upper - lower
 
 
 def _row(name: str, kind: str, a: int | None, b: int | None) -> dict:
@@ -128,9 +131,11 @@ def _row(name: str, kind: str, a: int | None, b: int | None) -> dict:
 
 def unlike(a: Record, b: Record) -> str | None:
     """A sentence on how two runs differ besides their arm; None if they do not."""
-    pairs = {name: (getattr(a.requested, name), getattr(b.requested, name)) for name in SETTINGS}
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (getattr(a.requested, name), getattr(b.requested, name)) for name in SETTINGS
+    }
     pairs |= {name: (getattr(a.observed, name), getattr(b.observed, name)) for name in OBSERVED}
-    pairs["optimizer"] = tuple(run.requested.optimizer or "adamw" for run in (a, b))
+    pairs["optimizer"] = (a.requested.optimizer or "adamw", b.requested.optimizer or "adamw")
     pairs["measure version"] = (a.measure_version, b.measure_version)
     differ = [
         f"{name.replace('_', ' ')} {first} and {second}" for name, (first, second) in pairs.items() if first != second
@@ -141,12 +146,10 @@ def unlike(a: Record, b: Record) -> str | None:
 def sentences(a: Record, b: Record) -> list[str]:
     """Up to three sentences on the largest differences."""
     rows = [row for row in explain(peak(a), peak(b)) if row["kind"] != UNTRACKED]
-    arms = (a.arm, b.arm)
-    names = arms if arms[0] != arms[1] else ("the first run", "the second")
-    texts = [_one_memory(record) for record in (a, b)]
+    names = (str(a.arm), str(b.arm)) if a.arm != b.arm else ("the first run", "the second")
+    texts = [text for text in (_one_memory(a), _one_memory(b)) if text]
     texts += [_sentence(row, rows, names, b) for row in rows if (row["share"] or 0) > NEGLIGIBLE]
-    texts = [text for text in texts if text] or ["At the peak both hold the same."]
-    return texts[:MAX_SENTENCES]
+    return texts[:MAX_SENTENCES] or ["At the peak both hold the same."]
 
 
 def _one_memory(record: Record) -> str | None:
@@ -164,17 +167,30 @@ def _one_memory(record: Record) -> str | None:
 
 
 def _sentence(row: dict, rows: list[dict], names: tuple[str, str], b: Record) -> str:
+    """Return how the two runs differ in a component, and why."""
     name, more = row["component"], row["difference_bytes"]
-    why = (GREW if more > 0 else SHRANK).get(name) or EITHER.get(name)
-    why = OF_FSDP.get(name, why) if more > 0 and (b.arm or "").startswith(("fsdp", "hsdp")) else why
-    if more < 0 and (b.observed.tensor_ranks or (b.observed.sequence_ranks and name == "activations")):
-        why = OF_PARTS.get(name, why)
     words, amount = name.replace("_", " "), size(abs(more))
     lead = f"{names[1]} holds {amount} {'more' if more > 0 else 'less'} of {words} than {names[0]}"
     if more > 0 and not row["a_bytes"]:
         lead = f"{names[1]} holds {amount} of {words} that {names[0]} does not have"
+    reasons = [reason for reason in (_reason(name, more > 0, b), _outweighs(row, rows, b)) if reason]
+    return f"{lead}: {';'.join(reasons)}." if reasons else f"{lead}."
+
+
+def _reason(name: str, grew: bool, b: Record) -> str | None:
+    """Return why a component of the second run is larger, or smaller, than that of the first."""
+    if grew and name in OF_FSDP and (b.arm or "").startswith(("fsdp", "hsdp")):
+        return OF_FSDP[name]
+    divided = b.observed.tensor_ranks or (b.observed.sequence_ranks and name == "activations")
+    if not grew and divided and name in OF_PARTS:
+        return OF_PARTS[name]
+    return (GREW if grew else SHRANK).get(name) or EITHER.get(name)
+
+
+def _outweighs(row: dict, rows: list[dict], b: Record) -> str | None:
+    """Return a remark if buckets or gathered weights take more than is saved of the model states."""
     saved = -sum(other["difference_bytes"] for other in rows if other["kind"] == "model states")
-    if row["kind"] in ("buckets", "gathered weights") and more > saved > 0:
-        model = f" on a model of {count(b.observed.parameters)} parameters" if b.observed.parameters else ""
-        why += f";{model} that is more than the {size(saved)} of model states it saves"
-    return f"{lead}: {why}." if why else f"{lead}."
+    if row["kind"] not in ("buckets", "gathered weights") or not row["difference_bytes"] > saved > 0:
+        return None
+    model = f" on a model of {count(b.observed.parameters)} parameters" if b.observed.parameters else ""
+    return f"{model} that is more than the {size(saved)} of model states it saves"

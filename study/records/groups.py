@@ -30,9 +30,9 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
     for run in runs:
         left_out = {*VARIES, *without, *(("epochs",) if run.steps else ())}  # --steps overrides --epochs
         cell = {name: value for name, value in json.loads(run.key(left_out, only)).items() if value is not None}
-        conditions = (f"on {run.device}", f"measured by version {run.record.measure_version}")
+        conditions = [f"on {run.device}", f"measured by version {run.record.measure_version}"]
         if only is None:
-            conditions = (f"environment {run.environment}",)
+            conditions = [f"environment {run.environment}"]
         members.setdefault((json.dumps(cell, sort_keys=True), *conditions), []).append(run)
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))

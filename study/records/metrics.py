@@ -12,10 +12,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from study.errors import Stop
+from study.io.validation import nearest
 from study.machine import gpus
 from study.records.schema import Collective, Evaluation, Record
 from study.spec import node_traffic
-from study.spec.validation import nearest
 
 STATES = ("weights", "gradients", "master", "moments", "swap")
 DTYPES = {8: ("float64", "int64"), 4: ("float32", "int32"), 2: ("bfloat16", "float16"), 1: ("uint8", "int8", "bool")}
@@ -195,10 +195,10 @@ def moved(record: Record, collectives: list[str] | None, unit: str, node_ranks: 
     def amount(kind: str, entry: Collective) -> float:
         if unit == "calls":
             return entry.calls
-        size = entry.bytes
+        size: float = entry.bytes
         if node_ranks:
-            split = node_traffic.by_node({kind: entry.by_ranks(record.observed.ranks or 1)}, node_ranks)
-            size = split["between"].get(kind, 0)
+            groups = {ranks: float(part) for ranks, part in entry.by_ranks(record.observed.ranks or 1).items()}
+            size = node_traffic.by_node({kind: groups}, node_ranks)["between"].get(kind, 0)
         return size * (2 if unit == "volume" and kind == "all_reduce" else 1)
 
     return most(

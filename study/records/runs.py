@@ -340,6 +340,7 @@ def _row(run: Run) -> dict:
         return None if size_bytes is None else size_bytes / 1e6
 
     written = [rank.nvme_written_bytes for rank in run.record.memory.per_rank]
+    known = [size for size in written if size is not None]
     return {
         "run": run.folder.name,
         "status": run.status,
@@ -355,48 +356,58 @@ def _row(run: Run) -> dict:
         "of measured": run.share_of_measured_peak,
         "tracked peak MB": mega(run.tracked_bytes),
         "collectives MB": mega(sum(run.traffic.values()) if run.record.traffic.per_rank else None),
-        "to disk MB": mega(sum(written) if written and None not in written else None),
+        "to disk MB": mega(sum(known) if known and len(known) == len(written) else None),
     }
 
 
 def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False) -> Runs:
-    """Every run below the folders, once. Several folders are given as a list, or as one text with commas.
+    """Return every run below the folders, once. Several folders are given as a list, or as one text with commas.
 
-    `every_folder_has_runs` makes a folder without runs a mistake of the user: a Stop.
+    Raise Stop for a folder without runs, with `every_folder_has_runs`.
     """
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
-    folders = [Path(folder) for folder in folders]
-    if every_folder_has_runs and (empty := next((folder for folder in folders if not run_folders(folder)), None)):
+    tops = [Path(folder) for folder in folders]
+    if every_folder_has_runs and (empty := next((top for top in tops if not run_folders(top)), None)):
         raise Stop(f"there is no run below {empty}", "name a folder that holds run folders")
-    set_aside = [f"{folder} is not a folder" for folder in folders if not folder.is_dir()]
-    runs, seen, letters, copies = [], set(), {}, 0
-    paths = list(dict.fromkeys(path.resolve() for top in folders for path in run_folders(top)))
-    seals = seal.find([*paths, *folders])
-    set_aside += [*seals.unreadable, *(f"{path} was sealed, and is gone" for path in seals.gone(folders))]
+    paths = list(dict.fromkeys(path.resolve() for top in tops for path in run_folders(top)))
+    seals = seal.find([*paths, *tops])
+    set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
+    set_aside += [*seals.unreadable, *(f"{path} is listed in the manifest but missing" for path in seals.gone(tops))]
+    by_identity: dict[tuple[str, ...], Run] = {}
+    copies = 0
     for folder in paths:
-        path = folder / store.RECORD
-        try:
-            run = Run(folder, store.load(folder), sealed=path in seals.sums)
-        except Stop as stop:
-            set_aside.append(f"{stop.what}. {stop.remedy}")
-            continue
-        if seals.changed(path):
-            set_aside.append(f"{path} was changed after it was sealed. Restore it from the history")
-            continue
-        if run.status == "running":
-            set_aside.append(f"{folder} is half-written: it is still running, or was killed. Run that cell again")
-        if run.record.identity in seen:
+        run, problem = _load_run(folder, seals)
+        set_aside += [problem] if problem else []
+        if run is not None and by_identity.setdefault(run.record.identity, run) is not run:
             copies += 1
-            continue
-        seen.add(run.record.identity)
-        runs.append(run)
+    order = {arm: number for number, arm in enumerate(NAMES)}
+    runs = sorted(_with_environments(by_identity.values()), key=lambda r: (order.get(r.arm, len(order)), r.arm, r.name))
+    return Runs(tuple(runs), tuple(set_aside), copies, tuple(tops))
+
+
+def _load_run(folder: Path, seals: seal.Seals) -> tuple[Run | None, str | None]:
+    """Return the run of a folder, if it can be used, and what is wrong with it."""
+    path = folder / store.RECORD
+    try:
+        run = Run(folder, store.load(folder), sealed=path in seals.sums)
+    except Stop as stop:
+        return None, f"{stop.what}. {stop.remedy}"
+    if seals.changed(path):
+        return None, f"{path} was changed after it was sealed. Restore it from the history"
+    if run.status == "running":
+        return run, f"{folder} is half-written: it is still running, or was killed. Run that cell again"
+    return run, None
+
+
+def _with_environments(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs, each with the letter of its environment: in the order of finished runs, A to Z, then A1."""
+    letters: dict[str, str] = {}
+    runs = list(runs)
+    for run in runs:
         if run.done:
             letters.setdefault(_machine_key(run), chr(65 + len(letters) % 26) + str(len(letters) // 26 or ""))
-    runs = [replace(run, environment=letters.get(_machine_key(run), "")) for run in runs]  # failed runs too
-    order = {arm: number for number, arm in enumerate(NAMES)}
-    runs.sort(key=lambda run: (order.get(run.arm, len(order)), run.arm, run.name))
-    return Runs(tuple(runs), tuple(set_aside), copies, tuple(folders))
+    return [replace(run, environment=letters.get(_machine_key(run), "")) for run in runs]  # failed runs too
 
 
 def load_to_share(folders: str | Iterable[str | Path]) -> Runs:

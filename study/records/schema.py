@@ -446,7 +446,7 @@ class Error(Section):
 class Record(Section):
     """Everything about one run."""
 
-    schema_version: int = Field(SCHEMA, alias="schema")
+    schema_version: Annotated[int, Field(alias="schema")] = SCHEMA
     measure_version: int = MEASURE_VERSION
     run_id: Annotated[str, AfterValidator(_safe_name)]
     cell: Cell = Cell()
@@ -527,9 +527,11 @@ class Record(Section):
     @property
     def wall_s(self) -> float | None:
         """Seconds from start to end; None if they cannot be subtracted, as when only one has a time zone."""
+        if self.finished_utc is None:
+            return None
         try:
-            start, end = map(datetime.datetime.fromisoformat, (self.started_utc, self.finished_utc))
-            return (end - start).total_seconds()
+            start = datetime.datetime.fromisoformat(self.started_utc)
+            return (datetime.datetime.fromisoformat(self.finished_utc) - start).total_seconds()
         except (TypeError, ValueError):
             return None
 

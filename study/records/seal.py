@@ -37,9 +37,10 @@ class Seals:
 
 def find(folders: Iterable[Path]) -> Seals:
     """The seals of all manifests in these folders or above them."""
-    sums, unreadable = {}, []
-    folders = {folder.resolve() for folder in folders}
-    for folder in sorted(folders.union(*(folder.parents for folder in folders))):
+    sums: dict[Path, str] = {}
+    unreadable = []
+    resolved = {folder.resolve() for folder in folders}
+    for folder in sorted(resolved.union(*(folder.parents for folder in resolved))):
         try:
             sums |= {_sealed(folder, line["file"]): line["sha256"] for line in _read(folder / MANIFEST)}
         except Stop as stop:

@@ -1,4 +1,4 @@
-"""Intervals of medians and their ratios by scipy's percentile bootstrap, and equivalence tests of means.
+"""Intervals of medians and their ratios by a percentile bootstrap, and equivalence tests of means.
 
 Step times have a long tail on one side, so medians are compared without assuming a normal distribution. The generator
 is an argument, never global state: the same numbers and seed give the same interval.
@@ -8,9 +8,9 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import scipy  # `scipy.stats` is loaded on first use: it takes most of a second
 
 FEWEST_RUNS = 3  # for an interval of time or loss: one or two runs do not show the spread
 RESAMPLES = 2000
@@ -43,9 +43,9 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], rng: np.random.Generato
 
 
 def _interval(statistic: Callable, samples: list[Sequence[float]], rng: np.random.Generator) -> tuple[float, float]:
-    samples = [[*sample, *sample] if len(sample) == 1 else sample for sample in samples]  # scipy needs at least two
-    bootstrap = scipy.stats.bootstrap(samples, statistic, n_resamples=RESAMPLES, method="percentile", rng=rng)
-    return float(bootstrap.confidence_interval.low), float(bootstrap.confidence_interval.high)
+    resamples = [rng.choice(np.asarray(sample, float), (RESAMPLES, len(sample))) for sample in samples]
+    low, high = np.quantile(statistic(*resamples, axis=1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,20 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float, paired: b
 
     Paired if a[i] and b[i] share what makes runs differ, such as a seed; else Welch's test, for unequal variances.
     """
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    if min(len(a), len(b)) < 2 or (paired and len(a) != len(b)):
+    ours, theirs = np.asarray(a, float), np.asarray(b, float)
+    if min(len(ours), len(theirs)) < 2 or (paired and len(ours) != len(theirs)):
         raise ValueError("a test of means needs at least two values of each, and pairs need equally many")
-    difference = float(a.mean() - b.mean())
-    if np.ptp(a - b) == 0 if paired else np.ptp(a) == np.ptp(b) == 0:  # no variance, so no uncertainty
+    difference = float(ours.mean() - theirs.mean())
+    spread = np.ptp(ours - theirs) if paired else max(np.ptp(ours), np.ptp(theirs))
+    if spread == 0:  # so there is no uncertainty
         return Equivalence(difference, difference, difference, float(abs(difference) >= margin))
 
-    def test(shift: float, alternative: str):
+    from scipy import stats  # not a part of the light install; it takes most of a second
+
+    def test(shift: float, alternative: str) -> Any:
         if paired:
-            return scipy.stats.ttest_1samp(a - b, shift, alternative=alternative)
-        return scipy.stats.ttest_ind(a - shift, b, equal_var=False, alternative=alternative)
+            return stats.ttest_1samp(ours - theirs, shift, alternative=alternative)
+        return stats.ttest_ind(ours - shift, theirs, equal_var=False, alternative=alternative)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # scipy warns of losses that agree to the last digit

@@ -24,8 +24,8 @@ from pydantic import ValidationError
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.load import load as load_file
 from study.records.schema import Cell, Error, Record
-from study.spec import validation
 
 RECORD = "record.json"
 MAX_BYTES = 64 * 2**20  # the largest record in reports/ has 13 kB, some 2 kB a rank
@@ -123,18 +123,9 @@ def load(folder: Path) -> Record:
 
 
 def read(path: Path) -> Record:
-    """The record in a file. A Stop says why it cannot be read."""
-    try:
-        return Record.model_validate_json(files.read_below(path.parent, path.name, MAX_BYTES))
-    except FileNotFoundError:
-        raise Stop(f"{path.parent} has no readable {path.name}", "name the folder of a run") from None
-    except OSError as error:
-        what = f"{path.parent} has no readable {path.name}: {files.why(error)}"
-        raise Stop(what, "move it away, or name the folder of a run") from None
-    except ValidationError as error:
-        raise Stop(f"{path} is not a valid record: {validation.sentence(error)}", "run that cell again") from None
-    except RecursionError:
-        raise Stop(f"{path} is not a valid record: it is nested too deeply", "run that cell again") from None
+    """Return the record in a file. Raise Stop if it cannot be read."""
+    again, missing = "run that cell again", "name the folder of a run"
+    return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 
 
 def keep(folder: Path, record: Record) -> None:

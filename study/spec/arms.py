@@ -8,17 +8,15 @@ import hashlib
 import json
 import reprlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from study.errors import Stop
-from study.io import files
-from study.io import parsing as texts
+from study.io.load import load
+from study.io.validation import nearest
 from study.spec import library_defaults
 from study.spec.shapes import is_local
-from study.spec.validation import nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The repository in a checkout; the package itself in an installed wheel, which contains config files and notebooks.
@@ -90,13 +88,8 @@ class Arm:
         return max(1, (self.deepspeed or {}).get("tensor_parallel", {}).get("autotp_size", 1))
 
     def sharing_ranks(self, ranks: int) -> int:
-        """The number of ranks that hold the state together, each a part. A Stop if the ranks do not fill the groups."""
-        any_size = self.shards == "auto"
-        least = self.replicas * (2 if any_size else self.shards)
-        if self.replicas > 1 and (ranks % self.replicas or ranks < least or (ranks > least and not any_size)):
-            needed = f"{least} ranks, or another multiple of {self.replicas} above it" if any_size else f"{least} ranks"
-            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {needed}"
-            raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
+        """Return the number of ranks that hold the state together. Raise Stop if the ranks do not fill the groups."""
+        self._refuse_incomplete_groups(ranks)
         if (pair := self.second_partition(ranks)) and ranks % pair:
             what = f"{self.name} keeps a second copy of the weights in groups of {pair} ranks (got {ranks})"
             raise Stop(what, f"give a multiple of {pair} ranks", "unavailable")
@@ -104,6 +97,20 @@ class Arm:
             what = f"{self.name} gives the same rows to groups of {self.row_ranks} ranks (got {ranks})"
             raise Stop(what, f"give a multiple of {self.row_ranks} ranks", "unavailable")
         return ranks // self.replicas
+
+    def _refuse_incomplete_groups(self, ranks: int) -> None:
+        if self.replicas == 1:
+            return
+        if isinstance(self.shards, int):
+            least = self.replicas * self.shards
+            fits, needed = ranks == least, f"{least} ranks"
+        else:
+            least = self.replicas * 2
+            fits = ranks >= least and ranks % self.replicas == 0
+            needed = f"{least} ranks, or another multiple of {self.replicas} above it"
+        if not fits:
+            what = f"{self.name} has {self.replicas} groups of ranks that share the weights, and needs {needed}"
+            raise Stop(f"{what} (got {ranks})", f"give --num_processes {least}, or --virtual-ranks", "unavailable")
 
     @property
     def for_cuda_alone(self) -> str | None:
@@ -126,7 +133,7 @@ class Arm:
 
 def read(path: Path) -> Arm:
     """The arm that a yaml file describes. Settings that Accelerate silently ignores are a Stop."""
-    config = _content(path, texts.from_yaml, f"choose one of {', '.join(all_paths())}")
+    config = _content(path, f"choose one of {', '.join(all_paths())}")
     if not isinstance(config, dict) or "distributed_type" not in config:
         raise Stop(f"{path} is not an Accelerate config: no distributed_type", "start from one in accelerate_configs/")
     kind, processes = config["distributed_type"], config.get("num_processes", 1)
@@ -143,32 +150,45 @@ def read(path: Path) -> Arm:
     fits = processes == "auto" or (type(processes) is int and processes > 0)
     _require(fits, path, "num_processes must be at least 1, or auto", processes)
     if kind == "FSDP":
-        fsdp = _fsdp(path, config.get("fsdp_config"))
-        home = "cpu" if fsdp["fsdp_offload_params"] else "none"
-        groups = _groups(path, config.get("parallelism_config"))
-        return Arm(path.stem, path, kind, processes, fsdp=fsdp, offload_optimizer=home, offload_param=home, **groups)
-    if kind != "DEEPSPEED":
-        _require("parallelism_config" not in config, path, "parallelism_config needs FSDP or DeepSpeed", kind)
-        return Arm(path.stem, path, kind, processes)
+        return _fsdp_arm(path, processes, config)
+    if kind == "DEEPSPEED":
+        return _deepspeed_arm(path, processes, config)
+    _require("parallelism_config" not in config, path, "parallelism_config needs FSDP or DeepSpeed", kind)
+    return Arm(path.stem, path, kind, processes)
+
+
+def _fsdp_arm(path: Path, processes: int | str, config: dict) -> Arm:
+    fsdp = _fsdp(path, config.get("fsdp_config"))
+    home = "cpu" if fsdp["fsdp_offload_params"] else "none"
+    groups = _groups(path, config.get("parallelism_config"))
+    arm = Arm(path.stem, path, "FSDP", processes, fsdp=fsdp, offload_optimizer=home, offload_param=home)
+    return replace(arm, **groups)
+
+
+def _deepspeed_arm(path: Path, processes: int | str, config: dict) -> Arm:
     deepspeed = _deepspeed(path, config.get("deepspeed_config"))
     zero, clipping = deepspeed.get("zero_optimization", {}), deepspeed.get("gradient_clipping", "auto")
     if clipping == "auto":  # Accelerate fills in the same value
         clipping = library_defaults.sections("deepspeed")[""]["gradient_clipping"]
-    homes = [zero.get(part, {}).get("device", "none") for part in OFFLOADS]
-    stage = library_defaults.zero_optimization(deepspeed)["stage"]
-    shared = {"sequence_ranks": _sequence_ranks(path, config.get("parallelism_config"))}
-    return Arm(path.stem, path, kind, processes, deepspeed, None, stage, *homes, clipping, **shared)
+    optimizer_home, weights_home = (zero.get(part, {}).get("device", "none") for part in OFFLOADS)
+    return Arm(
+        path.stem,
+        path,
+        "DEEPSPEED",
+        processes,
+        deepspeed,
+        stage=library_defaults.zero_optimization(deepspeed)["stage"],
+        offload_optimizer=optimizer_home,
+        offload_param=weights_home,
+        clipping=clipping,
+        sequence_ranks=_sequence_ranks(path, config.get("parallelism_config")),
+    )
 
 
-def _content(path: Path, parse: Callable[[bytes], Any], if_missing: str) -> Any:
-    """The content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
-    try:
-        return parse(files.read(path, MAX_BYTES))
-    except FileNotFoundError:
-        raise Stop(f"there is no config file {path}", if_missing) from None
-    except (OSError, ValueError) as error:
-        what = f"the config file {str(path)!r:.300} cannot be read ({files.why(error)})"
-        raise Stop(what, f"fix {path.name:.80}") from None
+def _content(path: Path, missing: str) -> Any:
+    """Return the content of a config file. Its size is limited, so that a wrong path cannot fill the memory."""
+    remedy = f"fix {path.name:.80}"
+    return load(path, Any, what="a config", remedy=remedy, most_bytes=MAX_BYTES, links=True, missing=missing)
 
 
 def _require(fits: bool, path: Path, what: str, value) -> None:
@@ -228,7 +248,7 @@ def _deepspeed(path: Path, section) -> dict:
         if twice := [name for name in NOT_BESIDE_JSON if name in section]:
             raise Stop(f"{path.name} sets {', '.join(twice)} beside a deepspeed_config_file", f"move it into {file}")
         remedy = f"correct deepspeed_config_file in {path.name}, or run from the root of the repository"
-        return _checked(find(file), _content(find(file), texts.from_json, remedy))
+        return _checked(find(file), _content(find(file), remedy))
     for key in ("offload_optimizer_nvme_path", "offload_param_nvme_path"):
         # Accelerate 1.15 reads the key and never passes it on: the files would go to ./none.
         if section.get(key) not in (None, "none"):

@@ -15,7 +15,7 @@ from tyro import _errors as parsing
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from study.errors import Stop
-from study.spec.validation import nearest
+from study.io.validation import nearest
 
 OPTIONS = ConstructorRegistry()
 AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from study.errors import Stop
+from study.io.validation import nearest, sentence
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type
-from study.spec.validation import nearest, sentence
 
 MAX_STEPS = 10_000_000  # a record holds a loss and a rate for every step
 Count = Annotated[int, Field(gt=0)]

@@ -26,10 +26,10 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.io.files import safe_join
+from study.io.validation import nearest, sentence
 from study.spec import arms
 from study.spec.settings import Repair, Settings, build
 from study.spec.shapes import SHAPES
-from study.spec.validation import nearest, sentence
 
 FOLDER = Path(__file__).resolve().parent / "protocols"
 SCALES = ("paper", "one_gpu", "tiny")

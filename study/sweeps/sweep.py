@@ -24,13 +24,13 @@ import psutil
 from study.errors import Stop
 from study.io.files import safe_join
 from study.io.numbers import size
+from study.io.validation import nearest
 from study.machine import doctor, software
 from study.machine.gpus import num_gpus
 from study.records import checkpoints, schema, store
 from study.records.schema import Record
 from study.spec import arms
 from study.spec.optimizers import refusal
-from study.spec.validation import nearest
 from study.sweeps import launches, outcomes, protocol
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
@@ -279,7 +279,7 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
     """The folders of a turn by number, oldest first."""
     pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
-    matches = {path: pattern.fullmatch(path.name) for path in runs.iterdir()}
+    matches = {path: pattern.fullmatch(path.name) for path in runs.glob("*")}
     return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
 
 

@@ -187,7 +187,8 @@ def find(run: Run) -> Source | None:
     if run.arm.deepspeed is not None and _is_elsewhere(run, source) and (path / UNIVERSAL).is_dir():
         if why := checkpoints.why_not_whole(path / UNIVERSAL):
             raise Stop(f"the universal checkpoint in {path} is not whole ({why})", "remove it, and convert again")
-        source.route, source.path = UNIVERSAL, path / UNIVERSAL
+        source.route = UNIVERSAL
+        source.path = path / UNIVERSAL
         run.accelerator.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
     return source
 

@@ -158,7 +158,8 @@ def reason(
         remedy = "give a smaller --micro-batch, a smaller model, or a higher --memory-cap-gib"
         status = "oom" if capped else "host_oom"  # under a cap the host stands for a device
         return Stop(f"the host refused more memory ({detail})", remedy, status)
-    lost, gone = lost_another_rank(error), launcher_is_gone()
+    lost = lost_another_rank(error)
+    gone = launcher_is_gone()
     if lost and not gone:
         return earlier_reason() or death_of_another_rank(launch, folder)
     if isinstance(error, KeyboardInterrupt) and (earlier := earlier_reason()):
@@ -209,7 +210,9 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     def recorded() -> bool | None:
         return store.end_badly(folder, stop, type(error).__name__, since_s) if folder is not None else None
 
-    is_ours, waited_since, interrupted = recorded(), time.monotonic(), isinstance(error, KeyboardInterrupt)
+    is_ours = recorded()
+    waited_since = time.monotonic()
+    interrupted = isinstance(error, KeyboardInterrupt)
     while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
         # Rank 0 ends too, and gives the reason. If only this rank was interrupted, wait for rank 0 to make a record.
         if ended_by_others.wait(0.1) or (interrupted and (folder is None or ranks_alive() < _local_ranks())):

@@ -100,7 +100,8 @@ def ranks_that_died(folder: Path, within_s: float) -> list[int]:
 
 def ranks_alive() -> int:
     """Return how many ranks run on this machine, including this one: siblings with the same command line."""
-    command, count = psutil.Process().cmdline(), 1
+    command = psutil.Process().cmdline()
+    count = 1
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             count += process.pid != os.getpid() and process.cmdline() == command

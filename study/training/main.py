@@ -169,7 +169,8 @@ def open_run(
 
 def prepare(run: Run) -> None:
     """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
-    settings, accelerator = run.settings, run.accelerator
+    settings = run.settings
+    accelerator = run.accelerator
     model = _build(run)
     built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
     has_weights = settings.init != "in_place" and not run.is_virtual
@@ -200,7 +201,8 @@ def prepare(run: Run) -> None:
 
 def _build(run: Run) -> PreTrainedModel:
     """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
-    settings, accelerator = run.settings, run.accelerator
+    settings = run.settings
+    accelerator = run.accelerator
     config = models.model_config(settings, run.data.vocabulary)
     if settings.init == "random":
         with accelerator.main_process_first():
@@ -215,7 +217,8 @@ def _build(run: Run) -> PreTrainedModel:
 
 def _wrap(run: Run, model: PreTrainedModel) -> None:
     """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
-    settings, accelerator = run.settings, run.accelerator
+    settings = run.settings
+    accelerator = run.accelerator
     with_master = settings.precision == "bf16_cast" and run.arm.deepspeed is None
     if run.arm.fsdp:
         patches.name_layers(accelerator, model)
@@ -246,17 +249,21 @@ def engine(run: Run) -> "DeepSpeedEngine":
 
 def _observed(run: Run) -> Observed:
     """Return what the prepared objects really are."""
-    settings, accelerator = run.settings, run.accelerator
+    settings = run.settings
+    accelerator = run.accelerator
     seen = readback.distribution(accelerator, run.model, run.optimizer)
     seen.ranks_counted = readback.count_ranks(accelerator)
-    seen.arm, seen.steps, seen.virtual_ranks = run.arm.name, run.steps, settings.virtual_ranks
+    seen.arm = run.arm.name
+    seen.steps = run.steps
+    seen.virtual_ranks = settings.virtual_ranks
     row_groups = accelerator.num_processes // run.arm.row_ranks
     seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
     seen.tokens_per_step = seen.rows_per_step * settings.sequence
     if settings.hosts:
         seen.network = hardware.describe_network(run.gathered(hardware.network_limits()))
     seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
-    seen.data_checksum, seen.data_source = run.data.checksum, run.data.source
+    seen.data_checksum = run.data.checksum
+    seen.data_source = run.data.source
     seen.patches = sorted(patches.applied)
     return seen
 

@@ -99,7 +99,8 @@ def lower_loss_scale_on_overflow(zero) -> None:
     GradScaler. So a scale that is too high is never lowered, and no step is ever taken
     (`reproductions/autocast_fp16_never_lowers_its_scale.py`).
     """
-    scaler, update = zero.torch_autocast_gradscaler, zero._update_scale
+    scaler = zero.torch_autocast_gradscaler
+    update = zero._update_scale
 
     def update_both(overflow: bool) -> None:
         update(overflow)

@@ -133,7 +133,9 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
     """The Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder filled in."""
     ranks = settings.virtual_ranks or int(os.environ.get("WORLD_SIZE", 1))
     sharing_ranks = arm.sharing_ranks(ranks)
-    backend = ("nccl" if CUDA else "gloo") if "LOCAL_RANK" in os.environ else None  # None: no process group
+    backend = None  # no process group
+    if "LOCAL_RANK" in os.environ:
+        backend = "nccl" if CUDA else "gloo"
     if settings.virtual_ranks:
         patches.become_virtual_rank(settings.virtual_ranks)
         backend = None if arm.deepspeed is None else "fake"  # Accelerate uses the existing group

@@ -64,7 +64,8 @@ def _metric_class() -> type:
         """A function of predictions and integer references as a metric."""
 
         def __init__(self, formula, prediction_dtype: str):
-            self.formula, self.prediction_dtype = formula, prediction_dtype
+            self.formula = formula
+            self.prediction_dtype = prediction_dtype
             super().__init__(keep_in_memory=True)
 
         def _info(self):

@@ -1,14 +1,13 @@
 """The values of a record that the rules use: what was promised, what was observed, and memory at the peak."""
 
 import functools
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from study.errors import Stop
 from study.records import explain
 from study.records.metrics import ELEMENT_BYTES
 from study.records.schema import Collective, Promised, Record
 from study.spec import arms
-from study.spec.settings import AUTOCAST
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 T = TypeVar("T")
@@ -23,6 +22,13 @@ def known(value: T | None) -> T:
     if value is None:
         raise Unknown
     return value
+
+
+def _autocast(precision: str | None) -> Literal["bf16", "fp16"] | None:
+    """Return the precision if it is one of autocast."""
+    if precision == "bf16":
+        return "bf16"
+    return "fp16" if precision == "fp16" else None
 
 
 class Facts:
@@ -50,7 +56,7 @@ class Facts:
             offload_param=arm.offload_param if zero else None,
             clipping=arm.clipping,
             accumulation=wanted.accumulation,
-            precision=wanted.precision if wanted.precision in AUTOCAST else None,
+            precision=_autocast(wanted.precision),
             optimizer="AdamW",
             checkpointing=wanted.checkpointing,
         )

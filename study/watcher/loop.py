@@ -24,7 +24,7 @@ class Step:
     losses: list[torch.Tensor] = field(default_factory=list)  # as they were differentiated: they sum to the step's loss
     backwards: int = 0
     forwards: int = 0
-    rows: list[int] = field(default_factory=list)  # of each pass
+    rows: list[int | None] = field(default_factory=list)  # of each pass
     tokens: int | None = 0
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
     rate: float | None = None
@@ -105,7 +105,7 @@ class Loop:
         self.step.forwards += 1
         rows, tokens = _size_of([*args, *kwargs.values()])
         self.step.rows.append(rows)
-        self.step.tokens = None if None in (tokens, self.step.tokens) else self.step.tokens + tokens
+        self.step.tokens = None if tokens is None or self.step.tokens is None else self.step.tokens + tokens
         if self.autocast is None and torch.is_autocast_enabled(self._device):
             self.autocast = torch.get_autocast_dtype(self._device)
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -44,8 +45,8 @@ class Host:
 
     name: str
     pid: int
-    interface: str | None = None  # None: the hub
-    address: str | None = None
+    interface: str = ""  # the hub has none
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def state_path() -> Path:
 def bandwidth(text: str) -> Bandwidth:
     """A bandwidth as one writes it for tc, in Mbit/s: "200mbit", "1.5gbit"; or "unlimited"."""
     if text == UNLIMITED:
-        return text
+        return "unlimited"
     if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.lower())) or float(match[1]) == 0:
         raise Stop(f"{text!r} is not a bandwidth", "give a number with a unit, such as 200mbit or 1gbit, or unlimited")
     return float(match[1]) * UNITS[match[2]]
@@ -94,6 +95,7 @@ def holding(name: str, state: Path, cluster: Cluster) -> list[str]:
 
 def wiring(cluster: Cluster) -> dict[Host, list[str]]:
     """The commands of `ip` in each namespace."""
+    assert cluster.hub
     hub = [f"link add {BRIDGE} type bridge", f"link set {BRIDGE} up"]
     lines = {cluster.hub: hub}
     for number, host in enumerate(cluster.hosts):
@@ -110,6 +112,7 @@ def wiring(cluster: Cluster) -> dict[Host, list[str]]:
 
 def shaping(cluster: Cluster) -> dict[Host, list[str]]:
     """The commands of `tc` in each namespace: both ends of each link send at most at the declared bandwidth."""
+    assert cluster.hub
     ends = [(cluster.hub, f"{PORT}{number}") for number in range(len(cluster.hosts))]
     ends += [(host, host.interface) for host in cluster.hosts]
     lines: dict[Host, list[str]] = {}
@@ -120,7 +123,7 @@ def shaping(cluster: Cluster) -> dict[Host, list[str]]:
 
 def _shaped(device: str, cluster: Cluster) -> list[str]:
     lines, parent = [], "root"
-    if cluster.bandwidth_mbit != UNLIMITED:
+    if isinstance(cluster.bandwidth_mbit, float | int):
         rate = f"{round(cluster.bandwidth_mbit * 1e6)}bit"
         lines.append(f"qdisc add dev {device} root handle 1: tbf rate {rate} burst {BURST_BYTES} latency {QUEUE_MS}ms")
         parent = "parent 1:1"
@@ -195,12 +198,17 @@ def _write(state: Path, cluster: Cluster) -> None:
 def _hold(name: str, state: Path, cluster: Cluster) -> int:
     """Start a detached process that holds a namespace, wait until that exists, and return the process id."""
     words = ["setsid", "--fork", *holding(name, state, cluster)]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as starting:
-        pid = starting.stdout.readline()
-        if not pid:
-            why = " ".join(starting.stderr.read().decode().split())
-            raise Stop(f"no namespace for {name} ({why})", "see study cluster --help", "unavailable")
-    return int(pid)
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as starting,
+    ):
+        assert starting.stdout
+        if pid := starting.stdout.readline():
+            return int(pid)
+        starting.wait()
+        errors.seek(0)
+        why = " ".join(errors.read().decode().split())
+        raise Stop(f"no namespace for {name} ({why})", "see study cluster --help", "unavailable")
 
 
 def _batch(cluster: Cluster, host: Host, tool: str, lines: list[str]) -> None:

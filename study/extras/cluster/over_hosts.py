@@ -27,7 +27,7 @@ POLL_S = 0.1
 def host_words(standing: Cluster, host: Host, ranks: int, words: list[str]) -> list[str]:
     """The launch of one host. `words` are the arm's file, the script and its flags; `ranks` are those of all hosts."""
     options = {
-        "--hosts": ",".join(each.address for each in standing.hosts),
+        "--hosts": ",".join(str(each.address) for each in standing.hosts),
         "--machine-rank": str(standing.hosts.index(host)),
         "--processes": str(ranks // len(standing.hosts)),
     }
@@ -74,7 +74,7 @@ def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
     """The cells with the hosts of the cluster that is up, unless they say which cluster they need."""
     if standing is None and not all(cell.value("hosts") for cell in cells):
         raise Stop("no emulated cluster is up", "study cluster up --hosts 2 --bandwidth 200mbit")
-    here = standing and {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit}
+    here = {"hosts": len(standing.hosts), "bandwidth_mbit": standing.bandwidth_mbit} if standing else {}
     return [cell if cell.value("hosts") else replace(cell, settings=cell.settings | here) for cell in cells]
 
 
@@ -104,10 +104,6 @@ def main() -> None:
         sys.exit(130)
 
 
-if __name__ == "__main__":
-    main()
-
-
 def refusal(cell: Cell, gpus: int) -> Stop | None:
     """Return why this machine cannot emulate the hosts of a cell, or None if it can or the cell needs none."""
     hosts = cell.value("hosts")
@@ -125,4 +121,8 @@ def refusal(cell: Cell, gpus: int) -> Stop | None:
 def bring_up(cell: Cell) -> None:
     """Start the emulated cluster that a cell needs, if it needs one."""
     if hosts := cell.value("hosts"):
-        cluster.up(hosts, cell.value("bandwidth_mbit") or cluster.UNLIMITED)
+        cluster.up(hosts, cell.value("bandwidth_mbit") or "unlimited")
+
+
+if __name__ == "__main__":
+    main()

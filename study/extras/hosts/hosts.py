@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from study.errors import Stop
 from study.extras.hosts.probe import ANSWER
@@ -35,27 +35,44 @@ class Unreachable(Exception):
     """A host that does not answer, with the reason."""
 
 
+Links = dict[tuple[str, str], float | None]  # bytes per second from one to the other; None: no connection
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far a host's clock is ahead of this machine's, and the error of that."""
+
+    ahead_s: float
+    error_s: float
+
+
 @dataclass
 class Host:
-    """A host: its name for ssh, and its address for the other hosts."""
+    """A host: its name for ssh, its address for the other hosts, and what its probe has answered."""
 
     name: str
     address: str
     seen: dict = field(default_factory=dict)  # the description by its probe
-    clock_s: float | None = None  # ahead of this machine
-    clock_error_s: float | None = None
-    process: subprocess.Popen | None = None
-    errors: IO[bytes] | None = None  # the output on stderr
+    clock: Clock | None = None  # None: it does not answer
 
-    def ask(self, *request) -> object:
+
+@dataclass(frozen=True)
+class Probe:
+    """The program `probe.py` on a host."""
+
+    input: IO[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+    process: subprocess.Popen[bytes]
+
+    def ask(self, *request: object) -> Any:
         """Send a request to the host's probe, and wait for the answer."""
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
+            self.input.write(json.dumps(request).encode() + b"\n")
+            self.input.flush()
         except OSError:
             raise Unreachable(self._last_words()) from None
-        deadline = time.monotonic() + ANSWERS_WITHIN_S
-        for line in self._lines(deadline):
+        for line in self._lines(time.monotonic() + ANSWERS_WITHIN_S):
             if line.startswith(ANSWER):
                 answer = json.loads(line.removeprefix(ANSWER))
                 if "error" in answer:
@@ -64,8 +81,8 @@ class Host:
         raise Unreachable(self._last_words())
 
     def _lines(self, deadline: float) -> Iterator[str]:
-        while select.select([self.process.stdout], [], [], max(0, deadline - time.monotonic()))[0]:
-            if not (line := self.process.stdout.readline()):
+        while select.select([self.output], [], [], max(0, deadline - time.monotonic()))[0]:
+            if not (line := self.output.readline()):
                 return
             yield line.decode(errors="replace")
 
@@ -73,36 +90,34 @@ class Host:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(1)
             self.errors.seek(0)
-            lines = [line.strip() for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-            return lines[-1] if lines else f"exit code {code} without a message"
+            lines = self.errors.read().decode(errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}, no message")
         return f"no answer within {ANSWERS_WITHIN_S} s"
 
-    @contextlib.contextmanager
-    def reached(self, reach: str, python: str) -> Iterator[None]:
-        """Run the host's probe for a while."""
-        command = [part.replace("{host}", self.name) for part in shlex.split(reach)]
-        with tempfile.TemporaryFile() as self.errors:
-            try:
-                self.process = subprocess.Popen(
-                    [*command, python, "-m", "study.extras.hosts.probe"],
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self.errors,
-                )
-            except OSError as error:
-                raise Stop(f"{command[0]} cannot be started ({error.strerror})", "give another --reach") from None
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):
-                    self.process.stdin.close()  # the probe ends with its input
-                try:
-                    self.process.wait(5)
-                except subprocess.TimeoutExpired:
-                    self.process.kill()
-                    self.process.wait()
-                self.process.stdout.close()
+
+@contextlib.contextmanager
+def probing(host: Host, reach: str, python: str) -> Iterator[Probe]:
+    """Run the host's probe for a while."""
+    command = [part.replace("{host}", host.name) for part in shlex.split(reach)]
+    words = [*command, python, "-m", "study.extras.hosts.probe"]
+    pipe = subprocess.PIPE
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(words, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors)
+        except OSError as error:
+            raise Stop(f"{command[0]} cannot be started ({error.strerror})", "give another --reach") from None
+        assert process.stdin
+        assert process.stdout
+        try:
+            yield Probe(process.stdin, process.stdout, errors, process)
+        finally:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # the probe ends with its input
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()  # nothing to do if it has ended
+            process.wait()
+            process.stdout.close()
 
 
 @dataclass
@@ -110,7 +125,7 @@ class Comparison:
     """The descriptions of all hosts, and a sentence for each problem."""
 
     hosts: list[Host]
-    links: dict[tuple[str, str], float | None]  # bytes per second; None: no connection
+    links: Links
     problems: list[str]
 
 
@@ -135,38 +150,45 @@ def read(path: Path) -> list[Host]:
 
 def compare(hosts: list[Host], folder: Path, reach: str = SSH, python: str = sys.executable) -> Comparison:
     """Describe all hosts, and measure the links between those that answer."""
-    problems, links = [], {}
+    problems = []
+    links: Links = {}
     with contextlib.ExitStack() as stack:
-        for host in hosts:
-            stack.enter_context(host.reached(reach, python))
+        probes = {host.name: stack.enter_context(probing(host, reach, python)) for host in hosts}
         for host in hosts:
             try:
-                host.seen = host.ask("describe", str(folder))
-                host.clock_s, host.clock_error_s = clock(host)
+                host.seen = probes[host.name].ask("describe", str(folder))
+                host.clock = clock(probes[host.name])
             except (Unreachable, OSError) as error:
                 problems.append(f"{host.name} cannot be used: {error}.")
-        answering = [host for host in hosts if host.clock_s is not None]
+        answering = [host for host in hosts if host.clock]
+
+        def speed(pair: tuple[Host, Host]) -> float | None:
+            sender, receiver = pair
+            return link(probes[sender.name], probes[receiver.name], receiver.address)
+
         for pairs in rounds(answering):
             with ThreadPoolExecutor(len(pairs)) as pool:  # no host is in two pairs of a round
-                links |= dict(zip(_names(pairs), pool.map(lambda pair: link(*pair), pairs), strict=True))
+                names = [(sender.name, receiver.name) for sender, receiver in pairs]
+                links |= dict(zip(names, pool.map(speed, pairs), strict=True))
     return Comparison(hosts, links, problems + differences(answering) + slow_links(links))
 
 
-def clock(host: Host) -> tuple[float, float]:
-    """How many seconds a host's clock is ahead of ours, and the error: half the time of the quickest answer."""
+def clock(probe: Probe) -> Clock:
+    """Read a host's clock. The error is half the time of the quickest answer."""
     tries = []
     for _ in range(CLOCK_TRIES):
         before_s = time.time()
-        host_s, after_s = host.ask("time"), time.time()
+        host_s = probe.ask("time")
+        after_s = time.time()
         tries.append(((after_s - before_s) / 2, host_s - (before_s + after_s) / 2))
-    error, ahead = min(tries)
-    return ahead, error
+    error_s, ahead_s = min(tries)
+    return Clock(ahead_s, error_s)
 
 
-def link(sender: Host, receiver: Host) -> float | None:
-    """Bytes per second from one host to another; None if they cannot connect."""
+def link(sender: Probe, receiver: Probe, address: str) -> float | None:
+    """Return the bytes per second from one host to another; None if they cannot connect."""
     try:
-        return sender.ask("send", receiver.address, receiver.ask("listen"), LINK_S)
+        return sender.ask("send", address, receiver.ask("listen"), LINK_S)
     except (OSError, Unreachable):
         return None
 
@@ -183,10 +205,6 @@ def rounds(hosts: list[Host]) -> list[list[tuple[Host, Host]]]:
     return turns
 
 
-def _names(pairs: list[tuple[Host, Host]]) -> list[tuple[str, str]]:
-    return [(sender.name, receiver.name) for sender, receiver in pairs]
-
-
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -198,16 +216,17 @@ def differences(hosts: list[Host]) -> list[str]:
     problems += _unlike(hosts, "the list of GPUs", lambda host: ", ".join(host.seen["gpus"]) or "empty")
     if unlike := _unlike(hosts, "the processor", lambda host: host.seen["cpu"] or "unknown"):
         problems.append(f"{unlike[0]} Operators are compiled for one of them: give node_dir, or TORCH_EXTENSIONS_DIR.")
-    reference = statistics.median_low([host.clock_s for host in hosts] or [0.0])
+    clocks = {host.name: host.clock for host in hosts if host.clock}
+    reference_s = statistics.median_low([clock.ahead_s for clock in clocks.values()] or [0.0])
+    for name, clock in clocks.items():
+        ahead_s = clock.ahead_s - reference_s
+        if abs(ahead_s) > MOST_CLOCK_S + clock.error_s:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            problems.append(f"The clock of {name} is {abs(ahead_s):.1f} s {side} the others: start NTP there.")
     for host in hosts:
-        ahead = host.clock_s - reference
-        if abs(ahead) > MOST_CLOCK_S + host.clock_error_s:
-            side = "ahead of" if ahead > 0 else "behind"
-            problems.append(f"The clock of {host.name} is {abs(ahead):.1f} s {side} the others: start NTP there.")
-        if host.seen["free_bytes"] < LOW_DISK_BYTES:
-            problems.append(
-                f"{host.name} has only {size(host.seen['free_bytes'])} free: make room, or name another disk."
-            )
+        free_bytes = host.seen["free_bytes"]
+        if free_bytes < LOW_DISK_BYTES:
+            problems.append(f"{host.name} has only {size(free_bytes)} free: make room, or name another disk.")
     return problems
 
 
@@ -221,7 +240,7 @@ def _unlike(hosts: list[Host], what: str, value) -> list[str]:
     return [f"{what[0].upper()}{what[1:]} differs: {'; '.join(parts)}."]
 
 
-def slow_links(links: dict[tuple[str, str], float | None]) -> list[str]:
+def slow_links(links: Links) -> list[str]:
     """A sentence for each link that is missing, or slower than half the median."""
     problems = []
     median = statistics.median([speed for speed in links.values() if speed is not None] or [0])
@@ -233,24 +252,23 @@ def slow_links(links: dict[tuple[str, str], float | None]) -> list[str]:
     return problems
 
 
-def rows(comparison: Comparison) -> list[dict]:
-    """A row for each host, as `study doctor` shows it."""
-    rows = []
-    for host in comparison.hosts:
-        if host.clock_s is None:
-            rows.append({"host": host.name, "clock": "does not answer"})
-            continue
-        sent = [speed for (sender, _), speed in comparison.links.items() if sender == host.name and speed]
-        seen = host.seen
-        rows.append(
-            {"host": host.name, "clock": f"{host.clock_s:+.3f} s (within {host.clock_error_s * 1000:.0f} ms)"}
-            | {package: seen["software"][package] for package in COMPARED}
-            | {
-                "GPUs": f"{len(seen['gpus'])} x {seen['gpus'][0]}" if seen["gpus"] else "none",
-                "cores": seen["cores"],
-                "memory": size(seen["memory_bytes"]),
-                "free disk": size(seen["free_bytes"]),
-                "slowest link": f"{size(min(sent))}/s" if sent else None,
-            }
-        )
-    return rows
+def rows(comparison: Comparison) -> list[dict[str, object]]:
+    """Return a row for each host, as `study doctor` shows it."""
+    return [_row(host, comparison.links) for host in comparison.hosts]
+
+
+def _row(host: Host, links: Links) -> dict[str, object]:
+    if host.clock is None:
+        return {"host": host.name, "clock": "does not answer"}
+    seen = host.seen
+    sent = [speed for (sender, _), speed in links.items() if sender == host.name and speed]
+    return {
+        "host": host.name,
+        "clock": f"{host.clock.ahead_s:+.3f} s (within {host.clock.error_s * 1000:.0f} ms)",
+        **{package: seen["software"][package] for package in COMPARED},
+        "GPUs": f"{len(seen['gpus'])} x {seen['gpus'][0]}" if seen["gpus"] else "none",
+        "cores": seen["cores"],
+        "memory": size(seen["memory_bytes"]),
+        "free disk": size(seen["free_bytes"]),
+        "slowest link": f"{size(min(sent))}/s" if sent else None,
+    }

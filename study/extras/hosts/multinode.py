@@ -102,7 +102,7 @@ def resolve(host: str) -> str:
     deadline = time.monotonic() + RESOLVES_WITHIN_S
     while True:
         try:
-            return socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]
+            return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
         except OSError as error:
             if getattr(error, "errno", None) != socket.EAI_AGAIN or time.monotonic() > deadline:
                 what = f"the host {host} has no IPv4 address here ({error.strerror})"

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -71,7 +72,7 @@ def send(address: str, port: int, seconds: float) -> float:
         return total / (time.perf_counter() - started)
 
 
-REQUESTS = {"describe": describe, "time": time.time, "listen": listen, "send": send}
+REQUESTS: dict[str, Callable[..., object]] = {"describe": describe, "time": time.time, "listen": listen, "send": send}
 
 
 def main() -> None:

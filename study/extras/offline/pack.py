@@ -8,7 +8,6 @@ Copy the folder into the repository on that machine; `python3 -m study.extras.of
 import email
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -28,12 +27,9 @@ from study.spec.options import parsed
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 2**20
-# Results are read elsewhere.
-FOR_READING = {"ipykernel", "jinja2", "matplotlib", "nbconvert", "papermill"}
 BUILT_HERE = {"deepspeed": {"DS_BUILD_OPS": "0"}}  # it has no wheel; its operators are compiled there, on first use
 VOCABULARY = ("*.json", "*.txt", "*.model")  # of a model's folder; weights are left out
 UNUSED_SPLIT = "test"  # prefix of files of a split that the study never reads
-WITHOUT_LIBAIO = "If that machine has no libaio-dev either, zero3_nvme cannot run there"
 # The packages of one container image for machine learning; --have names those of another.
 HAVE = """
 accelerate aiohttp aiosignal anyio attrs certifi charset-normalizer click einops filelock frozenlist fsspec h11 hf-xet
@@ -46,7 +42,7 @@ typing-extensions urllib3 wheel xxhash yarl
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """Collect wheels, libaio, data and vocabularies for a machine without a network."""
+    """Collect wheels, data and vocabularies for a machine without a network."""
 
     out: Path = Path("gpu-pack")
     """The folder to write. A pack that is there is replaced."""
@@ -86,7 +82,6 @@ def pack(options: Pack) -> dict:
 def fill(options: Pack) -> dict:
     copy_folders(options)
     wheels = fetch_wheels(options)
-    libaio = fetch_libaio(options)
     sizes = {str(path.relative_to(options.out)): path.stat().st_size for path in files(options.out)}
     check_size(options.limit_mib, sizes)
     manifest = {
@@ -94,7 +89,6 @@ def fill(options: Pack) -> dict:
         "python": options.python,
         "machine": options.machine,
         "wheels": wheels,
-        "libaio": libaio,
         "bytes": sum(sizes.values()),
         "files": sizes,
     }
@@ -109,7 +103,7 @@ def files(out: Path) -> list[Path]:
 def check_size(limit_mib: float, sizes: dict[str, int]) -> None:
     total = sum(sizes.values()) / MIB
     if total > limit_mib:
-        largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
+        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
         names = ", ".join(f"{name} ({sizes[name] / MIB:.1f} MiB)" for name in largest)
         raise Stop(
             f"the pack has {total:.1f} MiB, more than --limit-mib {limit_mib:g}",
@@ -141,8 +135,9 @@ def copy_folders(options: Pack) -> None:
 def fetch_wheels(options: Pack) -> list[str]:
     """A wheel of every package that the study needs and that machine lacks, and of their own requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    done = {canonicalize_name(name) for name in (*options.have, *FOR_READING)}
-    requirements, folder = [Requirement(line) for line in project["dependencies"]], options.out / "wheels"
+    done = {canonicalize_name(name) for name in options.have}
+    requirements = [*map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["train"]])]
+    folder = options.out / "wheels"
     folder.mkdir()
     while requirements:
         level = {canonicalize_name(need.name): need for need in requirements if applies(need, options)}
@@ -211,32 +206,6 @@ def pip(words: list[str], requirements: list[str], environment: dict | None = No
         lines = child.stdout.splitlines()
         errors = " ".join([line for line in lines if line.startswith("ERROR")] or lines[-3:])
         raise Stop(f"pip {words[0]} failed ({errors})", "fix that, or name the package in --have")
-
-
-# --- libaio --------------------------------------------------------------------------------------------------------
-
-
-def fetch_libaio(options: Pack) -> list[str]:
-    """Debian's packages of libaio, for offloading to disk. Without apt only the other arms can run."""
-    if not shutil.which("apt-get"):
-        say(f"libaio is not packed: this machine has no apt-get. {WITHOUT_LIBAIO}")
-        return []
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(options.machine, options.machine)
-    suffix = "" if platform.machine() == options.machine else f":{arch}"
-    folder = options.out / "debs"
-    folder.mkdir()
-    for names in (("libaio-dev",), ("libaio1t64", "libaio1")):  # the library's name changed in 2024
-        if not any(_apt_download(name + suffix, folder) for name in names):
-            say(f"libaio is not packed: apt-get has no {names[0]}{suffix} (try apt-get update). {WITHOUT_LIBAIO}")
-            return []
-    return sorted(path.name for path in folder.glob("*.deb"))
-
-
-def _apt_download(name: str, folder: Path) -> bool:
-    words = ["apt-get", "-q", "download", name]
-    if os.geteuid() == 0:
-        words[1:1] = ["-o", "APT::Sandbox::User=root"]  # apt's own user may not write into our folder
-    return subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode == 0
 
 
 if __name__ == "__main__":

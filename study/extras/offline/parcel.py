@@ -50,7 +50,8 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
     found = {path.relative_to(results): path for path in sorted(results.rglob("*")) if path.is_file()}
     new = {name: path for name, path in found.items() if name not in brought or changes(name)}
     names = [name for name, path in new.items() if may_travel(name) and not _log_of_done_run(path)]
-    parts, written = [], {}
+    parts: list[Path] = []
+    written = {}
     while names:
         parts.append(out / f"records-{len(parts) + 1}.tar.gz")
         with tarfile.open(parts[-1], "w:gz") as archive:
@@ -169,7 +170,8 @@ def _members(part: Path, listed: dict[Path, Listed]) -> Iterator[tuple[Path, byt
                 _refuse_name(part, name, member.name)
                 if name not in listed:
                     raise Stop(f"{part} contains {name}, which is not in {MANIFEST}", COPY_AGAIN)
-                content = archive.extractfile(member).read(listed[name].size_bytes + 1)
+                file = archive.extractfile(member)
+                content = file.read(listed[name].size_bytes + 1) if file else b""
                 if not listed[name].is_of(content):
                     raise Stop(f"{name} in {part} is not as {MANIFEST} has it", COPY_AGAIN)
                 yield name, content
@@ -181,7 +183,9 @@ def _put(reports: Path, name: Path, content: bytes) -> bool:
     """Write one file, unless it exists and is complete. Whether it is a new record."""
     if not changes(name) and _is_whole(reports, name):
         return False
-    files.write_below(reports, name, _redact(name, content.decode(errors="replace")).encode(errors="replace"))
+    files.write_below(
+        reports, name.as_posix(), _redact(name, content.decode(errors="replace")).encode(errors="replace")
+    )
     if name.suffix == ".json" and name.parts[0] == "speed":  # this bench is complete now
         (reports / name).with_suffix(".part").unlink(missing_ok=True)
     return name.name == "record.json"
@@ -190,7 +194,7 @@ def _put(reports: Path, name: Path, content: bytes) -> bool:
 def _is_whole(reports: Path, name: Path) -> bool:
     """Whether a file is there, and not half-written, as when a disk was full."""
     try:
-        content = files.read_below(reports, name, MAX_BYTES)
+        content = files.read_below(reports, name.as_posix(), MAX_BYTES)
         if name.suffix == ".json":
             json.loads(content)
     except (FileNotFoundError, ValueError, RecursionError):

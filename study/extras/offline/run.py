@@ -64,7 +64,7 @@ TESTS = {  # name: pytest's -k for tests/test_gpu.py. Each set ends within a win
     "precision": "sixteen or virtual or values or compiled or dropout",
 }
 # The steps of each profile, the most important first.
-PROFILES = {
+PROFILES: dict[str, list[tuple[str, ...]]] = {
     "first": [  # does each arm run, and one cell of each result: there may be only one window
         sweep("smoke"),
         ("tests", "instruments"),
@@ -103,8 +103,7 @@ def main() -> None:
     running = commands.add_parser("run", help="install, run profiles until the time is up, pack the results")
     running.add_argument("profiles", nargs="*", metavar="PROFILE", help=f"in this order: {', '.join(PROFILES)}")
     running.add_argument("--minutes", type=float, default=9, help="how long all of it may take (%(default)s)")
-    scales = {"choices": ("one_gpu", "tiny"), "default": "one_gpu"}
-    running.add_argument("--scale", **scales, help="tiny: to try it without a GPU")
+    running.add_argument("--scale", choices=("one_gpu", "tiny"), default="one_gpu", help="tiny: without a GPU")
     running.add_argument("--pack", type=Path, default=ROOT / "gpu-pack", help="what `study pack` wrote (%(default)s)")
     running.add_argument("--out", type=Path, default=Path("out"), help="where the results go (%(default)s)")
     bringing = commands.add_parser("unpack", help="unpack the results into the reports")
@@ -237,7 +236,7 @@ def ended(child: subprocess.Popen, seconds: float) -> bool:
 
 
 def install(pack: Path) -> None:
-    """Unpack wheels and libaio into a folder of the study, once for each pack."""
+    """Unpack the wheels into a folder of the study, once for each pack."""
     try:
         text = (pack / "pack.json").read_text()
         manifest = json.loads(text)
@@ -254,11 +253,6 @@ def install(pack: Path) -> None:
         options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(SITE)]
         if subprocess.run([sys.executable, "-m", "pip", "install", *options, *wheels], check=False).returncode != 0:
             raise Stop("pip could not install the pack", "read its message above")
-        if manifest["libaio"] and not shutil.which("dpkg"):
-            say("libaio is not unpacked: this machine has no dpkg")
-        else:
-            for name in manifest["libaio"]:
-                subprocess.run(["dpkg", "-x", str(safe_join(pack, "debs", name)), str(SITE / "debs")], check=True)
         link_libcuda()
         (SITE / "pack.json").write_text(text)
     check = f"import importlib\nfor name in {NEEDED.split()}: importlib.import_module(name)"
@@ -289,14 +283,10 @@ def cuda_home() -> str:
 
 def environment() -> dict[str, str]:
     """This process's environment, with the pack before the machine's packages, and with the study's own caches."""
-    usr = SITE / "debs" / "usr"
-    libraries = usr / "lib" / f"{platform.machine()}-linux-gnu"
     first = {
         "PATH": [Path(sys.executable).parent],  # where ninja is
         "PYTHONPATH": [ROOT, SITE],
-        "CPATH": [usr / "include"],
-        "LIBRARY_PATH": [libraries, SITE / "lib"],
-        "LD_LIBRARY_PATH": [libraries],
+        "LIBRARY_PATH": [SITE / "lib"],
     }
     joined = {}
     for name, paths in first.items():

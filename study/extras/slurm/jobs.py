@@ -4,7 +4,6 @@ Each run folder has the batch script `job.sh`, and `job.json` with the job's id.
 So a job is recognised even if its sweep died before it wrote the id.
 """
 
-import contextlib
 import json
 import shutil
 import time
@@ -19,6 +18,7 @@ from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.launches import Turn
+from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome, attempts, done_before, lock_runs_folder, not_run, search, to_resume
 
 SCRIPT, STATE = "job.sh", "job.json"
@@ -52,33 +52,35 @@ class Submission:
 
     turn: Turn
     folder: Path
-    job: Job | None = None  # by Slurm's last answer
+    job: Job  # by Slurm's last answer
     over_since: float | None = None
 
     @property
     def script(self) -> str:
-        return str((self.folder / SCRIPT).resolve())
+        return script_of(self.folder)
 
-    def read_id(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return json.loads((self.folder / STATE).read_text())["job"]
-        return None
+    def write(self, collected: bool = False) -> None:
+        store.replace(self.folder / STATE, json.dumps({"job": self.job.id, "collected": collected}) + "\n")
 
-    def write(self, number: int, collected: bool = False) -> None:
-        store.replace(self.folder / STATE, json.dumps({"job": number, "collected": collected}) + "\n")
 
-    @property
-    def is_collected(self) -> bool:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.folder / STATE).read_text()).get("collected", False)
-        return False
+def script_of(folder: Path) -> str:
+    return str((folder / SCRIPT).resolve())
+
+
+def state_of(folder: Path) -> dict:
+    """Return the content of job.json; empty if a sweep died before it wrote the file."""
+    try:
+        content = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def sweep(
     turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None, progress
 ) -> list[Outcome]:
     """Submit the turns that are not done, and wait for all of them. `progress` is called at each change."""
-    outcomes = []
+    outcomes: list[Outcome] = []
 
     def run(wanted: list[Turn]) -> None:
         queue = Queue(wanted, runs, cluster, timeout_s, nvme_dir)
@@ -90,15 +92,18 @@ def sweep(
                 progress.show(queue.waiting, len(queue.to_submit))
                 time.sleep(POLL_S)
 
-    def run_and_wait(turn: Turn) -> str:
-        run([turn])
-        return outcomes[-1].status
+    def frontier(turn: Turn) -> str:
+        def run_and_wait(cell: Cell) -> str:
+            run([Turn(cell, turn.repeat)])
+            return outcomes[-1].status
+
+        return search(turn.cell, run_and_wait)
 
     with lock_runs_folder(runs):
         run([turn for turn in turns if not turn.cell.rungs])
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, lambda cell, repeat=turn.repeat: run_and_wait(Turn(cell, repeat))))
+                progress.say(frontier(turn))
     return outcomes
 
 
@@ -156,18 +161,17 @@ class Queue:
 
     def submit(self, turn: Turn) -> Submission:
         folder = safe_join(self.runs, f"{turn.name}.{max(attempts(self.runs, turn), default=0) + 1}")
-        submission = Submission(turn, folder)
         before = to_resume(self.runs, turn)
         text = slurm.script(turn, folder, self.cluster, self.timeout_s, self.nvme_dir, before)
         folder.mkdir()
         (folder / SCRIPT).write_text(text)
         try:
-            number = slurm.submit(Path(submission.script))
+            number = slurm.submit(Path(script_of(folder)))
         except Stop:
             shutil.rmtree(folder)  # there was no run
             raise
-        submission.write(number)
-        submission.job = Job(number, "PENDING")
+        submission = Submission(turn, folder, Job(number, "PENDING"))
+        submission.write()
         return submission
 
 
@@ -182,26 +186,23 @@ def why_not(turn: Turn, cluster: Cluster) -> Stop | None:
 def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | None:
     """The job that an earlier sweep submitted for this turn and did not collect. None if there is none."""
     for folder in reversed(attempts(runs, turn).values()):
-        submission = Submission(turn, folder)
-        if not (folder / SCRIPT).exists() or submission.is_collected:
+        state = state_of(folder)
+        if not (folder / SCRIPT).exists() or state.get("collected"):
             continue
-        number = submission.read_id()
-        if number is None and submission.script in in_slurm:  # the sweep died between submitting and writing
-            number = in_slurm[submission.script].id
-            submission.write(number)
-        if number is not None:
-            submission.job = Job(number, "PENDING")
+        if "job" in state:
+            return Submission(turn, folder, Job(state["job"], "PENDING"))
+        if job := in_slurm.get(script_of(folder)):  # the sweep died between submitting and writing
+            submission = Submission(turn, folder, job)
+            submission.write()
             return submission
     return None
 
 
 def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
     """Update a submission's job from Slurm's answer."""
-    known = in_slurm.get(submission.script)
-    if known is None or known.is_over:
-        number = submission.job.id
-        known = slurm.ended(number) or known or Job(number, slurm.FORGOTTEN)
-    submission.job = known
+    number = submission.job.id
+    job = in_slurm.get(submission.script, Job(number, slurm.FORGOTTEN))
+    submission.job = slurm.ended(number) or job if job.is_over else job
 
 
 def collected(submission: Submission) -> Outcome | None:
@@ -216,7 +217,7 @@ def collected(submission: Submission) -> Outcome | None:
     (folder / "output.txt").touch()
     stop = why(submission.job, record)
     record = outcomes.outcome(submission.turn, folder, submission.job.exit_code, stop, outcomes.OomKills())
-    submission.write(submission.job.id, collected=True)
+    submission.write(collected=True)
     return _outcome(record)
 
 

@@ -7,12 +7,13 @@ from study.cli.progress import Screen
 from study.errors import Stop
 from study.extras.slurm import jobs, slurm
 from study.extras.slurm.jobs import Submission
-from study.extras.slurm.slurm import Cluster
+from study.extras.slurm.slurm import Cluster, Job
 from study.io.files import safe_join
 from study.io.tables import say, show
 from study.sweeps.launches import Turn, last_step
 from study.sweeps.sweep import Outcome, attempts, done_before, to_resume
 
+TO_SUBMIT = "to submit"
 HOW_TO_STOP = "stopped; the jobs stay in the queue. Run the same command again to wait for them, or with --cancel"
 
 
@@ -21,7 +22,9 @@ class Waiting(Screen):
 
     def __init__(self, turns: int):
         super().__init__()
-        self.turns, self.ended, self.states = turns, 0, {}
+        self.turns = turns
+        self.ended = 0
+        self.states: dict[int, tuple[str, str | None]] = {}
 
     def show(self, waiting: list[Submission], left: int) -> None:
         """Print the jobs that have changed since the last call."""
@@ -62,31 +65,34 @@ def show_plan(
     turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None, print_scripts: bool
 ) -> None:
     """List what each cell asks Slurm for and its state; or print the batch scripts of cells that are not done."""
+    # Of a search for a frontier, its first job.
+    turns = [Turn(turn.cell.at(0), turn.repeat) if turn.cell.rungs else turn for turn in turns]
     try:
         in_slurm = slurm.queue()
     except Stop:
         in_slurm = {}  # scripts can be printed on a machine without Slurm
-    rows = []
-    for turn in turns:
-        if turn.cell.rungs:  # a search for a frontier: show its first job
-            turn = Turn(turn.cell.at(0), turn.repeat)
-        runs_before = runs.is_dir()
-        done = runs_before and done_before(runs, turn, cluster.software_is_ours)
-        submission = jobs.adopted(runs, turn, in_slurm) if runs_before and not done else None
-        stop = jobs.why_not(turn, cluster)
-        if submission:
-            jobs.update(submission, in_slurm)
-        if stop is None and not (done or submission) and print_scripts:
-            last = max(attempts(runs, turn), default=0) if runs_before else 0
-            folder = safe_join(runs, f"{turn.name}.{last + 1}")
-            before = to_resume(runs, turn) if runs_before else None
-            say(f"# {folder / jobs.SCRIPT}", slurm.script(turn, folder, cluster, timeout_s, nvme_dir, before))
-        nodes, ranks = slurm.layout(turn.cell, cluster) if stop is None else (None, None)
-        state = (
-            done.status if done else f"job {submission.job.id}: {in_words(submission)}" if submission else "to submit"
-        )
-        rows.append(
-            {"cell": turn.name, "nodes": nodes, "ranks per node": ranks, "state": f"no: {stop.what}" if stop else state}
-        )
+    states = [state(turn, runs, cluster, in_slurm) for turn in turns]
     if not print_scripts:
-        show(rows)
+        return show([row(turn, cluster, state) for turn, state in zip(turns, states, strict=True)])
+    for turn, state_now in zip(turns, states, strict=True):
+        if state_now == TO_SUBMIT:
+            folder = safe_join(runs, f"{turn.name}.{max(attempts(runs, turn), default=0) + 1}")
+            text = slurm.script(turn, folder, cluster, timeout_s, nvme_dir, to_resume(runs, turn))
+            say(f"# {folder / jobs.SCRIPT}", text)
+
+
+def state(turn: Turn, runs: Path, cluster: Cluster, in_slurm: dict[str, Job]) -> str:
+    """Return what has become of a turn so far."""
+    if stop := jobs.why_not(turn, cluster):
+        return f"no: {stop.what}"
+    if record := done_before(runs, turn, cluster.software_is_ours):
+        return record.status
+    if submission := jobs.adopted(runs, turn, in_slurm):
+        jobs.update(submission, in_slurm)
+        return f"job {submission.job.id}: {in_words(submission)}"
+    return TO_SUBMIT
+
+
+def row(turn: Turn, cluster: Cluster, state: str) -> dict[str, object]:
+    nodes, ranks = (None, None) if state.startswith("no: ") else slurm.layout(turn.cell, cluster)
+    return {"cell": turn.name, "nodes": nodes, "ranks per node": ranks, "state": state}

@@ -18,9 +18,9 @@ import study
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import sentence
 from study.records import store
 from study.spec import arms
-from study.spec.validation import sentence
 from study.sweeps.launches import Turn, flags
 from study.sweeps.protocol import Cell, Table
 
@@ -216,12 +216,17 @@ def ended(number: int) -> Job | None:
     if lines := _try("sacct", "--jobs", str(number), "--allocations", "--parsable2", "--noheader",
                      "--format=State,ExitCode,NodeList"):  # fmt: skip
         state, code, nodes = lines.splitlines()[0].split("|", 2)
-        return Job(number, state.split()[0], None, int(code.partition(":")[0]), _known(nodes))  # CANCELLED by 1000
+        return Job(number, state.split()[0], None, _exit_code(code), _known(nodes))  # CANCELLED by 1000
     if line := _try("scontrol", "--oneliner", "show", "job", str(number)):
         fields = dict(word.partition("=")[::2] for word in line.split())
-        code = int(fields["ExitCode"].partition(":")[0])
-        return Job(number, fields["JobState"], _known(fields["Reason"]), code, _known(fields.get("NodeList", "")))
+        state, reason, nodes = (fields.get(name, "") for name in ("JobState", "Reason", "NodeList"))
+        return Job(number, state, _known(reason), _exit_code(fields["ExitCode"]), _known(nodes))
     return None
+
+
+def _exit_code(text: str) -> int:
+    """Return the exit code in `code:signal`."""
+    return int(text.partition(":")[0])
 
 
 def cancel(numbers: list[int]) -> None:

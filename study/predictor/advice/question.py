@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from study.errors import Stop
+from study.io.validation import nearest
 from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.predictor import papers
 from study.predictor.architecture import Architecture
 from study.predictor.setup import Frozen, Optimizer
 from study.predictor.tracing.transformer import Transformer
-from study.spec.validation import nearest
 
 # All of these are assumed, and an advice says so.
 SEQUENCE = 2048  # tokens of a row, if the model reads as many

@@ -61,45 +61,79 @@ def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 def _bucket(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stages 1 and 2 (stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads, reduce_ipg_grads)."""
-    w, limit = engine.weight_bytes, engine.bucket_elements
-    owned, of_ranks = first_part(engine), owners(engine)
-    owned_bytes = owned_whole(engine) * w
-    accumulated = _at_start(engine).get("gradients", 0)
-    waiting = accumulated if engine.stage == 1 else 0  # stage 1 collects whole gradients until the last microbatch
-    held, large, bucket, filled = accumulated - waiting, 0, [], 0
-    buckets = (2 if engine.overlap else 1) * limit * w
+    state = Buckets(engine)
+    if engine.optimizer == "muon" and not engine.offloads:
+        yield state.multiplied()
+    for tensor, most, complete in profile.gradients:
+        size = tensor.elements * engine.weight_bytes
+        if state.bucket:  # the buckets are made with the first gradient
+            yield state.moment(most, size)
+        if state.bucket and state.filled + tensor.elements > engine.bucket_elements:
+            yield from state.reduce(complete, size)
+        yield state.moment(complete, size)
+        state.take(tensor)
+    state.ended = True
+    if state.bucket:
+        yield from state.reduce(Held(0, 0), 0)
 
-    def moment(activations: Held, extra: float) -> dict:
-        now = {"buckets": buckets, "gradients": max(0, waiting) + held + large * w}
-        if tensor is None:  # autograd is done, and records count what is allocated then as activations
+
+class Buckets:
+    """The gradients of stages 1 and 2: in the bucket that fills, or kept because this rank owns some of them."""
+
+    def __init__(self, engine: Engine):
+        w = engine.weight_bytes
+        self.engine = engine
+        self.owned = first_part(engine)
+        self.ranks = owners(engine)
+        self.owned_bytes = owned_whole(engine) * w
+        accumulated = _at_start(engine).get("gradients", 0)
+        # Stage 1 collects whole gradients until the last microbatch.
+        self.waiting = accumulated if engine.stage == 1 else 0
+        self.kept = accumulated - self.waiting
+        self.most_kept = self.owned_bytes + (accumulated if engine.stage == 2 else 0)
+        self.buckets = (2 if engine.overlap else 1) * engine.bucket_elements * w
+        self.large = 0  # elements of gradients that are larger than a bucket
+        self.bucket: list[Tensor] = []
+        self.filled = 0  # elements in the bucket
+        self.ended = False  # the pass
+
+    def moment(self, activations: Held, extra: float) -> dict:
+        gradients = max(0, self.waiting) + self.kept + self.large * self.engine.weight_bytes
+        now = {"buckets": self.buckets, "gradients": gradients}
+        if self.ended:  # autograd is done, and records count what is allocated then as activations
             return now | {"activations": activations.total + extra}
         return now | {"activations": activations.kept, "temporaries": activations.in_use + extra}
 
-    if engine.optimizer == "muon" and not engine.offloads:  # at the end of the pass the buckets are still there
+    def multiplied(self) -> dict:
+        """Return what is held when Muon multiplies. The buckets are still there at the end of the pass."""
+        engine = self.engine
         multiplied = [moments.multiplied_bytes(each, engine.on_gpu) for each in muon.owned_matrices(engine)]
-        yield {"buckets": buckets, "gradients": engine.part * w, "activations": max(multiplied, default=0)}
-    for tensor, most, complete in [*profile.gradients, END]:
-        elements = tensor.elements if tensor else 0
-        if tensor and bucket:  # the buckets are made with the first gradient
-            yield moment(most, elements * w)
-        if bucket and (tensor is None or filled + elements > limit):
-            flattened = filled if len(set().union(*(of_ranks[each.name] for each in bucket))) > 1 else 0
-            yield moment(complete, (flattened + elements) * w)
-            owns_some = any(each.name in owned for each in bucket)
-            if owns_some and engine.offloads:
-                yield moment(complete, elements * w + NORM_BYTES * max(owned.get(each.name, 0) for each in bucket))
-            elif owns_some and held < owned_bytes + (accumulated if engine.stage == 2 else 0):
-                held += owned_bytes
-                yield moment(complete, elements * w)
-            if engine.stage == 2 or owns_some:
-                large = 0
-            bucket, filled = [], 0
-        if tensor is None:
-            break
-        yield moment(complete, elements * w)
-        waiting -= elements * w if waiting else 0
-        bucket, filled = [*bucket, tensor], filled + elements
-        large += elements if elements > limit else 0
+        gradients = engine.part * engine.weight_bytes
+        return {"buckets": self.buckets, "gradients": gradients, "activations": max(multiplied, default=0)}
+
+    def take(self, tensor: Tensor) -> None:
+        """Put a complete gradient into the bucket."""
+        if self.waiting:
+            self.waiting -= tensor.elements * self.engine.weight_bytes
+        if tensor.elements > self.engine.bucket_elements:
+            self.large += tensor.elements
+        self.bucket.append(tensor)
+        self.filled += tensor.elements
+
+    def reduce(self, complete: Held, next_bytes: int) -> Iterator[dict]:
+        """Empty the bucket. `next_bytes` is the size of the gradient that comes next."""
+        several = len({rank for tensor in self.bucket for rank in self.ranks[tensor.name]}) > 1
+        flattened = self.filled * self.engine.weight_bytes if several else 0
+        yield self.moment(complete, flattened + next_bytes)
+        owned = max(self.owned.get(tensor.name, 0) for tensor in self.bucket)
+        if owned and self.engine.offloads:
+            yield self.moment(complete, next_bytes + NORM_BYTES * owned)
+        elif owned and self.kept < self.most_kept:
+            self.kept += self.owned_bytes
+            yield self.moment(complete, next_bytes)
+        if self.engine.stage == 2 or owned:
+            self.large = 0
+        self.bucket, self.filled = [], 0
 
 
 def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:

@@ -7,7 +7,7 @@ from math import ceil
 
 from study.predictor.architecture import tensors
 from study.predictor.memory import moments
-from study.predictor.memory.fetches import Fetches, fetches
+from study.predictor.memory.fetches import Fetches, Limits, fetches
 from study.predictor.memory.moments import Piece
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import tensors_of_a_rank
@@ -89,8 +89,8 @@ class Engine:
 
     @functools.cached_property
     def fetches(self) -> Fetches:
-        limits = (self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
-        return fetches(self.model, *limits)
+        limits = Limits(self.persistent_elements, self.prefetch_elements, self.live_elements, self.reuse_elements)
+        return fetches(self.model, limits)
 
 
 def padded(elements: int, ranks: int) -> int:

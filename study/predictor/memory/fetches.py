@@ -5,8 +5,10 @@ Read in DeepSpeed 0.19.8 (partitioned_param_coordinator.py).
 
 import functools
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from study.predictor.architecture import Architecture, tensors
 from study.predictor.tracing.transformer import Transformer
@@ -23,61 +25,108 @@ class Fetches:
     fetched: int  # gathered in both passes, without those that always stay whole
 
 
+class Limits(NamedTuple):
+    """Elements, from the config's section `zero_optimization`."""
+
+    persistent: int  # stage3_param_persistence_threshold: smaller tensors always stay whole
+    prefetch: int  # stage3_prefetch_bucket_size
+    live: int  # stage3_max_live_parameters
+    reuse: int  # stage3_max_reuse_distance
+
+
 @functools.cache  # ranks and rows change nothing here
-def fetches(
-    model: Architecture | Transformer, persistent_elements: int, prefetch_elements: int, live_elements: int, reuse: int
-) -> Fetches:
+def fetches(model: Architecture | Transformer, limits: Limits) -> Fetches:
     """Follow DeepSpeed's coordinator through both passes, module by module.
+
+    Modules that appear in no tensor's name are unknown here.
+    """
+    forward, without = _modules(model), _without_backward(model)
+    backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
+    coordinator = Coordinator(model, [*forward, *backward], limits)
+    alive: list[int] = []
+    released: list[int] = []
+    for step in range(len(coordinator.order)):
+        coordinator.fetch(step)
+        alive.append(coordinator.alive)
+        released.append(coordinator.released_elements())
+        coordinator.release(step)
+    turn = len(forward) - 1
+    steps = {name: step for step, names in enumerate(backward, len(forward)) for name in names}
+    return Fetches(
+        at_turn=alive[turn],
+        backward={name: alive[step] for name, step in steps.items()},
+        released_at_turn=released[turn],
+        released={name: released[step] for name, step in steps.items()},
+        fetched=coordinator.fetched,
+    )
+
+
+class Coordinator:
+    """DeepSpeed's coordinator: which tensors are whole, and which it fetches and releases at each module.
 
     Each module fetches its own tensors. Then it fetches ahead in the order of use, forward and back, at least as much
     as the prefetch bucket holds, as long as fewer elements are whole than may live. A module releases its tensors,
     unless they are used again within the reuse distance, or their next use was already fetched ahead. Modules without
-    tensors of their own fetch ahead as well. Modules that appear in no tensor's name are unknown here.
+    tensors of their own fetch ahead as well.
     """
-    size = {tensor.name: tensor.elements for tensor in tensors(model)}
-    stay = {name for name, elements in size.items() if elements <= persistent_elements}
-    forward, without = _modules(model), _without_backward(model)
-    order = forward + [names for names in forward[::-1] if not names or not without.issuperset(names)]
-    queue = deque((name, step) for step, names in enumerate(order) for name in names)
-    uses = defaultdict(list)  # the steps in which a tensor is used
-    for name, step in queue:
-        uses[name].append(step)
-    before = [0, *accumulate(sum(size[name] for name in names) for names in order)]  # elements used before a step
-    # last_fetched: the latest step for which each tensor was fetched; whole: the tensors that are whole now
-    last_fetched, whole = dict.fromkeys(size, -1), set(stay)
-    always = alive = sum(size[name] for name in stay)
-    at_turn, backward, fetched = alive, {}, 0
-    released_once, released_at_turn, released_by = set(), 0, {}
-    for step, names in enumerate(order):
-        fetching = {name for name in names if name not in whole}
-        unseen = {name for name in names if last_fetched[name] < step}
-        while queue and unseen:
-            name, last_fetched[name] = queue.popleft()
-            unseen.discard(name)
-        own = sum(size[name] for name in fetching)
-        room, more = min(live_elements - (alive - always) - own, prefetch_elements), 0
-        while queue and more < room:
-            name, last = queue.popleft()
-            last_fetched[name] = max(last_fetched[name], last)
-            if name not in whole and name not in fetching:
+
+    def __init__(self, model: Architecture | Transformer, order: list[list[str]], limits: Limits):
+        self.limits, self.order = limits, order
+        self.size = {tensor.name: tensor.elements for tensor in tensors(model)}
+        self.stay = {name for name, elements in self.size.items() if elements <= limits.persistent}
+        self.queue = deque((name, step) for step, names in enumerate(order) for name in names)
+        self.uses: dict[str, list[int]] = defaultdict(list)  # the steps in which a tensor is used
+        for name, step in self.queue:
+            self.uses[name].append(step)
+        self.before = [0, *accumulate(map(self._elements, order))]  # elements used before a step
+        self.last_fetched = dict.fromkeys(self.size, -1)  # the latest step for which a tensor was fetched
+        self.whole = set(self.stay)
+        self.always = self.alive = self._elements(self.stay)
+        self.fetched = 0
+        self.released_once: set[str] = set()
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(self.size[name] for name in names)
+
+    def released_elements(self) -> int:
+        """Return the elements of the tensors that have been released at least once."""
+        return self._elements(self.released_once)
+
+    def fetch(self, step: int) -> None:
+        """Fetch a module's tensors, and then ahead."""
+        fetching = {name for name in self.order[step] if name not in self.whole}
+        own = self._elements(fetching)
+        self._reach(step)
+        room = min(self.limits.live - (self.alive - self.always) - own, self.limits.prefetch)
+        ahead = 0
+        while self.queue and ahead < room:
+            name, last = self.queue.popleft()
+            self.last_fetched[name] = max(self.last_fetched[name], last)
+            if name not in self.whole and name not in fetching:
                 fetching.add(name)
-                more += size[name]
-        whole |= fetching
-        alive, fetched = alive + own + more, fetched + own + more
-        if step == len(forward) - 1:
-            at_turn, released_at_turn = alive, sum(size[name] for name in released_once)
-        elif step >= len(forward):
-            backward |= dict.fromkeys(names, alive)
-            released_by |= dict.fromkeys(names, sum(size[name] for name in released_once))
-        released = {name for name in names if name not in stay and last_fetched[name] <= step + 1}
-        for name in list(released):
-            again = next((use for use in uses[name] if use > step), None)
-            if again is not None and before[again] - before[step + 1] < reuse:
-                released.remove(name)
-        whole -= released
-        released_once |= released
-        alive -= sum(size[name] for name in released)
-    return Fetches(at_turn, backward, released_at_turn, released_by, fetched)
+                ahead += self.size[name]
+        self.whole |= fetching
+        self.alive += own + ahead
+        self.fetched += own + ahead
+
+    def _reach(self, step: int) -> None:
+        """Take from the queue until all tensors of a module have been seen in it."""
+        unseen = {name for name in self.order[step] if self.last_fetched[name] < step}
+        while self.queue and unseen:
+            name, self.last_fetched[name] = self.queue.popleft()
+            unseen.discard(name)
+
+    def release(self, step: int) -> None:
+        """Release a module's tensors, except those that stay or are used again soon."""
+        candidates = (name for name in self.order[step] if name not in self.stay)
+        released = {name for name in candidates if self.last_fetched[name] <= step + 1 and not self._soon(name, step)}
+        self.whole -= released
+        self.released_once |= released
+        self.alive -= self._elements(released)
+
+    def _soon(self, name: str, step: int) -> bool:
+        again = next((use for use in self.uses[name] if use > step), None)
+        return again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
 
 
 def _without_backward(model: Architecture | Transformer) -> set[str]:

@@ -1,6 +1,5 @@
 """Published rows beside their predictions: the errors row by row, by source, and over all sources."""
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,6 @@ from study.predictor.setup import Setup
 FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
 OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
-FEWEST_IN_A_TABLE = 3  # two rows show no order
 NOTHING = "neither memory nor time was published"
 
 
@@ -103,8 +101,6 @@ def _compared(quantity: Quantity, measured: float, training: Training) -> Compar
     others = {}
     if training.machine is not None:
         others["flat 40 % MFU"] = _short(_flat_s(training.setup, GPUS[training.machine.gpu]))
-    if row.earlier_step_s is not None:
-        others["earlier middle"] = row.earlier_step_s
     low_s, high_s = predicted.interval or (predicted.value, predicted.value)
     return Compared("time", _short(predicted.value), _short(measured), (_short(low_s), _short(high_s)), others)
 
@@ -179,15 +175,6 @@ def _share(flags: Iterable[bool | None]) -> float:
 
 
 @dataclass(frozen=True)
-class Order:
-    """Kendall's tau of tables. A table is the rows of one source and model on the same number of GPUs."""
-
-    tables: int
-    of_step_times: float  # the median of the tables
-    of_tokens_per_s: float
-
-
-@dataclass(frozen=True)
 class Group:
     """The summary of some rows."""
 
@@ -199,7 +186,6 @@ class Group:
     memory_complete: Errors | None  # of the complete rows alone
     time_complete: Errors | None
     inside_of_sources: float | None  # the share of step times inside the interval, the mean of the sources
-    order: Order | None
     simulator: dict[str, Errors]  # the source's own predictions of its rows, if it has some
     own_error: dict[Quantity, float]  # a simulator's own figure, if it does not predict row by row
 
@@ -231,7 +217,6 @@ def _group(members: list[ComparedRow]) -> Group:
         memory_complete=_errors(_of(complete, "memory")),
         time_complete=_errors(_of(complete, "time")),
         inside_of_sources=_inside_of_sources(members),
-        order=_order(members),
         simulator={name: errors for name, errors in own_errors.items() if errors},
         own_error=source.own_error if source else {},
     )
@@ -256,37 +241,6 @@ def _by_source(members: list[ComparedRow], quantity: Quantity) -> list[list[Comp
 def _inside_of_sources(members: list[ComparedRow]) -> float | None:
     shares = [_share(compared.inside for compared in group) for group in _by_source(members, "time")]
     return mean(shares) if shares else None
-
-
-def _order(members: list[ComparedRow]) -> Order | None:
-    tables: dict[tuple, list[tuple[Row, Compared]]] = defaultdict(list)
-    for member in members:
-        for compared in _of([member], "time"):
-            tables[member.row.source, member.row.model, member.row.n_gpus].append((member.row, compared))
-    taus = [_taus(table) for table in tables.values() if len(table) >= FEWEST_IN_A_TABLE]
-    known = [(steps, rates) for steps, rates in taus if steps is not None and rates is not None]
-    if not known:
-        return None
-    return Order(len(known), median(steps for steps, _ in known), median(rates for _, rates in known))
-
-
-def _taus(table: list[tuple[Row, Compared]]) -> tuple[float | None, float | None]:
-    """Return Kendall's tau of step times, and of tokens per second, which do not grow with the batch by themselves."""
-    setups = [training_of(row).setup for row, _ in table]
-    tokens = [setup.micro_batch * setup.accumulation * setup.sequence for setup in setups]
-    predicted = [compared.predicted for _, compared in table]
-    measured = [compared.measured for _, compared in table]
-    rates = [[count / s for count, s in zip(tokens, side, strict=True)] for side in (predicted, measured)]
-    return _tau(predicted, measured), _tau(*rates)
-
-
-def _tau(predicted: list[float], measured: list[float]) -> float | None:
-    from scipy.stats import kendalltau  # loaded on first use: it takes most of a second
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tau = float(kendalltau(predicted, measured).statistic)
-    return None if tau != tau else tau  # NaN: all values are equal
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
+from study.io.validation import sentence
 from study.predictor.setup import Fsdp, Loss
 from study.spec.arms import ROOT
-from study.spec.validation import sentence
 
 FOLDER = ROOT / "reports" / "outside"
 MAX_BYTES = 64 * 2**20  # so that a wrong path does not fill the memory
@@ -83,9 +83,8 @@ class Row(BaseModel):
     kind: MemoryKind | None  # None: the source does not say which memory it read
     assumed: Text  # what neither the row nor its source says, separated by " | "
     not_predicted: Text  # why the row, or its time, is not predicted
-    # Other predictions of the row.
-    earlier_step_s: Measured  # ours, from before the model of time
-    simulated_memory_GB: Measured  # of the source, if it is a simulator
+    # The source's own prediction of the row, if it is a simulator.
+    simulated_memory_GB: Measured
     simulated_step_s: Measured
 
     @property

@@ -15,8 +15,10 @@ def lines(groups: dict[str, dict]) -> list[dict]:
 
 
 def _line(name: str, quantity: str, group: dict) -> dict:
-    errors, others = group[quantity], group[quantity]["others"]
-    line = {
+    errors = group[quantity]
+    simulator = group["simulator"].get(quantity)
+    own_error = simulator["median_absolute"] if simulator else group["own_error"].get(quantity)
+    return {
         "source": name,
         "quantity": quantity,
         "rows": errors["count"],
@@ -26,22 +28,9 @@ def _line(name: str, quantity: str, group: dict) -> dict:
         "within 10 %": percent(errors["within_10"]),
         "within 30 %": percent(errors["within_30"]),
         "in interval": percent(errors["inside"]),
-    }
-    line |= _of_time(group if quantity == "time" else {})
-    line |= _of_complete(group[f"{quantity}_complete"])
-    simulator = group["simulator"].get(quantity)
-    own_error = simulator["median_absolute"] if simulator else group["own_error"].get(quantity)
-    for method in ("flat 40 % MFU", "earlier middle"):
-        line[method] = percent(others.get(method))
-    return line | {"its simulator": percent(own_error)}
-
-
-def _of_time(group: dict) -> dict:
-    order = group.get("order") or {}
-    return {
-        "in interval (mean of sources)": percent(group.get("inside_of_sources")),
-        "Kendall's tau": _rounded(order.get("of_step_times")),
-        "of tokens/s": _rounded(order.get("of_tokens_per_s")),
+        **_of_complete(group[f"{quantity}_complete"]),
+        "flat 40 % MFU": percent(errors["others"].get("flat 40 % MFU")),
+        "its simulator": percent(own_error),
     }
 
 
@@ -51,10 +40,6 @@ def _of_complete(errors: dict | None) -> dict:
         return dict.fromkeys(names)
     counted = [_counted(errors, share) for share in ("within_10", "within_30")]
     return dict(zip(names, (errors["count"], percent(errors["median_absolute"]), *counted), strict=True))
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
 
 
 def _counted(errors: dict, share: str) -> str:

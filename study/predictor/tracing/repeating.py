@@ -17,6 +17,36 @@ from study.predictor.tracing.tape import Tape, in_order
 
 Alike = dict[str, list[list[int]]]  # by the name of a stack, for each of its layers: those followed that do the same
 
+Surroundings = tuple[int | None, int, int | None, bool]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A list of layers, by its name in the model."""
+
+    name: str
+    kinds: tuple[int, ...]  # of each layer; equal kinds have the same number
+    kept: tuple[int, ...]  # the layers that stand for all, in their order
+
+    def alike(self, layers: int | None = None) -> list[list[int]]:
+        """For each layer: the kept layers that have the same surroundings among the kept layers.
+
+        With `layers`, the stack has so many layers of one kind.
+        """
+        of_kept = surroundings(tuple(self.kinds[place] for place in self.kept))
+        same: dict[Surroundings, list[int]] = {}
+        for place, key in zip(self.kept, of_kept, strict=True):
+            same.setdefault(key, []).append(place)
+        kinds = self.kinds if layers is None else (self.kinds[0],) * layers
+        return [same[key] for key in surroundings(kinds)]
+
+
+def surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
+    """Return the surroundings of each layer of a stack."""
+    ends = range(max(0, len(kinds) - 2), len(kinds))
+    at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
+    return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
+
 
 class Unlike(Exception):
     """Layers that should be alike are not, so the model has to be followed with all of its layers."""

@@ -8,31 +8,14 @@ stand for all.
 
 import copy
 from collections import Counter
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from study.predictor.tracing.repeating import Stack, surroundings
+
 NUMBERS = ("layer_idx", "layer_id", "layer_index")  # attributes that may differ: a layer's place in its stack
 CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
-Surroundings = tuple[int | None, int, int | None, bool]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A list of layers, by its name in the model."""
-
-    name: str
-    kinds: tuple[int, ...]  # of each layer; equal kinds have the same number
-    kept: tuple[int, ...]  # the layers that stand for all, in their order
-
-    def alike(self) -> list[list[int]]:
-        """For each layer: the kept layers that have the same surroundings among the kept layers."""
-        of_kept = _surroundings(tuple(self.kinds[place] for place in self.kept))
-        same: dict[Surroundings, list[int]] = {}
-        for place, key in zip(self.kept, of_kept, strict=True):
-            same.setdefault(key, []).append(place)
-        return [same[key] for key in _surroundings(self.kinds)]
 
 
 def shorten(model: nn.Module) -> list[Stack]:
@@ -89,24 +72,18 @@ def _kind(layer: nn.Module) -> tuple:
     return tuple(parts)
 
 
-def _surroundings(kinds: tuple[int, ...]) -> list[Surroundings]:
-    ends = range(max(0, len(kinds) - 2), len(kinds))
-    at_an_end = [kind not in kinds[:place] or place in ends for place, kind in enumerate(kinds)]
-    return list(zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), at_an_end, strict=True))
-
-
 def _enough(kinds: tuple[int, ...]) -> tuple[int, ...]:
     """Places of the layers to keep: one for each kind of surroundings, two if several layers have them, and no others.
 
     Two, so that the passes over both can be compared.
     """
-    needed = {key: min(2, count) for key, count in Counter(_surroundings(kinds)).items()}
+    needed = {key: min(2, count) for key, count in Counter(surroundings(kinds)).items()}
     kept = tuple(range(len(kinds)))
     length = len(kinds) - 1
     while length > 0:  # the longest run of layers that can be left out, then the next
         for start in range(1, len(kept) - length):
             fewer = kept[:start] + kept[start + length :]
-            counts = Counter(_surroundings(tuple(kinds[place] for place in fewer)))
+            counts = Counter(surroundings(tuple(kinds[place] for place in fewer)))
             if counts.keys() == needed.keys() and all(counts[key] >= least for key, least in needed.items()):
                 kept = fewer
                 break

@@ -26,7 +26,7 @@ from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing import tape
 from study.predictor.tracing.losses import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
-from study.predictor.tracing.repeating import Unlike, repeat
+from study.predictor.tracing.repeating import Stack, Unlike, repeat
 from study.predictor.tracing.stacks import shorten
 from study.predictor.tracing.tape import Tape
 from study.predictor.tracing.transformer import Look, Pass, Transformer
@@ -193,8 +193,8 @@ def _freeze_in_bf16(model: torch.nn.Module) -> None:
             tensor.data = tensor.data.to(torch.bfloat16)
 
 
-def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
-    """The tape of a pass over `rows` rows."""
+def followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
+    """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
     config = _config(model, way.attention)
     dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
@@ -229,7 +229,12 @@ def _followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -
             if stacks:
                 raise Unlike("the model does not run with fewer layers") from error
             raise _refusal(model, "cannot be followed without values", error) from error
-    return repeat(watch.tape, {stack.name: stack.alike() for stack in stacks})
+    return watch.tape, stacks
+
+
+def _whole_tape(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
+    tape, stacks = followed(model, way, rows, with_all_layers)
+    return repeat(tape, {stack.name: stack.alike() for stack in stacks})
 
 
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
@@ -326,7 +331,7 @@ def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers:
     Without `with_all_layers`, only some of the layers are followed if they repeat each other.
     """
     try:
-        tapes = [_followed(model, way, count, with_all_layers) for count in rows]
+        tapes = [_whole_tape(model, way, count, with_all_layers) for count in rows]
     except Unlike:
-        tapes = [_followed(model, way, count, with_all_layers=True) for count in rows]
+        tapes = [_whole_tape(model, way, count, with_all_layers=True) for count in rows]
     return tape.lines(tapes, rows, {tensor.name: tensor.block for tensor in model.tensors})

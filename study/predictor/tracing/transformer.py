@@ -4,13 +4,15 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from study.errors import Stop
 from study.io import numbers
 from study.machine import cache, hub
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
-from study.spec.settings import cache_home
+from study.predictor.tracing import committed
+from study.spec.settings import Settings
 
 FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
@@ -64,7 +66,17 @@ class Transformer:
 
     @functools.cached_property
     def look(self) -> Look:
+        known = committed.look(self.dimensions, self.dropout) if self._is_plain else None
+        return Look(*known) if known else self.traced_look
+
+    @functools.cached_property
+    def traced_look(self) -> Look:
         return Look(*_cached(self._key, lambda tracing: tracing.look(self)))
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether all of the model trains, and it is transformers' own. Only such models have committed traces."""
+        return not (self.lora_rank or self.train_only or self.code_from)
 
     @functools.cached_property
     def dimensions(self) -> dict:
@@ -96,6 +108,8 @@ class Transformer:
     @functools.cached_property
     def has_checkpointing(self) -> bool:
         """Whether transformers can recompute its activations."""
+        if self._is_plain and committed.has_passes(self.dimensions, self.dropout):
+            return True
         return _cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
 
     def flops_per_row(self, sequence: int) -> int:
@@ -145,7 +159,14 @@ class Transformer:
         """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
         exact = rows if rows == 1 or way.loss == "chunked" else None
         key = [*self._key, list(way), exact]
-        return _cached(key, lambda tracing: tracing.lines(self, way, (rows,) if exact else (2, 3)))
+        counts = (rows,) if exact else (2, 3)
+        return _cached(key, lambda tracing: tracing.lines(self, way, counts), lambda: self._committed(way, counts))
+
+    def _committed(self, way: Pass, rows: tuple[int, ...]) -> dict | None:
+        if not self._is_plain:
+            return None
+        blocks = {tensor.name: tensor.block for tensor in self.tensors}
+        return committed.lines(self.dimensions, self.dropout, way, rows, blocks)
 
     def in_words(self) -> str:
         sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
@@ -162,21 +183,42 @@ _seen: dict[str, dict | list] = {}
 
 
 @functools.cache
-def _versions() -> tuple[str, str]:
-    """Cached, because importlib reads all metadata of a package each time, and a report asks thousands of times."""
-    return version("torch"), version("transformers")
+def _versions() -> tuple[str | None, ...]:
+    """Return the versions that a trace depends on; None for a package that is not installed.
+
+    Cached, because importlib reads all metadata of a package each time, and a report asks thousands of times.
+    """
+    return tuple(map(_version, ("torch", "transformers")))
 
 
-def _cached(key: list, look) -> dict | list:
-    """An answer by its key: from this process, from the cache folder, or from a new trace, which needs torch."""
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cached(key: list, look, committed_answer=lambda: None) -> dict | list:
+    """Return an answer by its key: from this process, the cache folder, the package, or a new trace.
+
+    Only a new trace needs torch.
+    """
     key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
-        looks = cache_home().expanduser() / "looks"
+        looks = Settings.cache_dir.expanduser() / "looks"
         if (known := cache.answer(looks, name)) is None:
-            from study.predictor.tracing import tracing
-
-            known = json.loads(json.dumps(look(tracing)))
+            known = json.loads(json.dumps(committed_answer() or look(_tracing())))
             cache.keep(looks, name, known)
         _seen[name] = known
     return _seen[name]
+
+
+def _tracing():
+    """Import what traces a model. Raise Stop where torch or transformers is missing."""
+    try:
+        from study.predictor.tracing import tracing
+    except ModuleNotFoundError as error:
+        what = f"this model with these options has to be traced, and {error.name} is not installed"
+        raise Stop(what, "run: pip install 'zero-study[train]'", "unavailable") from error
+    return tracing

@@ -3,19 +3,21 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 from study.io import files
 from study.io import parsing as texts
 from study.machine import launcher
 from study.records.schema import Promised
+from study.spec.settings import AUTOCAST
 
 MAX_BYTES = 64 * 1024
 PRECISIONS = ("no", "bf16", "fp16", "fp8")
 ENVIRONMENT = "Accelerate's environment"
 
 
-def promised(engine_config: dict | None, arguments=None) -> Promised:
-    """What was asked for, by the most explicit source: a Trainer's arguments, the script's own config, or the launcher.
+def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
+    """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
 
     `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
     """
@@ -38,7 +40,7 @@ def _launched() -> dict:
     if "ACCELERATE_MIXED_PRECISION" not in seen:
         return {}
     file = launcher.config_file()
-    wanted = {"source": file.name if file else ENVIRONMENT}
+    wanted: dict[str, Any] = {"source": file.name if file else ENVIRONMENT}
     wanted |= {name: seen.get(f"ACCELERATE_USE_{name.upper()}") == "true" for name in ("deepspeed", "fsdp")}
     if (precision := seen["ACCELERATE_MIXED_PRECISION"]) in PRECISIONS:
         wanted["precision"] = precision
@@ -74,7 +76,7 @@ def _arguments(arguments) -> dict:
 def _json(config: dict) -> dict:
     """What a DeepSpeed config asks for. "auto" asks for nothing."""
     zero = config.get("zero_optimization") or {}
-    wanted = {
+    wanted: dict[str, Any] = {
         "stage": _number(zero.get("stage", 0), int),
         "clipping": _number(config.get("gradient_clipping"), float),
         "accumulation": _number(config.get("gradient_accumulation_steps"), int),
@@ -83,7 +85,7 @@ def _json(config: dict) -> dict:
         wanted[part] = str((zero.get(part) or {}).get("device", "none"))
     autocast = config.get("torch_autocast") or {}
     if autocast.get("enabled") is True:
-        wanted["precision"] = {"bfloat16": "bf16", "float16": "fp16"}.get(autocast.get("dtype"))
+        wanted["precision"] = {dtype: name for name, dtype in AUTOCAST.items()}.get(str(autocast.get("dtype")))
     for name in ("bf16", "fp16"):
         if (config.get(name) or {}).get("enabled") is True:
             wanted["precision"] = name

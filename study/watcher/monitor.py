@@ -16,12 +16,13 @@ ALL_WELL = b"."
 
 def start(folder: Path, rank: int) -> subprocess.Popen | None:
     """Start the process beside this rank. None if that fails."""
-    words = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
+    command = [sys.executable, __file__, str(folder), str(rank), str(os.getpid())]
     with contextlib.suppress(OSError):
         # A session of its own: Ctrl-C and a launcher that ends its group do not reach it.
         return subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
+    return None
 
 
 def dismiss(witness: subprocess.Popen | None) -> None:

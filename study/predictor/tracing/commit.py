@@ -1,0 +1,277 @@
+"""Writes `committed.zip`: traces small models of a family, or a built-in shape, and finds the terms of every number.
+
+`python -m study.predictor.tracing.commit FOLDER` keeps each member in a folder, and traces those that are not there
+yet, which takes an hour; further arguments choose members by how their names begin. Each number is fitted to a few
+samples as an exact sum of at most three terms. What has no such sum is left out, and is traced when it is asked for.
+"""
+
+import functools
+import itertools
+import json
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy
+
+from study.predictor.tracing import committed, tracing
+from study.predictor.tracing.committed import sizes_of, without_sizes
+from study.predictor.tracing.repeating import Unlike, repeat
+from study.predictor.tracing.tape import Tape, in_order
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
+
+MOST_TERMS = 3
+# The products of dimensions in which sizes are sums; a term also has the tokens of a row, if it begins with t.
+TERMS = {
+    "bert": "- h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
+    "gpt2": "- h f a w v p hh hf hv hp t th tf ta tv thh thf thv tw tt tta tth",
+    "llama": "- h f a g w aw gw v p haw hgw hf hv t th tf ta tg tw taw tgw tv thaw thgw thf thv tt tta ttaw",
+    None: "- t tt",
+}
+PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
+SAMPLES = 5
+ROWS_SAMPLES = 2  # for other numbers of rows
+MANY = committed.MANY_LAYERS
+
+
+def ways(attention: str, cuda: tuple[str, ...], precisions: tuple[str, ...], both_ways: bool = True) -> list[Pass]:
+    """Return the passes that commands ask for, of one token."""
+    found = []
+    for precision, checkpointing in itertools.product(precisions, (False, True)):
+        linears = (False, True) if both_ways and precision != "bf16_gathered" else (False,)
+        found += [Pass(1, precision, attention, checkpointing, "whole", linear, cuda) for linear in linears]
+    return found
+
+
+class Source:
+    """The models from which a member is fitted."""
+
+    def __init__(self, config: dict, dropout: float | None, ways: list[Pass]):
+        self.dropout = dropout
+        self.family = config["model_type"] if config["model_type"] in committed.DIMENSIONS else None
+        self.config = config
+        self.name = committed.member(config, dropout).name
+        self.ways = ways
+        self.terms = ["" if term == "-" else term for term in TERMS[self.family].split()]
+
+    @functools.cached_property
+    def samples(self) -> list[tuple[Transformer, dict[str, int]]]:
+        """Models, and the values of the letters of the terms."""
+        chance = random.Random(29)
+        if self.family is None:
+            model = Transformer.of(self.config, self.name, dropout=self.dropout)
+            most = model.traced_look.limit or 2048
+            return [(model, {"t": min(most, tokens)}) for tokens in (24, 56, 104, 2048)]
+        return [self._sample(chance) for _ in range(SAMPLES)]
+
+    def _sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
+        drawn = {letter: chance.randrange(50, 900) for letter in "fv"}
+        drawn |= {"t": chance.randrange(17, 90), "p": chance.randrange(100, 400), "w": 8 * chance.randrange(2, 7)}
+        groups = chance.randrange(2, 6)
+        shares = committed.member(self.config, None).dimensions
+        heads = groups * (chance.randrange(2, 5) if shares.get("g", shares["a"]) < shares["a"] else 1)
+        drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
+        if self.family == "llama":  # the width of its heads is a number of its own
+            drawn["h"] = heads * chance.randrange(9, 60)
+        sizes = {name: drawn[letter] for letter, name in committed.DIMENSIONS[self.family].items()}
+        model = Transformer.of(self.config | sizes | {"pad_token_id": 0}, self.name, dropout=self.dropout)
+        return model, drawn
+
+    def write(self) -> dict:
+        """Trace all passes, and return the member."""
+        self.entries: dict[str, int] = {}
+        self.sums: dict[tuple, int] = {}
+        self.fitted: dict[tuple, tuple] = {}
+        passes = {}
+        for way in self.ways:
+            try:
+                passes |= {committed.key(way, rows): each for rows, each in self._pass(way).items()}
+            except NoSum as error:
+                sys.stderr.write(f"{self.name} {way[1:]}: {error}\n")
+        look = self._look()
+        entries = [json.loads(entry) for entry in self.entries]
+        return {
+            "terms": self.terms, "sums": [*self.sums], "entries": entries, "look": look, "passes": passes
+        }  # fmt: skip
+
+    def _look(self) -> list:
+        looks = [model.traced_look for model, _ in self.samples]
+        first = looks[0]
+        if self.family is None:
+            return [*first]
+        tensors = []
+        for number, (name, shape, block, trains) in enumerate(first.tensors):
+            if block in ("embeddings", "layer.0", "head"):
+                sizes = [tuple(look.tensors[number][1][axis] for look in looks) for axis in range(len(shape))]
+                tensors.append([name, [*map(self._sum, sizes)], block, trains])
+        buffers, limit, vocabulary = (
+            self._sum(tuple(getattr(look, name) for look in looks)) for name in ("buffers_bytes", "limit", "vocabulary")
+        )
+        return [
+            first.kind,
+            first.family,
+            tensors,
+            buffers,
+            first.has_fused_attention,
+            limit,
+            first.limited_by,
+            vocabulary,
+        ]
+
+    def _pass(self, way: Pass) -> dict[int, dict]:
+        """Return the pass over one row, two and three rows."""
+        two = self._fit(way, 2)
+        return {rows: self._scaled(way, rows, two) or self._fit(way, rows) for rows in (1, 3)} | {2: two}
+
+    def _fit(self, way: Pass, rows: int) -> dict:
+        """Fit each number of a pass to all samples."""
+        tapes, stacks = self._tapes(way, rows, len(self.samples))
+        skeletons = [*map(_skeleton, tapes)]
+        if any(skeleton != skeletons[0] for skeleton in skeletons):
+            raise NoSum("the samples do other operations")
+        stored = []
+        for skeleton, *same in zip(skeletons[0], *tapes, strict=True):
+            number = self.entries.setdefault(json.dumps(skeleton), len(self.entries))
+            stored.append([number, *map(self._sum, zip(*map(sizes_of, same), strict=True))])
+        return {"tape": stored, "stacks": stacks}
+
+    def _scaled(self, way: Pass, rows: int, two: dict) -> dict | None:
+        """Return a pass over other rows than two: some terms grow with the rows. None if it is another pass."""
+        tapes, stacks = self._tapes(way, rows, ROWS_SAMPLES)
+        names = [*self.entries]
+        expected = [json.loads(names[number]) for number, *_ in two["tape"]]
+        if stacks != two["stacks"] or any(_skeleton(tape) != expected for tape in tapes):
+            return None
+        stored, sums = [], [*self.sums]
+        for (number, *each), *same in zip(two["tape"], *tapes, strict=True):
+            found = [
+                self._grown(sums[place], rows, numbers)
+                for place, numbers in zip(each, zip(*map(sizes_of, same), strict=True), strict=True)
+            ]
+            if None in found:
+                return None
+            stored.append([number, *(self.sums.setdefault(grown, len(self.sums)) for grown in found)])
+        return {"tape": stored, "stacks": stacks}
+
+    def _grown(self, two: tuple[int, ...], rows: int, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the sum of two rows with some of its terms grown, so that it gives these numbers."""
+        factors, terms = two[::2], two[1::2]
+        for grows in itertools.product((True, False), repeat=len(terms)):
+            more = [n * rows // 2 if each else n for n, each in zip(factors, grows, strict=True)]
+            sums = [
+                sum(n * row[term] for n, term in zip(more, terms, strict=True)) for row in self._table[: len(numbers)]
+            ]
+            if sums == [*numbers]:
+                return tuple(itertools.chain(*zip(more, terms, strict=True)))
+        return None
+
+    def _tapes(self, way: Pass, rows: int, count: int) -> tuple[list[Tape], list]:
+        """Return the tapes of the first samples, and the stacks of which only some layers are on them."""
+        both = [
+            self._followed(model, way._replace(sequence=values["t"]), rows) for model, values in self.samples[:count]
+        ]
+        stacks = [[stack.name, [*stack.kinds], [*stack.kept]] for stack in both[0][1]]
+        return [in_order(tape) for tape, _ in both], stacks
+
+    def _followed(self, model: Transformer, way: Pass, rows: int) -> tuple:
+        try:
+            tape, stacks = tracing.followed(model, way, rows, with_all_layers=False)
+            repeat(tape, {stack.name: stack.alike() for stack in stacks})
+        except Unlike:
+            tape, stacks = tracing.followed(model, way, rows, with_all_layers=True)
+        return tape, stacks
+
+    def _sum(self, numbers: tuple[int, ...]) -> int:
+        """Return the number of a sum that gives these numbers on the samples."""
+        if numbers not in self.fitted:
+            self.fitted[numbers] = self._fitted(numbers)
+        return self.sums.setdefault(self.fitted[numbers], len(self.sums))
+
+    def _fitted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        if not any(numbers):
+            return ()
+        exact = self._table
+        if any(number == 0 for number in numbers):
+            raise NoSum(f"a size is {numbers}")
+        scaled = numpy.array(exact, dtype=float) / numpy.array(numbers, dtype=float)[:, None]
+        for count in range(1, min(MOST_TERMS, len(self.terms)) + 1):
+            chosen = numpy.array([*itertools.combinations(range(len(self.terms)), count)])
+            matrices = scaled[:, chosen].transpose(1, 0, 2)  # combinations, samples, terms
+            widths = numpy.abs(matrices).max(axis=1, keepdims=True)
+            factors = (numpy.linalg.pinv(matrices / widths) @ numpy.ones(len(numbers))) / widths[:, 0, :]
+            miss = numpy.abs(numpy.einsum("cst,ct->cs", matrices, factors) - 1).max(axis=1)
+            for place in numpy.flatnonzero(miss < 1e-6):
+                whole = [round(factor) for factor in factors[place]]
+                terms = [int(term) for term in chosen[place]]
+                sums = [sum(n * row[term] for n, term in zip(whole, terms, strict=True)) for row in exact]
+                if sums == [*numbers]:
+                    return tuple(itertools.chain(*zip(whole, terms, strict=True)))
+        raise NoSum(f"{numbers} is no sum of {MOST_TERMS} terms")
+
+    @functools.cached_property
+    def _table(self) -> list[list[int]]:
+        """The terms' values on each sample."""
+        products = [
+            [numpy.prod([values[letter] for letter in term], dtype=object) if term else 1 for term in self.terms]
+            for _, values in self.samples
+        ]
+        return [[int(value) for value in row] for row in products]
+
+
+def _skeleton(tape: Tape) -> list[list]:
+    """Return a tape without the numbers that depend on dimensions."""
+    made, skeleton = 0, []
+    for entry in tape:
+        skeleton.append(without_sizes(entry, made))
+        made += entry[0] == "made"
+    return skeleton
+
+
+class NoSum(Exception):
+    """A number that is no sum of terms."""
+
+
+def sources() -> list[Source]:
+    """Return all members, the most useful first."""
+    gpt2 = config_of("gpt2") | {"n_layer": MANY}
+    bert = config_of("bert-base") | {"num_hidden_layers": MANY}
+    llama = config_of("llama3-8b") | {"num_hidden_layers": MANY, "head_dim": 128}
+    gpu, cpu = (ways("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
+    eager = ways("eager", CUDA_DIFFERENCES, ("bf16_cast", "bf16", "fp32"), both_ways=False)
+    gelu, tied, same_heads = {"activation_function": "gelu"}, {"tie_word_embeddings": True}, {"num_key_value_heads": 32}
+    found = [
+        Source(llama, None, gpu),
+        Source(gpt2, None, gpu + eager + cpu),
+        Source(bert, None, gpu + eager + cpu),
+        Source(gpt2 | {"n_layer": 2}, None, cpu),
+        Source(bert | {"num_hidden_layers": 2}, None, cpu),
+        Source(gpt2 | gelu, None, eager + gpu[:6]),
+        Source(gpt2 | gelu, 0.0, ways("sdpa", CUDA_DIFFERENCES, ("bf16_gathered",))),
+        Source(llama | same_heads, None, gpu),
+        Source(llama | tied, None, gpu),
+    ]
+    larger = (name for name in SHAPES if not name.endswith("-micro"))
+    for name in larger:
+        if SHAPES[name]["model_type"] not in committed.DIMENSIONS:
+            attention = "eager" if SHAPES[name]["model_type"] in NO_FUSED_ATTENTION else "sdpa"
+            found.append(Source(config_of(name), None, ways(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
+    return found
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for source in sources():
+        path = folder / source.name
+        if path.exists() or (names and not source.name.startswith(tuple(names))):
+            continue
+        content = source.write()
+        path.write_text(json.dumps(content, separators=(",", ":")))
+        sys.stderr.write(f"{source.name}: {len(content['passes'])} passes\n")
+    with zipfile.ZipFile(committed.PATH, "w", zipfile.ZIP_LZMA) as archive:
+        for path in sorted(folder.iterdir()):
+            archive.writestr(zipfile.ZipInfo(path.name), path.read_text(), zipfile.ZIP_LZMA)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

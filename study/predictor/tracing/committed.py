@@ -1,0 +1,187 @@
+"""Traces that come with the package: of the built-in shapes, and of families of models that are given by numbers.
+
+Reading them needs no torch. `committed.zip` has a member for each shape or family. Every number on a tape is a sum of
+terms: a factor, times a product of the model's dimensions and the tokens of a row. `commit.py` writes the file.
+"""
+
+import functools
+import hashlib
+import json
+import zipfile
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from study.predictor.tracing import tape as tapes
+from study.predictor.tracing.repeating import Stack, repeat
+from study.predictor.tracing.tape import Tape
+
+PATH = Path(__file__).with_name("committed.zip")
+MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
+# By family: the letter of each dimension in a term, and its name in the config. t stands for the tokens of a row, w for
+# the width of a head.
+DIMENSIONS = {
+    "bert": {
+        "h": "hidden_size",
+        "f": "intermediate_size",
+        "a": "num_attention_heads",
+        "v": "vocab_size",
+        "p": "max_position_embeddings",
+    },
+    "gpt2": {"h": "n_embd", "f": "n_inner", "a": "n_head", "v": "vocab_size", "p": "n_positions"},
+    "llama": {
+        "h": "hidden_size",
+        "f": "intermediate_size",
+        "a": "num_attention_heads",
+        "g": "num_key_value_heads",
+        "w": "head_dim",
+        "v": "vocab_size",
+        "p": "max_position_embeddings",
+    },
+}
+LAYERS = {"bert": "num_hidden_layers", "gpt2": "n_layer", "llama": "num_hidden_layers"}
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # they change no size
+TIED = {"bert": True, "gpt2": True, "llama": False}  # transformers' default for configs that say nothing
+
+
+class Member(NamedTuple):
+    """Which member of the file has the traces of a model, and the dimensions to evaluate them for."""
+
+    name: str
+    dimensions: dict[str, int]
+    layers: int | None  # of a family
+
+
+def member(config: dict, dropout: float | None) -> Member:
+    """Return the member for a config, whether the file has it or not."""
+    family = config.get("model_type")
+    if family not in DIMENSIONS:
+        return Member(f"{family}-{_digest([config, dropout])}", {}, None)
+    config = _with_defaults(config)
+    free = {**DIMENSIONS[family], "layers": LAYERS[family]}
+    dimensions = {letter: config.get(name) for letter, name in free.items()}
+    if not all(type(size) is int and size > 0 for size in dimensions.values()):
+        return Member("unknown", {}, None)
+    dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
+    layers = dimensions.pop("layers")
+    fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
+    shares_heads = dimensions.get("g", dimensions["a"]) < dimensions["a"]
+    structure = [fixed, dropout, min(layers, MANY_LAYERS), shares_heads]
+    return Member(f"{family}-{_digest(structure)}", dimensions, layers)
+
+
+def _with_defaults(config: dict) -> dict:
+    """The config with those of transformers' defaults that a dimension depends on."""
+    family = config["model_type"]
+    config = {"tie_word_embeddings": TIED[family]} | {name: each for name, each in config.items() if each is not None}
+    if family == "gpt2" and "n_embd" in config:
+        config.setdefault("n_inner", 4 * config["n_embd"])
+    if family == "llama" and {"num_attention_heads", "hidden_size"} <= config.keys():
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return config
+
+
+def _digest(structure: list) -> str:
+    return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def key(way: tuple, rows: int) -> str:
+    """Return the name of a pass in a member. `way` begins with the tokens of a row, on which its terms depend."""
+    return json.dumps([*way[1:], rows])
+
+
+@functools.cache
+def _content(name: str) -> dict | None:
+    if not PATH.exists():  # while it is made for the first time
+        return None
+    with zipfile.ZipFile(PATH) as archive:
+        return json.loads(archive.read(name)) if name in archive.namelist() else None
+
+
+def look(config: dict, dropout: float | None) -> list | None:
+    """Return what a look at the model would show; None if the file has no such model."""
+    name, dimensions, layers = member(config, dropout)
+    content = _content(name)
+    if content is None or layers is None:
+        return content and content["look"]
+    values = _values(content, dimensions)
+    kind, family, templates, buffers, fused, limit, limited_by, vocabulary = content["look"]
+    named = [[name, [values[each] for each in shape], block, trains] for name, shape, block, trains in templates]
+    tensors = [tensor for tensor in named if tensor[2] == "embeddings"]
+    for i in range(layers):
+        of_layer = (tensor for tensor in named if tensor[2] == "layer.0")
+        tensors += [
+            [name.replace(".0.", f".{i}.", 1), shape, f"layer.{i}", trains] for name, shape, _, trains in of_layer
+        ]
+    tensors += [tensor for tensor in named if tensor[2] == "head"]
+    return [kind, family, tensors, values[buffers], fused, values[limit], limited_by, values[vocabulary]]
+
+
+def has_passes(config: dict, dropout: float | None) -> bool:
+    """Return whether the file has passes of a model, which include those with activation checkpointing."""
+    return _content(member(config, dropout).name) is not None
+
+
+def lines(
+    config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...], blocks: dict[str, str]
+) -> dict | None:
+    """Return a pass as lines over the number of rows, as `tracing.lines` does; None if the file has no such pass."""
+    name, dimensions, layers = member(config, dropout)
+    content, keys = _content(name), [key(way, count) for count in rows]
+    tokens = way[0]
+    unusual = any(size < 2 for size in (tokens, *dimensions.values()))  # a size of 1 leads to other kernels
+    if content is None or unusual or not all(each in content["passes"] for each in keys):
+        return None
+    values = _values(content, dimensions | {"t": tokens})
+    whole = [_tape(content, content["passes"][each], values, layers) for each in keys]
+    return tapes.lines(whole, rows, blocks)
+
+
+def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
+    """Evaluate every sum of a member."""
+    terms = [prod(dimensions.get(letter, 0) for letter in letters) for letters in content["terms"]]
+    return [sum(n * terms[term] for n, term in zip(each[::2], each[1::2], strict=True)) for each in content["sums"]]
+
+
+def _tape(content: dict, stored: dict, values: list[int], layers: int | None) -> Tape:
+    """Return the tape of a whole model from a stored one."""
+    tape: Tape = []
+    made = 0
+    for number, *sizes in stored["tape"]:
+        entry = with_sizes(content["entries"][number], [values[size] for size in sizes])
+        if entry[0] in ("freed", "gradient"):
+            entry = (entry[0], made - entry[1])
+        made += entry[0] == "made"
+        tape.append(entry)
+    stacks = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stored["stacks"]]
+    return repeat(tape, {stack.name: stack.alike(layers) for stack in stacks})
+
+
+def sizes_of(entry: tuple) -> list[int]:
+    """Return the numbers of an entry of a tape that depend on dimensions."""
+    if entry[0] == "kernel":
+        return [*(entry[1][1] if entry[1] else ()), entry[2]]
+    return [entry[{"made": 1, "inputs": 1, "event": 2}[entry[0]]]] if entry[0] in ("made", "inputs", "event") else []
+
+
+def without_sizes(entry: tuple, made: int) -> list:
+    """Return an entry without those numbers. Tensors are counted back from the one that is made next."""
+    kind = entry[0]
+    if kind in ("freed", "gradient"):
+        return [kind, made - entry[1]]
+    if kind == "kernel":
+        return [kind, entry[1] and entry[1][0]]
+    if kind == "made":
+        return [kind, entry[2]]
+    return [*entry] if kind == "layer" else [*entry[:-1]]
+
+
+def with_sizes(entry: list, sizes: list[int]) -> tuple:
+    """Return the entry of a tape that `without_sizes` and `sizes_of` have divided."""
+    kind = entry[0]
+    if kind == "made":
+        return kind, sizes[0], entry[1]
+    if kind == "kernel":
+        return kind, entry[1] and (entry[1], tuple(sizes[:-1])), sizes[-1]
+    return (*entry, *sizes)

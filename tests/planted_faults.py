@@ -1,0 +1,165 @@
+"""Plant faults into a copy of the study, one at a time, and count how many the fast tests catch.
+
+python tests/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training study/measure
+
+Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
+return value lost. It is caught if one of the test files that are nearest to its module by imports fails. The share of
+two commits is compared by running this file with --root on each.
+"""
+
+import argparse
+import ast
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+TURNED = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
+IGNORED = (".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "*.egg-info")
+
+
+@dataclass(frozen=True)
+class Fault:
+    file: str
+    line: int
+    kind: str
+    before: str
+    after: str
+    start: int  # bytes in the file
+    end: int
+    tests: tuple[str, ...] = ()
+    caught: bool | None = None
+
+
+def mutants(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """Yield the kind of each fault in a node, the expression that it replaces, and the new one."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in TURNED:
+        yield "comparison", node, ast.Compare(node.left, [TURNED[type(node.ops[0])]()], node.comparators)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        value = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield "constant", node, ast.Constant(value)
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        yield "branch", node.test, ast.UnaryOp(ast.Not(), node.test)
+    if isinstance(node, ast.BinOp) and type(node.op) in SWAPPED:
+        yield "operator", node, ast.BinOp(node.left, SWAPPED[type(node.op)](), node.right)
+    if isinstance(node, ast.Return) and node.value is not None:
+        yield "return", node.value, ast.Constant(None)
+
+
+def faults_in(root: Path, file: Path) -> Iterator[Fault]:
+    """Yield all faults of the functions in a file."""
+    content = file.read_bytes()
+    starts = [0]
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    tree = ast.parse(content)
+    inside_strings = {id(part) for each in ast.walk(tree) if isinstance(each, ast.JoinedStr) for part in ast.walk(each)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    nodes = {id(node): node for function in functions for body in function.body for node in ast.walk(body)}
+    for node in nodes.values():
+        if id(node) in inside_strings:
+            continue
+        for kind, old, new in mutants(node):
+            start = starts[old.lineno - 1] + old.col_offset
+            end = starts[old.end_lineno - 1] + old.end_col_offset
+            before = content[start:end].decode()
+            yield Fault(str(file.relative_to(root)), old.lineno, kind, before, f"({ast.unparse(new)})", start, end)
+
+
+def imports_of(file: Path, modules: set[str]) -> set[str]:
+    """Return the modules of the study that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names & modules
+
+
+def nearest_tests(root: Path, most: int) -> dict[str, tuple[str, ...]]:
+    """Return the test files for each file of the study: those with the fewest imports between the two."""
+    paths = {str(path.relative_to(root)): path for path in sorted((root / "study").rglob("*.py"))}
+    files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
+    graph = {module: imports_of(paths[name], files.keys()) for module, name in files.items()}
+    found: dict[str, list[tuple[int, str]]] = {name: [] for name in paths}
+    for test in sorted((root / "tests").glob("test_*.py")):
+        distance, seen, level = 0, set(), imports_of(test, files.keys())
+        while level:
+            for module in level:
+                found[files[module]].append((distance, f"tests/{test.name}"))
+            seen |= level
+            level = {each for module in level for each in graph[module]} - seen
+            distance += 1
+    return {name: tuple(test for _, test in sorted(tests)[:most]) for name, tests in found.items()}
+
+
+def passes(root: Path, tests: tuple[str, ...], limit_s: float) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+    try:
+        process = subprocess.run([*command, *tests], cwd=root, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return process.returncode in (0, 5)  # 5: no test was selected
+
+
+def judged(fault: Fault, copy: Path, tests: tuple[str, ...], limit_s: float) -> Fault:
+    """Plant a fault, run the tests, and remove it again. Without a test a fault is neither caught nor missed."""
+    if not tests:
+        return fault
+    path = copy / fault.file
+    content = path.read_bytes()
+    path.write_bytes(content[: fault.start] + fault.after.encode() + content[fault.end :])
+    caught = not passes(copy, tests, limit_s)
+    path.write_bytes(content)
+    return replace(fault, tests=tests, caught=caught)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="+", help="folders or files, relative to the root")
+    parser.add_argument("--root", type=Path, default=Path())
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--most-tests", type=int, default=6, help="test files that are run for a fault")
+    parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
+    parser.add_argument("--out", type=Path, default=Path("faults.json"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "study"
+        shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))
+        nearest = nearest_tests(copy, options.most_tests)
+        paths = [copy / name for name in options.packages]
+        files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+        every = [fault for file in sorted(files) for fault in faults_in(copy, file)]
+        drawn = random.Random(options.seed).sample(every, options.count)
+        needed = sorted({test for fault in drawn for test in nearest[fault.file]})
+        sound = [test for test in needed if passes(copy, (test,), options.limit_s)]
+        results = []
+        for fault in drawn:
+            tests = tuple(test for test in nearest[fault.file] if test in sound)
+            results.append(judged(fault, copy, tests, options.limit_s))
+            sys.stderr.write(f"{results[-1]}\n")
+    tested = [each.caught for each in results if each.caught is not None]
+    content = {
+        "seed": options.seed,
+        "drawn_from": len(every),
+        "planted": len(tested),
+        "caught_share": sum(tested) / len(tested) if tested else None,
+        "tests_that_fail_without_a_fault": [test for test in needed if test not in sound],
+        "faults": [asdict(each) for each in results],
+    }
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The traces that come with the package are those that a fresh trace finds, and need no torch."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from study.predictor.tracing import commit, committed, tracing, transformer
+from study.predictor.tracing.transformer import Pass, Transformer
+from study.spec.settings import Settings
+
+IN_FILE = [source for source in commit.sources() if committed.has_passes(source.config, source.dropout)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setattr(transformer, "_seen", {})
+
+
+def compare(model: Transformer, way: Pass, rows: tuple[int, ...]) -> None:
+    """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
+    blocks = {tensor.name: tensor.block for tensor in model.tensors}
+    known = committed.lines(model.dimensions, model.dropout, way, rows, blocks)
+    assert known is not None, (model.name, way, rows)
+    assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
+    assert json.loads(json.dumps(tracing.lines(model, way, rows))) == json.loads(json.dumps(known)), (way, rows)
+
+
+def drawn(source: commit.Source, chance: random.Random) -> Transformer:
+    """A model of a member, of dimensions that no sample had; or the built-in shape of the member."""
+    if source.family is None:
+        return source.samples[0][0]
+    model, _ = source._sample(chance)
+    layers = committed.LAYERS[source.family]
+    more = chance.randrange(4) if model.dimensions[layers] >= committed.MANY_LAYERS else 0
+    return Transformer.of(model.dimensions | {layers: model.dimensions[layers] + more}, "drawn", dropout=source.dropout)
+
+
+@pytest.mark.parametrize("source", IN_FILE[:2], ids=lambda source: source.name)
+def test_a_committed_trace_is_a_fresh_one(source):
+    chance = random.Random(source.name)
+    compare(drawn(source, chance), source.ways[0]._replace(sequence=chance.randrange(40, 200)), (2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", IN_FILE, ids=lambda source: source.name)
+def test_every_committed_trace_is_a_fresh_one(source):
+    chance = random.Random(source.name)
+    for way in source.ways:
+        model = drawn(source, chance)
+        if committed.key(way, 1) in committed._content(source.name)["passes"]:
+            way = way._replace(sequence=chance.randrange(40, 400))
+            compare(model, way, (1,))
+            compare(model, way, (2, 3))
+
+
+CODE = """
+import sys
+sys.modules["torch"] = None
+from study.predictor.architecture import named
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
+from study.predictor.tracing.transformer import Transformer
+from study.spec.shapes import config_of
+model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
+values = {"precision": "bf16_cast", "attention": "eager", "micro_batch": 2, "sequence": 1024, "device": "cuda"}
+print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values)).peak_bytes)
+print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"precision": "fp32"})).peak_bytes)
+"""
+
+
+def test_without_torch_committed_traces_are_enough_and_others_are_a_sentence(tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert int(done.stdout) > 10e9
+    assert "this model with these options has to be traced, and torch is not installed" in done.stderr
