@@ -45,15 +45,6 @@ SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A value of a claim, what its check found, and the verdict on the two."""
-
-    claimed: object
-    finding: Finding
-    verdict: str
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The verdict on a claim, with all that a reader needs to question it."""
 
@@ -201,11 +192,10 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
         if len(findings) == 1:
             findings = _elements(findings[0], len(claimed))
     findings = [_in_unit(finding, check.factor) for finding in findings]
-    judged = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
+    words = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
     missing = _each(findings, "missing")
     if claimed is None:
         missing.append(f"{check.value}, which is not known")
-    words = [each.verdict for each in judged]
     if claim.settle and NOT_TESTED in words:
         missing.append(f"on {claim.settle.machine}: {claim.settle.command}")
     basis = _basis(check, findings)
@@ -235,18 +225,17 @@ def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> lis
         return [Finding(None, working, missing="records with possible numbers") for _ in case.calls]
 
 
-def _compared(check: Check, claimed: object, finding: Finding) -> Judged:
-    """Judge one value. Raise Stop if the check never finds a value of this kind: the claims file is wrong."""
+def _compared(check: Check, claimed: object, finding: Finding) -> str:
+    """Return the verdict on one value. Raise Stop if the check never finds a value of this kind."""
     if claimed is None:
-        return Judged(claimed, finding, NOT_TESTED)
+        return NOT_TESTED
     against = claimed if finding.instead_of is None else finding.instead_of
     result = finding.value
     if result not in (None, ABSENT):
         unlike = isinstance(result, bool) != isinstance(against, bool)
         if unlike or (is_number(result) and isinstance(against, str) and against != "never"):
             raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
-    verdict = compare(finding, claimed, check.relation, check.tolerance, check.better)
-    return Judged(claimed, finding, verdict)
+    return compare(finding, claimed, check.relation, check.tolerance, check.better)
 
 
 def _elements(finding: Finding, count: int) -> list[Finding]:

@@ -69,7 +69,8 @@ def _check(function: Callable) -> arguments.Check:
     @functools.wraps(function)
     def check(**given) -> Finding:
         trial = trial_of(function, given)
-        refuse(trial)
+        if stop := refusal(trial):
+            raise stop
         if missing := not_installed():
             words = f"{', '.join(missing)} is not installed here"
             return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
@@ -102,12 +103,6 @@ def reproduction(*, name: str) -> Finding:
 
 
 TRIALS = {name: _check(function) for name, function in probe_worker.TRIALS.items()} | {REPRODUCTION: reproduction}
-
-
-def refuse(trial: dict) -> None:
-    """Raise Stop if a trial is not to be run."""
-    if stop := refusal(trial):
-        raise stop
 
 
 def refusal(trial: dict) -> Stop | None:

@@ -229,7 +229,8 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     given = _of_deepspeed(source.named.content) if source.named else {}
     written = _written("trainer", arguments) | _duration(arguments)
     for name in {"rows per pass and rank", "accumulation"} & written.keys() & given.keys():
-        ours, theirs = given[name].value, written[name].value
+        ours = given[name].value
+        theirs = written[name].value
         if ours != theirs:
             written[name] = Setting(theirs, f"the json says {ours}: the Trainer refuses the pair")
     if str(arguments.get("optim", "")).startswith("adamw_torch"):
@@ -271,7 +272,7 @@ def _duration(arguments: dict) -> EffectiveSettings:
 def _of_record(record: Record, content: dict) -> EffectiveSettings:
     seen = record.observed
     kind = seen.distributed_type or ""
-    engine = ENGINES.get(kind) if kind in ("", "DEEPSPEED", "NO") else "FSDP" if "FSDP" in kind else "DDP"
+    engine = "FSDP" if "FSDP" in kind else ENGINES.get(kind, "DDP" if kind else None)
     own = _written("record", content) | {"engine": Setting(engine), "precision": _precision_of_record(record)}
     if seen.stage is None:
         own = {name: setting for name, setting in own.items() if name not in ("overlap_comm", *OFFLOADS)}

@@ -40,7 +40,7 @@ class Facts:
 
     @functools.cached_property
     def promised(self) -> Promised:
-        """What was asked for: by a user's script and files, or by an arm and settings of this study."""
+        """The settings that were asked for: by a user's script and files, or by an arm and settings of this study."""
         if self.record.promised or self.record.is_script:
             return self.record.promised
         wanted = self.record.requested

@@ -16,7 +16,7 @@ CHUNK = 256  # losses that are kept one by one
 
 
 class History:
-    """What went into each step. Steps count from 1."""
+    """The inputs, losses and times of each step. Steps count from 1."""
 
     def __init__(self) -> None:
         self.steps = 0

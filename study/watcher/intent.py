@@ -10,6 +10,7 @@ from study.io import parsing as texts
 from study.machine import launcher
 from study.records.schema import Promised
 from study.spec.settings import AUTOCAST
+from study.watcher.effective import of_zero
 
 MAX_BYTES = 64 * 1024
 PRECISIONS = ("no", "bf16", "fp16", "fp8")
@@ -35,7 +36,7 @@ def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
 
 
 def _launched() -> dict:
-    """What the environment of `accelerate launch` asks for. Empty without it."""
+    """Return what the environment of `accelerate launch` asks for; nothing without it."""
     seen = os.environ
     if "ACCELERATE_MIXED_PRECISION" not in seen:
         return {}
@@ -61,12 +62,15 @@ def _launched() -> dict:
 
 
 def _arguments(arguments) -> dict:
-    """What TrainingArguments ask for. Numbers in their DeepSpeed config take precedence."""
-    precision = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "no"
-    wanted = {"source": "TrainingArguments", "clipping": float(arguments.max_grad_norm or 0), "precision": precision}
-    wanted |= {"accumulation": arguments.gradient_accumulation_steps}
+    """Return what TrainingArguments ask for. Numbers in their DeepSpeed config take precedence."""
     names = ("activation_checkpointing", "gradient_checkpointing")  # the second is the old name
-    wanted |= {"checkpointing": any(getattr(arguments, name, False) for name in names)}
+    wanted = {
+        "source": "TrainingArguments",
+        "clipping": float(arguments.max_grad_norm or 0),
+        "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
+        "accumulation": arguments.gradient_accumulation_steps,
+        "checkpointing": any(getattr(arguments, name, False) for name in names),
+    }
     if config := arguments.deepspeed:
         config = config if isinstance(config, dict) else _read(Path(config))
         wanted |= {"deepspeed": True} | {name: value for name, value in _json(config).items() if value is not None}
@@ -74,8 +78,8 @@ def _arguments(arguments) -> dict:
 
 
 def _json(config: dict) -> dict:
-    """What a DeepSpeed config asks for. "auto" asks for nothing."""
-    zero = config.get("zero_optimization") or {}
+    """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
+    zero = of_zero(config)
     wanted: dict[str, Any] = {
         "stage": _number(zero.get("stage", 0), int),
         "clipping": _number(config.get("gradient_clipping"), float),

@@ -35,7 +35,7 @@ MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' meas
 
 @dataclass(frozen=True)
 class Training:
-    """What is watched. `arguments` are those of a Trainer, and `loop` is its class."""
+    """The objects of a user's training. `arguments` are those of a Trainer, and `loop` is its class."""
 
     accelerator: Any
     model: torch.nn.Module

@@ -48,9 +48,11 @@ class Source:
         """The kind of file, in words."""
         if self.record:
             return f"{self.kind}, {self.record.status}"
-        inside = self.named and self.named.path == self.path
-        more = " with a DeepSpeed config inside" if inside else f" with {self.named.path.name}" if self.named else ""
-        return f"{self.kind}{more}"
+        if self.named is None:
+            return self.kind
+        if self.named.path == self.path:
+            return f"{self.kind} with a DeepSpeed config inside"
+        return f"{self.kind} with {self.named.path.name}"
 
 
 def read(path: Path) -> Source:

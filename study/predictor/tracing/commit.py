@@ -69,7 +69,8 @@ class Source:
     def _sample(self, chance: random.Random) -> tuple[Transformer, dict[str, int]]:
         drawn = {letter: chance.randrange(50, 900) for letter in "fv"}
         drawn |= {"t": chance.randrange(17, 90), "p": chance.randrange(100, 400), "w": 8 * chance.randrange(2, 7)}
-        groups = chance.randrange(2, 6)
+        only = committed.member(self.config, None).dimensions.get("g") == 1
+        groups = 1 if only else chance.randrange(2, 6)
         shares = committed.member(self.config, None).dimensions
         heads = groups * (chance.randrange(2, 5) if shares.get("g", shares["a"]) < shares["a"] else 1)
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
@@ -250,6 +251,10 @@ def sources() -> list[Source]:
         Source(gpt2 | gelu, None, eager + gpu[:6]),
         Source(gpt2 | gelu, 0.0, ways("sdpa", CUDA_DIFFERENCES, ("bf16_gathered",))),
         Source(llama | same_heads, None, gpu),
+        # What a rank of as many ranks as groups computes of divided layers.
+        Source(
+            llama | {"num_key_value_heads": 1}, None, ways("sdpa", CUDA_DIFFERENCES, PRECISIONS[:1], both_ways=False)
+        ),
         Source(llama | tied, None, gpu),
     ]
     larger = (name for name in SHAPES if not name.endswith("-micro"))

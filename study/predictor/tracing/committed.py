@@ -65,9 +65,15 @@ def member(config: dict, dropout: float | None) -> Member:
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
     layers = dimensions.pop("layers")
     fixed = {name: value for name, value in config.items() if name not in (*free.values(), *IDS)}
-    shares_heads = dimensions.get("g", dimensions["a"]) < dimensions["a"]
-    structure = [fixed, dropout, min(layers, MANY_LAYERS), shares_heads]
+    structure = [fixed, dropout, min(layers, MANY_LAYERS), _sharing(dimensions)]
     return Member(f"{family}-{_digest(structure)}", dimensions, layers)
+
+
+def _sharing(dimensions: dict[str, int]) -> bool | str:
+    """Return whether heads share keys and values; "one" if all of them do."""
+    heads = dimensions["a"]
+    groups = dimensions.get("g", heads)
+    return "one" if groups == 1 else groups < heads
 
 
 def _with_defaults(config: dict) -> dict:
@@ -130,7 +136,8 @@ def lines(
     name, dimensions, layers = member(config, dropout)
     content, keys = _content(name), [key(way, count) for count in rows]
     tokens = way[0]
-    unusual = any(size < 2 for size in (tokens, *dimensions.values()))  # a size of 1 leads to other kernels
+    sizes = [size for letter, size in dimensions.items() if letter != "g"]
+    unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
     if content is None or unusual or not all(each in content["passes"] for each in keys):
         return None
     values = _values(content, dimensions | {"t": tokens})

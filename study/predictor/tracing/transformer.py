@@ -12,7 +12,7 @@ from study.io import numbers
 from study.machine import cache, hub
 from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
-from study.spec.settings import Settings
+from study.spec.settings import cache_home
 
 FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
@@ -206,7 +206,7 @@ def _cached(key: list, look, committed_answer=lambda: None) -> dict | list:
     key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
-        looks = Settings.cache_dir.expanduser() / "looks"
+        looks = cache_home().expanduser() / "looks"
         if (known := cache.answer(looks, name)) is None:
             known = json.loads(json.dumps(committed_answer() or look(_tracing())))
             cache.keep(looks, name, known)
