@@ -386,6 +386,11 @@ LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "tru
             {"deepspeed": True, "precision": "bf16", "stage": 2, "ranks": 2}
             | {"offload_optimizer": "none", "offload_param": "none"},
         ),
+        (  # DeepSpeed's older form
+            LAUNCHED,
+            {"zero_optimization": True},
+            {"deepspeed": True, "stage": 1, "ranks": 2, "offload_optimizer": "none", "offload_param": "none"},
+        ),
     ],
 )
 def test_what_a_script_asks_for(environment, config, expected, monkeypatch):

@@ -10,6 +10,7 @@ from study.io import parsing as texts
 from study.machine import launcher
 from study.records.schema import Promised
 from study.spec.settings import AUTOCAST
+from study.watcher.effective import of_zero
 
 MAX_BYTES = 64 * 1024
 PRECISIONS = ("no", "bf16", "fp16", "fp8")
@@ -78,7 +79,7 @@ def _arguments(arguments) -> dict:
 
 def _json(config: dict) -> dict:
     """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
-    zero = config.get("zero_optimization") or {}
+    zero = of_zero(config)
     wanted: dict[str, Any] = {
         "stage": _number(zero.get("stage", 0), int),
         "clipping": _number(config.get("gradient_clipping"), float),
