@@ -11,11 +11,14 @@ import random
 import zlib
 from pathlib import Path
 
+import pandas as pd
+
 from study.predictor.architecture import flops_per_row, named, parameters
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
 from study.records.schema import Record
+from study.report.grouping import records as records_of
 from study.spec import arms
 from study.spec.shapes import SHAPES, VOCABULARY
 
@@ -225,6 +228,11 @@ def record(fields: dict | None = None, **settings) -> Record:
 def run(fields: dict | None = None, environment: str = "A", **settings) -> Run:
     checked = record(fields, **settings)
     return Run(Path("runs") / checked.run_id, checked, environment, sealed=True)
+
+
+def rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table; what is not known is None."""
+    return records_of(table)
 
 
 def runs(*folders: Path) -> Runs:

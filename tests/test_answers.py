@@ -1,15 +1,17 @@
-"""The answers of the index: each sentence and each mark is what the records and the kept predictions say."""
+"""The answers of the index and of the README: each sentence and mark is what the records and kept predictions say."""
 
 import re
 import xml.etree.ElementTree
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from shaped import finished, put
 
 from study.io.numbers import nats
 from study.predictor.outside import side_by_side
 from study.records import runs as records
-from study.report import answers, style
+from study.report import answer_figures, answers, readme, style
+from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
 KEPT = ROOT / "reports" / "cpu-2core" / "runs"
@@ -22,7 +24,7 @@ def kept():
 
 @pytest.fixture(scope="module")
 def index(kept):
-    return {answer.name: answer for answer in answers.of(kept)}
+    return {answer.name: answer for answer in answers.answers(kept)}
 
 
 def texts(answer) -> list[str]:
@@ -33,7 +35,7 @@ def test_every_answer_has_a_figure_its_basis_and_its_machine(index):
     assert list(index) == ["losses", "memory", "time", "traffic"]
     for answer in index.values():
         assert answer.figure
-        assert answer.rows
+        assert len(answer.rows)
         assert answer.bases
         assert answer.where
         assert answer.question.endswith("?")
@@ -42,49 +44,62 @@ def test_every_answer_has_a_figure_its_basis_and_its_machine(index):
 
 
 def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(index, kept):
-    """Recomputed from the records themselves."""
-    answer = index["memory"]
+    """Recomputed from the records themselves. What offloads is predicted: without a GPU its split is not measured."""
+    rows = index["memory"].rows
+    rows = rows[rows["model"] == "Llama-3-8B"]
     chosen = [run for run in kept.done if run.model == "llama3-8b" and run.ranks == 8 and run.checkpointing]
     assert len(chosen) >= 8
-    drawn = texts(answer)
+    drawn = texts(index["memory"])
+    measured, predicted = (answers.totals(rows, basis) for basis in (answers.VIRTUAL, answers.PREDICTED))
+    assert measured.keys() == {run.arm for run in chosen if not answers.offloads(run)}
     for run in chosen:
-        mine = [row for row in answer.rows if (row["model"], row["arm"]) == ("Llama-3-8B", run.arm)]
-        held = sum(row["bytes"] for row in mine if row["basis"] == answers.VIRTUAL)
-        assert held == sum(run.components.values())
-        predicted = sum(row["bytes"] for row in mine if row["basis"] == answers.PREDICTED)
-        assert held == pytest.approx(predicted, rel=0.024), "as the scoreboard has it, but for its one worst cell"
-        assert f"{held / 1e9:.3g} GB" in drawn
-    for arm in ("ddp", "zero1", "zero2", "zero3"):
-        (run,) = [run for run in chosen if run.arm == arm]
-        assert (
-            f"{run.tracked_bytes / 1e9:.3g} GB under {'DDP' if arm == 'ddp' else f'stage {arm[-1]}'}" in answer.sentence
-        )
-    published = {row["arm"]: row["bytes"] for row in answer.rows if row["basis"] == answers.PUBLISHED}
+        if run.arm in measured:
+            assert measured[run.arm] == sum(run.components.values())
+            assert measured[run.arm] == pytest.approx(predicted[run.arm], rel=0.024), "as the scoreboard has it"
+            assert f"{measured[run.arm] / 1e9:.3g} GB" in drawn
+    for arm, name in (("ddp", "DDP"), ("zero1", "stage 1"), ("zero2", "stage 2"), ("zero3", "stage 3")):
+        assert f"{measured[arm] / 1e9:.3g} GB under {name}" in index["memory"].sentence
+    published = rows[rows["basis"] == answers.PUBLISHED].set_index("arm")["bytes"].to_dict()
     assert published == {"zero1": 50.065e9, "zero2": 36.455e9, "zero3": 25.121e9}, "tohtana/ds_verify_loss"
-    assert "On a tiny model it costs memory" in answer.sentence.replace("But on", "On")
+    assert "On a tiny model it costs memory" in index["memory"].sentence.replace("But on", "On")
+
+
+def test_offloading_takes_less_gpu_memory_than_the_same_stage_without_it(index):
+    """Drawn as one bar with what is on the host, it seemed to take more."""
+    rows = index["memory"].rows
+    rows = rows[rows["model"] == "Llama-3-8B"]
+    on_gpu = answers.totals(rows, answers.PREDICTED)
+    on_host = rows[rows["memory"] == answers.HOST].set_index("arm")["bytes"].to_dict()
+    assert on_host.keys() == {"zero2_cpu", "zero3_cpu"}
+    for stage in ("zero2", "zero3"):
+        assert on_gpu[f"{stage}_cpu"] < on_gpu[stage]
+        assert on_host[f"{stage}_cpu"] > 12e9, "the optimizer states of an eighth of 8 billion parameters, and more"
+    assert "host and device are one memory" in index["memory"].figure.get_supxlabel().replace("\n", " ")
 
 
 def test_a_sentence_turns_with_its_rows(index, kept):
-    smoke_alone = kept.select(virtual=False)
-    memory = answers.of_memory(smoke_alone)
-    assert memory.sentence.startswith("**On a tiny model it costs memory:** with a BERT")
+    memory = answers.of_memory(kept.select(virtual=False))
+    assert memory.sentence.startswith("**On a tiny model it costs memory:** with a GPT")
     assert memory.command == answers.AT_SCALE, "sizes that people train are missing, and that is said"
-    cheap = [row | {"bytes": row["bytes"] / (10 if row["arm"] != "ddp" else 1)} for row in memory.rows]
-    assert answers._memory_in_words(cheap).startswith("**Yes")
-    less = [row | {"times": 1.0 if row["arm"] == "ddp" else 0.2} for row in index["traffic"].rows]
-    assert answers._traffic_in_words(less).startswith("**No.**")
+    factors = memory.rows["arm"].map(lambda arm: 1 if arm == "ddp" else 0.1)
+    assert answers.memory_in_words(memory.rows.assign(bytes=memory.rows["bytes"] * factors)).startswith("**Yes")
+    rows = index["traffic"].rows
+    less = rows.assign(times=rows["arm"].map(lambda arm: 1.0 if arm == "ddp" else 0.2))
+    assert answers.traffic_in_words(less).startswith("**No.**")
     assert "expects as much" in index["traffic"].sentence
-    assert "expects as much" not in answers._traffic_in_words(less)
-    even = [row | {"seconds": 1.0} for row in index["time"].rows]
-    assert answers._time_in_words(even).startswith("**Nothing does; stage 1")
+    assert "expects as much" not in answers.traffic_in_words(less)
+    assert answers.time_in_words(index["time"].rows.assign(seconds=1.0)).startswith("**Nothing does; stage 1")
 
 
-def test_losses_are_those_of_the_group_with_most_arms(index):
+def test_losses_are_those_of_a_training_that_learns(index):
     answer = index["losses"]
-    worst = max(row["difference"] for row in answer.rows if row["difference"] is not None)
+    worst = answer.rows["difference"].max()
     assert 0 < worst < answers.FP32_NOISE
     assert nats(worst) in answer.sentence
     assert answer.sentence.startswith("**No.**")
+    curve = answer.rows.groupby("step")["loss"].mean()
+    assert curve.iloc[-1] < curve.iloc[0] - 1, "nats"
+    assert answer.rows["arm"].nunique() == 12
     assert (nats(0.0), nats(3.6e-7), nats(0.012)) == ("0 nats", "4e-7 nats", "0.01 nats")
 
 
@@ -95,13 +110,14 @@ def test_losses_that_differ_are_not_called_equal(tmp_path):
 
 def test_traffic_has_no_paper_for_what_the_paper_does_not_know(index):
     rows = index["traffic"].rows
-    assert {row["arm"] for row in rows if row["source"] == answers.PAPER} >= {"ddp", "zero1", "zero3"}
-    assert not [row for row in rows if row["source"] == answers.PAPER and row["arm"].startswith("fsdp2")]
+    of_paper = set(rows[rows["source"] == "ZeRO paper"]["arm"])
+    assert of_paper >= {"ddp", "zero1", "zero3"}
+    assert not [arm for arm in of_paper if arm.startswith("fsdp2")]
 
 
 def test_over_no_runs_each_says_what_makes_them():
     nothing = records.Runs(())
-    for answer in answers.of(nothing):
+    for answer in answers.answers(nothing):
         assert answer.figure or answer.command.startswith("study sweep "), answer.name
 
 
@@ -114,6 +130,49 @@ def test_marks_have_their_values_and_the_names_of_arms_are_keys(index):
     assert style.MARK not in text
     losses = style.svg(index["losses"].figure, "losses")
     assert re.search(r'<g data-arm="zero3"><title>zero3: at most [\de.-]+ nats, in 24 steps</title>', losses)
+
+
+# --- the README's picture and findings -----------------------------------------------------------------------------
+
+
+def test_findings_and_picture_have_the_records_numbers(kept):
+    """Recomputed from the records themselves, without the tables that the picture is drawn from."""
+    shown = answers.headline(kept)
+    at_scale = {run.arm: run for run in kept.done if run.folder.name.startswith("llama3-8b") and run.checkpointing}
+    text = " ".join(answers.findings(shown, []))
+    for arm in ("zero1", "zero2", "zero3"):
+        assert f"{at_scale[arm].tracked_bytes / 1e9:.1f} GB under stage {arm[-1]}" in text
+    assert at_scale["ddp"].tracked_bytes > at_scale["zero1"].tracked_bytes > at_scale["zero3"].tracked_bytes
+    assert "11 arms on two real ranks" in text
+    assert "7.65 to 6.51" in text, "gpt-tiny on wikitext learns"
+    assert "S002-35" not in text, "a claim of something else"
+    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", readme.picture(shown))
+    plain = [run for run in at_scale.values() if not answers.offloads(run)]
+    assert {f"{run.tracked_bytes / 1e9:.3g} GB" for run in plain} <= set(drawn)
+    assert "5.81 GB + 20.7 GB host" in drawn, "as `study estimate --arm zero3_cpu` has it"
+    sent = sum(at_scale["zero2"].traffic[kind] * times for kind, times in (("all_reduce", 2), ("all_gather", 1)))
+    counted = shown.traffic[(shown.traffic["arm"] == "zero2") & (shown.traffic["source"] == "counted")]["times"].sum()
+    assert counted == pytest.approx(sent / (2 * 2 * at_scale["zero2"].parameters), rel=0.01), "of 16-bit gradients"
+
+
+def test_no_text_of_the_picture_is_cut(kept):
+    shown = answers.headline(kept)
+    drawing = answer_figures.picture(shown.losses, shown.memory, shown.traffic)
+    canvas = FigureCanvasAgg(drawing)
+    canvas.draw()
+    width, _ = canvas.get_width_height()
+    for axes in drawing.axes:
+        for text in (axes._left_title, axes.xaxis.label, *axes.texts, *axes.get_yticklabels()):
+            box = text.get_window_extent(canvas.get_renderer())
+            assert box.x1 <= width / style.SAFE * 0.97, text.get_text()
+        right = min((other.bbox.x0 for other in drawing.axes if other.bbox.x0 > axes.bbox.x0), default=width)
+        assert axes._left_title.get_window_extent().x1 < right, axes.get_title("left")
+
+
+def test_where_a_panel_lacks_its_records_there_is_no_picture(kept):
+    losses_alone = kept.select(virtual=False)
+    assert answers.headline(losses_alone) is None
+    assert "headline" not in readme.findings("runs", Judged(losses_alone, []))
 
 
 def test_a_label_of_a_group_is_words():

@@ -83,9 +83,9 @@ def pages(tmp_path_factory):
     oom["error"]["message"] = MARKUP
     put(folder, odd, differs, oom, finished("virtual", ranks=64, virtual=True), script("script"))
     runs = records.load(folder)
-    rows, problems = run_pages.write(runs, run_pages.slugs(runs), [], out, {})
-    assert (len(rows), problems) == (5, [])
-    return {row["slug"]: (out / f"{row['slug']}.html").read_text() for row in rows}
+    written, problems = run_pages.write(runs, run_pages.slugs(runs), [], out, {})
+    assert (len(written), problems) == (5, [])
+    return {page.slug: (out / f"{page.slug}.html").read_text() for page in written}
 
 
 def test_markup_in_a_record_is_text_on_its_page(pages):

@@ -1,12 +1,11 @@
 """Figures: what is drawn is what the table says, and an arm has one colour and one marker everywhere."""
 
-import importlib
 import itertools
-import pkgutil
 import re
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
@@ -14,9 +13,21 @@ from shaped import changed, failed, finished, put, script
 
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, OWN, VERDICTS
 from study.records import runs
-from study.records.groups import by
-from study.report import style, topics
-from study.report.topics import documents, losses, machines, memory, outside, peaks, resuming, timeline
+from study.report import style
+from study.report.grouping import parts
+from study.report.topics import (
+    capacity,
+    checkpoints,
+    claims,
+    documents,
+    losses,
+    memory,
+    network,
+    predictions,
+    speed,
+    timeline,
+    traffic,
+)
 from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
@@ -46,105 +57,101 @@ def all_runs(tmp_path_factory):
     return runs.load(put(folder, *records))
 
 
-def largest_group(rows: list[dict]) -> list[dict]:
-    return max(by(rows, "group").values(), key=len)
+def largest_group(rows: pd.DataFrame) -> pd.DataFrame:
+    return max(parts(rows, "group").values(), key=len)
 
 
-def basis_of(verdict: str) -> str:
-    return OWN if verdict in (CONSISTENT, CONTRADICTS) else MEASURED
-
-
-def rows_of(name: str, loaded) -> list[dict]:
-    """The rows that a figure is given in a notebook."""
+def made_up(name: str) -> list[dict]:
+    """Rows of figures that the shaped runs have none for."""
     match name:
         case "claims":
             counts = itertools.product(("000", "001"), VERDICTS, range(3))
             about = {"premise": False, "contradiction": None}
             return [
-                about | {"claim": number, "document": document, "verdict": verdict, "basis": basis_of(verdict)}
+                about
+                | {"claim": number, "document": document, "verdict": verdict}
+                | {"basis": OWN if verdict in (CONSISTENT, CONTRADICTS) else MEASURED}
                 for number, (document, verdict, _) in enumerate(counts)
             ]
         case "scores":
             errors = itertools.product((("ours", 0.001), ("deepspeed", -0.4)), FOUR, (1, 2))
             return [{"arm": arm, "predictor": name, "error": error * n} for (name, error), arm, n in errors]
-        case "outside" | "outside_by_source":
-            errors = itertools.product(
-                ("memory", "time"), ("lab/one", "two"), (("fit", 1.0), ("test", 1.4), ("interval", 0.8), (None, 0.5))
-            )
+        case "outside":
+            roles = (("fit", 1.0), ("test", 1.4), ("interval", 0.8), (None, 0.5))
+            errors = enumerate(itertools.product(("memory", "time"), ("lab/one", "two"), roles), 1)
+            sizes = {"memory": 4e9, "time": 0.3}
             return [
-                {"quantity": quantity, "source": source, "role": role, "measured": size, "predicted": factor * size}
-                | {"error": factor - 1}
-                for number, (quantity, source, (role, factor)) in enumerate(errors)
-                for size in [(number + 1) * (4e9 if quantity == "memory" else 0.3)]
+                {"quantity": quantity, "source": source, "role": role, "error": factor - 1}
+                | {"measured": number * sizes[quantity], "predicted": factor * number * sizes[quantity]}
+                for number, (quantity, source, (role, factor)) in errors
             ]
         case "network":
             cells = itertools.product((2, 4), FOUR, (None, 50.0, 200.0))
             place = {"group": "G", "kind": "emulated", "hosts": 2, "passes": 1, "low": None, "high": None, "n": 1}
             return [
                 place
-                | {"ranks": ranks, "arm": arm, "Mbit/s": mbit, "median": 0.1 + 90 / (mbit or 1e9)}
-                | {"predicted s": mbit and 0.1 + 91 / mbit}
+                | {"ranks": ranks, "arm": arm, "mbit": mbit, "median": 0.1 + 90 / (mbit or 1e9)}
+                | {"predicted_s": mbit and 0.1 + 91 / mbit}
                 for ranks, arm, mbit in cells
             ]
         case "checkpoints":
             sizes = ((arm, ranks, 16.0 if arm == "zero2" else 12.0) for arm in FOUR for ranks in (2, 4))
             return [
-                {"group": "imdb, bert-tiny, fp32", "arm": arm, "ranks": ranks, "bytes a parameter": size * 1.01}
-                | {"predicted bytes a parameter": None if arm == "zero1" else size}
-                | {"save s": size / 50, "seal s": 0.1 * ranks, "load s": 0.3 if ranks == 2 else None}
+                {"group": "imdb, bert-tiny, fp32", "arm": arm, "ranks": ranks, "bytes_per_parameter": size * 1.01}
+                | {"predicted_bytes_per_parameter": None if arm == "zero1" else size}
+                | {"save_s": size / 50, "seal_s": 0.1 * ranks, "load_s": 0.3 if ranks == 2 else None}
                 for arm, ranks, size in sizes
             ]
-        case "resuming":
+        case "resumed":
             return [
                 {"group": "imdb, bert-tiny, fp32", "arm": arm, "line": f"{arm}-2 to {arm}-4", "route": route}
-                | {"losses differ by": 1e-7 if route == "universal checkpoint" else 0.0}
-                for arm, route in itertools.product(FOUR, resuming.MARKS)
+                | {"losses_differ_by": 1e-7 if route == "universal checkpoint" else 0.0}
+                for arm, route in itertools.product(FOUR, checkpoints.MARKS)
             ]
-        case "timeline":
-            return timeline.table()
-        case "machines":
+        case _:
             places = itertools.product(FOUR, (("A", 1.0), ("B", 1.5)))
-            return [{"arm": arm, "environment": letter, "vs A": ratio} for arm, (letter, ratio) in places]
-        case "losses" | "memory" | "traffic" | "peaks" | "frontier":
-            return largest_group(MODULES[name].table(loaded))
-        case "memory_000":
-            return documents.memory_000(loaded)
-    return MODULES[name].table(loaded)
+            return [{"arm": arm, "environment": letter, "vs_a": ratio} for arm, (letter, ratio) in places]
 
 
-GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
-CASES = (*GROUPED, "script", "claims", "scores", "memory_000", "capacity", "ladder", "batches", "machines")
-CASES += ("outside", "outside_by_source", "timeline", "network", "checkpoints", "resuming")
-MODULES = {
-    each.name: importlib.import_module(f"{topics.__name__}.{each.name}")
-    for each in pkgutil.iter_modules(topics.__path__)
+FIGURES = {
+    "losses": (losses.figure, losses.table),
+    "memory": (memory.figure, memory.table),
+    "traffic": (traffic.figure, traffic.table),
+    "peaks": (memory.figure_of_peaks, memory.peaks),
+    "frontier": (speed.figure_of_frontier, speed.frontier),
+    "script": (documents.figure_of_script, documents.script),
+    "memory_000": (memory.figure, documents.memory_000),
+    "capacity": (capacity.figure, capacity.table),
+    "ladder": (speed.figure_of_ladder, speed.ladder),
+    "batches": (speed.figure_of_batches, speed.batches),
+    "timeline": (timeline.figure, lambda runs: timeline.table()),
+    "claims": (claims.figure, None),
+    "scores": (predictions.figure_of_scores, None),
+    "machines": (speed.figure_of_machines, None),
+    "outside": (predictions.figure, None),
+    "outside_by_source": (predictions.figure_by_source, None),
+    "network": (network.figure, None),
+    "checkpoints": (checkpoints.figure, None),
+    "resumed": (checkpoints.figure_of_resumed, None),
 }
-OTHERS = {"memory_000": memory.figure, "outside_by_source": outside.figure_by_source}
+GROUPED = ("losses", "memory", "traffic", "peaks", "frontier")
+CASES = tuple(FIGURES)
 
 
-def draw(name: str, rows: list[dict]):
-    return (OTHERS.get(name) or MODULES[name].figure)(rows)
+def draw(name: str, rows: pd.DataFrame):
+    return FIGURES[name][0](rows)
 
 
 @pytest.fixture(scope="module")
 def drawn(all_runs):
     """Each figure once, laid out, with its rows."""
-    rows = {name: rows_of(name, all_runs) for name in CASES}
+    rows = {name: pd.DataFrame(made_up(name.removesuffix("_by_source"))) for name in CASES if not FIGURES[name][1]}
+    rows |= {name: table(all_runs) for name, (_, table) in FIGURES.items() if table}
+    rows |= {name: largest_group(rows[name]) for name in GROUPED}
     pairs = {name: (draw(name, mine), mine) for name, mine in rows.items()}
     for figure, _ in pairs.values():
         FigureCanvasAgg(figure).draw()
     return pairs
-
-
-def test_there_is_a_case_for_every_figure(drawn):
-    figures = {
-        each.__wrapped__
-        for module in MODULES.values()
-        for name, each in vars(module).items()
-        if name.startswith("figure") and hasattr(each, "__wrapped__")
-    }
-    assert {(OTHERS.get(name) or MODULES[name].figure).__wrapped__ for name in CASES} == figures
-    assert all(rows for _, rows in drawn.values())
 
 
 # --- colours -------------------------------------------------------------------------------------------------------
@@ -171,7 +178,7 @@ def test_no_two_arms_or_variants_look_alike():
 @pytest.mark.parametrize("name", ["losses", "peaks", "capacity", "ladder", "batches", "frontier", "machines", "scores"])
 def test_an_arm_has_its_colour_and_no_other_arm_s(drawn, name):
     figure, rows = drawn[name]
-    text, present = style.svg(figure, name), {row["arm"] for row in rows}
+    text, present = style.svg(figure, name), set(rows["arm"])
     for arm, (colour, _) in style.ARMS.items():
         assert (colour in text) == (arm in present), arm
 
@@ -198,11 +205,11 @@ def test_losses(drawn):
     above, below = figure.axes
     others = [label.get_text() for label in below.get_yticklabels()]
     assert others == ["zero1", "zero2", "zero3"], "each arm has a line of its own, with its name"
-    for (arm, step), mine in by(rows, "arm", "step").items():
-        assert_drawn([(step, np.mean([row["loss"] for row in mine]))], above)
-        known = [row["difference"] for row in mine if row["difference"] is not None]
-        assert bool(known) == (arm != "ddp")
-        assert_drawn([(max(*known, style.EXACT), others.index(arm))] if known else [], below)
+    for (arm, step), mine in rows.groupby(["arm", "step"]):
+        assert_drawn([(step, mine["loss"].mean())], above)
+        known = mine["difference"].dropna()
+        assert bool(len(known)) == (arm != "ddp")
+        assert_drawn([(max(*known, style.EXACT), others.index(arm))] if len(known) else [], below)
     assert sum(isinstance(each, PolyCollection) for each in above.collections) == 4, "a band from the least to the most"
     assert below.get_xscale() == "log"
 
@@ -210,17 +217,18 @@ def test_losses(drawn):
 def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn):
     """Where a folder has only some of the runs, a seed of an arm may have no run of the baseline."""
     rows = drawn["losses"][1]
-    lone = [row | {"difference": None, "against": None} if row["seed"] == 2 else row for row in rows]
+    lone = rows.copy()
+    lone.loc[lone["seed"] == 2, ["difference", "against"]] = None
     below = losses.figure(lone).axes[1]
-    known = [row["difference"] for row in lone if (row["arm"], row["step"]) == ("zero3", 1) and row["seed"] != 2]
+    known = lone[(lone["arm"] == "zero3") & (lone["step"] == 1) & (lone["seed"] != 2)]["difference"]
     assert_drawn([(max(*known, style.EXACT), 2)], below)
 
 
 def test_script(drawn):
     figure, rows = drawn["script"]
-    for axes, mine in zip(figure.axes, by(rows, "script").values(), strict=True):
-        same = by(mine, "training", "step").items()
-        assert_drawn([(step, np.mean([row["loss"] for row in losses])) for (_, step), losses in same], axes)
+    for axes, mine in zip(figure.axes, parts(rows, "script").values(), strict=True):
+        means = mine.groupby(["training", "step"])["loss"].mean()
+        assert_drawn([(step, loss) for (_, step), loss in means.items()], axes)
     assert "DeepSpeed called 0 times, training 2 starts" in figure.axes[0].get_title("left").replace("\n", " ")
 
 
@@ -229,81 +237,79 @@ def test_script(drawn):
 )
 def test_stacked_bars(drawn, name, value, scale):
     figure, rows = drawn[name]
-    assert bars(figure.axes[0]) == pytest.approx([row[value] / scale for row in rows])
-    totals = [sum(row[value] for row in mine) / scale for mine in by(rows, "line", "source").values()]
+    assert bars(figure.axes[0]) == pytest.approx(list(rows[value] / scale))
+    totals = rows.groupby(["line", "source"], sort=False)[value].sum() / scale
     assert [text.get_text() for text in figure.axes[0].texts] == [f"{total:.3g}" for total in totals]
 
 
 @pytest.mark.parametrize(("factor", "scale", "unit"), [(1, 1e6, "MB"), (1000, 1e9, "GB")])
 def test_peaks_have_lines_and_points_in_one_unit(drawn, factor, scale, unit):
     """Where a rank holds GBs, the lines were drawn in MB, and the points in GB."""
-    rows = [row | {"bytes": factor * row["bytes"]} for row in drawn["peaks"][1]]
-    figure, arms = peaks.figure(rows), style.ordered(row["arm"] for row in rows)
+    rows = drawn["peaks"][1].assign(bytes=lambda table: factor * table["bytes"])
+    figure, arms = memory.figure_of_peaks(rows), style.ordered(rows["arm"])
     assert figure.axes[0].get_ylabel() == f"peak memory of a rank ({unit})"
-    assert {row["kind"] for row in rows} == {"real", "virtual", "predicted"}
-    for row in rows:
-        aside = 1 if row["source"] == "predicted" else 1 + 0.3 * (arms.index(row["arm"]) / (len(arms) - 1) - 0.5)
-        assert_drawn([(row["ranks"] * aside, row["bytes"] / scale)], figure.axes[0])
+    assert set(rows["kind"]) == {"real", "virtual", "predicted"}
+    for row in rows.itertuples():
+        aside = 1 if row.source == "predicted" else 1 + 0.3 * (arms.index(row.arm) / (len(arms) - 1) - 0.5)
+        assert_drawn([(row.ranks * aside, row.bytes / scale)], figure.axes[0])
 
 
 def test_capacity(drawn):
-    figure, (row,) = drawn["capacity"]
-    assert (row["largest"], row["failed"], row["n"]) == (8, 16, 3)
+    figure, rows = drawn["capacity"]
+    (row,) = rows.itertuples()
+    assert (row.largest, row.failed, row.n) == (8, 16, 3)
     assert bars(figure.axes[0]) == [8]
     assert (16, 0) in points(figure.axes[0])
 
 
 def test_ladder_batches_and_frontier(drawn):
     figure, rows = drawn["ladder"]
-    for row in rows:
-        assert_drawn([(row["weights GB"], row["median"])], figure.axes[row["what"] == "speed-up"])
-        assert row["what"] == "s/step" or row["median"] == pytest.approx(1 / 1.5 - 1, abs=0.01)
+    for row in rows.itertuples():
+        assert_drawn([(row.weights_gb, row.median)], figure.axes[row.what == "speed-up"])
+        assert row.what == "step_s" or row.median == pytest.approx(1 / 1.5 - 1, abs=0.01)
     figure, rows = drawn["batches"]
-    for row in rows:  # and document 000's, behind ours
-        measured = row["source"] == "measured"
-        assert_drawn([(row["batch" if measured else "from"], row["median"])], figure.axes[0])
-        assert not measured or row["median"] == pytest.approx({"zero2": 1 / 1.2, "zero3": 1 / 2}[row["arm"]])
+    for row in rows.itertuples():  # and document 000's, behind ours
+        assert_drawn([(row.batch, row.median)], figure.axes[0])
+        expected = pytest.approx({"zero2": 1 / 1.2, "zero3": 1 / 2}[row.arm])
+        assert row.source != "measured" or row.median == expected
     figure, rows = drawn["frontier"]
-    assert_drawn([(row["peak bytes"] / 1e6, row["median"]) for row in rows], figure.axes[0])
+    assert_drawn([(row.peak_bytes / 1e6, row.median) for row in rows.itertuples()], figure.axes[0])
 
 
 def test_machines_scores_and_verdicts(drawn):
     figure, rows = drawn["machines"]
-    assert {x for x, _ in points(figure.axes[0])} >= {row["vs A"] for row in rows if row["environment"] != "A"}
+    assert {x for x, _ in points(figure.axes[0])} >= set(rows[rows["environment"] != "A"]["vs_a"])
     figure, rows = drawn["scores"]
-    assert {x for x, _ in points(figure.axes[0])} >= {row["error"] for row in rows}
-    figure, rows = drawn["claims"]
-    above, below = figure.axes
+    assert {x for x, _ in points(figure.axes[0])} >= set(rows["error"])
+    above, below = drawn["claims"][0].axes
     assert (bars(above), bars(below)) == ([3] * 10, [3] * 4), "five words of two documents; two of their own numbers"
-    assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"3"}
+    assert {text.get_text() for axes in (above, below) for text in axes.texts} == {"3"}
 
 
 def test_published_numbers_are_drawn_as_measured_and_predicted(drawn):
     figure, rows = drawn["outside"]
-    for axes, ((quantity,), mine) in zip(figure.axes, by(rows, "quantity").items(), strict=True):
+    for axes, (quantity, mine) in zip(figure.axes, parts(rows, "quantity").items(), strict=True):
         scale = {"memory": 1e9, "time": 1}[quantity]
-        assert_drawn([(row["measured"] / scale, row["predicted"] / scale) for row in mine], axes)
+        assert_drawn(list(zip(mine["measured"] / scale, mine["predicted"] / scale, strict=True)), axes)
     figure, rows = drawn["outside_by_source"]
-    assert {x for axes in figure.axes for x, _ in points(axes)} >= {row["error"] for row in rows}
+    assert {x for axes in figure.axes for x, _ in points(axes)} >= set(rows["error"])
 
 
 def test_checkpoints_and_what_went_on_from_them(drawn):
     figure, rows = drawn["checkpoints"]
     above, below = figure.axes
-    assert bars(above) == pytest.approx([row["bytes a parameter"] for row in rows])
-    assert bars(below) == pytest.approx([row[part] for row in rows for part in ("save s", "seal s")])
-    for place, row in enumerate(rows):
-        known = row["predicted bytes a parameter"]
-        assert_drawn([(known, place)] if known else [], above)
-        assert_drawn([(row["load s"], place)] if row["load s"] else [], below)
-    assert len(above.lines) == sum(row["predicted bytes a parameter"] is not None for row in rows)
-    assert len(below.lines) == sum(row["load s"] is not None for row in rows)
+    assert bars(above) == pytest.approx(list(rows["bytes_per_parameter"]))
+    assert bars(below) == pytest.approx(list(rows[["save_s", "seal_s"]].to_numpy().ravel()))
+    assert len(above.lines) == rows["predicted_bytes_per_parameter"].notna().sum()
+    assert len(below.lines) == rows["load_s"].notna().sum()
+    for place, row in enumerate(rows.dropna().itertuples()):
+        assert row.predicted_bytes_per_parameter in {x for x, _ in points(above)}, place
     assert "12.1 to 16.2 bytes per parameter, at most 1.0%" in above.get_title("left").replace("\n", " ")
-    figure, rows = drawn["resuming"]
-    places = [(max(row["losses differ by"], style.EXACT), place) for place, row in enumerate(rows)]
+    figure, rows = drawn["resumed"]
+    places = [(max(off, style.EXACT), place) for place, off in enumerate(rows["losses_differ_by"])]
     assert_drawn(places, figure.axes[0])
     assert figure.axes[0].get_title("left").startswith("8 of 12 resumed runs have the same losses")
-    same = resuming.figure([row | {"losses differ by": 0.0} for row in rows]).axes[0].get_title("left")
+    same = checkpoints.title_of_resumed(rows.assign(losses_differ_by=0.0))
     assert same.startswith("All 12 resumed runs have the same losses")
 
 
@@ -324,7 +330,7 @@ def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
 @pytest.mark.parametrize("name", ["memory", "traffic"])
 def test_long_names_push_nothing_out(drawn, name):
     rows = drawn[name][1]
-    assert_texts_have_room(draw(name, [row | {"line": f"{row['line']}_cpu, 64 ranks (virtual)"} for row in rows]))
+    assert_texts_have_room(draw(name, rows.assign(line=rows["line"] + "_cpu, 64 ranks (virtual)")))
 
 
 def assert_texts_have_room(figure) -> None:
@@ -350,8 +356,8 @@ def assert_texts_have_room(figure) -> None:
 def test_intervals_are_drawn_where_there_are_any_and_nowhere_else(drawn, name):
     figure, rows = drawn[name]
     ends = sum(len(container[2]) for axes in figure.axes for container in axes.containers)
-    assert ends == sum(row["low"] is not None for row in rows) > 0
-    few = draw(name, [row | {"low": None, "high": None, "n": 1} for row in rows])
+    assert ends == rows["low"].notna().sum() > 0
+    few = draw(name, rows.assign(low=None, high=None, n=1))
     assert sum(len(container[2]) for axes in few.axes for container in axes.containers) == 0
     assert "too few for intervals" in few.get_supxlabel()
 
@@ -362,7 +368,7 @@ def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
     assert ("D", style.CARD) in faces, "a virtual rank of zero2 is open"
     assert ("o", style.colour("ddp")) in faces
     rows = memory.table(all_runs.select(arm="zero2", ranks=64))
-    assert {row["kind"] for row in rows} == {"virtual"}
+    assert set(rows["kind"]) == {"virtual"}
     assert memory.figure(rows).axes[0].patches[0].get_hatch()
     assert all(bar.get_hatch() for bar in drawn["capacity"][0].axes[0].patches), "a device that is emulated"
 
@@ -371,16 +377,14 @@ def test_points_have_their_names_and_need_no_legend(drawn):
     """The frontier's: beside the point, or further away with a line."""
     figure, rows = drawn["frontier"]
     (axes,) = figure.axes
-    assert {text.get_text() for text in axes.texts} == {row["line"] for row in rows}
+    assert {text.get_text() for text in axes.texts} == set(rows["line"])
     assert not {"ddp", "zero3"} & {text.get_text() for legend in figure.legends for text in legend.get_texts()}
 
 
 def test_long_names_leave_the_title_and_the_legend_whole(drawn):
     """As those of runs on emulated hosts: names of bars take half the figure, and its title begins where they end."""
     rows = drawn["losses"][1]
-    long = [
-        row | {"line": f"{row['arm']}_textbook, 2 ranks (emulated)", "group": f"{row['group']}, " * 3} for row in rows
-    ]
+    long = rows.assign(line=rows["arm"] + "_textbook, 2 ranks (emulated)", group=(rows["group"] + ", ") * 3)
     figure = losses.figure(long)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -393,16 +397,17 @@ def test_long_names_leave_the_title_and_the_legend_whole(drawn):
 def test_lines_that_coincide_are_all_seen(drawn):
     """Each has its own dashes; a line of its own has none."""
     rows = drawn["losses"][1]
-    apart = [row | {"loss": row["loss"] + (row["arm"] == "ddp")} for row in rows]
-    dashes = [line.get_linestyle() for line in losses.figure(apart).axes[0].lines]
+    apart = rows.assign(loss=rows["loss"] + (rows["arm"] == "ddp"))
+    lines = losses.figure(apart).axes[0].lines
+    dashes = [line.get_linestyle() for line in lines]
     assert dashes == ["-", "--", "--", "--"]
-    patterns = {line._unscaled_dash_pattern[0] for line in losses.figure(apart).axes[0].lines[1:]}
+    patterns = {line._unscaled_dash_pattern[0] for line in lines[1:]}
     assert patterns == {0, losses.DASH, 2 * losses.DASH}
 
 
 def test_an_axis_of_less_than_an_octave_has_several_ticks():
-    rows = [{"arm": arm, "environment": "B", "vs A": ratio} for arm, ratio in (("ddp", 0.85), ("zero1", 0.95))]
-    figure = machines.figure(rows)
+    rows = pd.DataFrame({"arm": ["ddp", "zero1"], "environment": "B", "vs_a": [0.85, 0.95]})
+    figure = speed.figure_of_machines(rows)
     FigureCanvasAgg(figure).draw()
     low, high = figure.axes[0].get_xlim()
     assert sum(low <= tick <= high for tick in figure.axes[0].get_xticks()) > 2

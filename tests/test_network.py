@@ -3,6 +3,7 @@
 import itertools
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import shaped
 from shaped import changed, finished, put
@@ -42,7 +43,7 @@ def rows(tmp_path_factory):
     records = [over_links(arm, mbit) for arm, mbit in cells] + [over_links("ddp", mbit, 4, 4) for mbit in (None, 200.0)]
     records += [over_links(arm, mbit, 2, 4) for arm in ("ddp", "zero2") for mbit in (None, 200.0)]
     records.append(finished("elsewhere", "ddp", precision="fp32"))
-    return network.table(runs.load(put(tmp_path_factory.mktemp("runs"), *records)))
+    return shaped.rows(network.table(runs.load(put(tmp_path_factory.mktemp("runs"), *records))))
 
 
 def test_a_link_is_fitted_by_what_it_reduces_and_what_it_gathers():
@@ -63,37 +64,37 @@ def test_arms_that_send_alike_cannot_tell_the_two_apart():
 def test_each_cell_is_a_row_and_other_networks_are_left_out(rows):
     assert len(rows) == 15
     assert {row["kind"] for row in rows} == {"emulated"}
-    assert {row["held out"] for row in rows if row["Mbit/s"] is None} == {None}
-    assert [row["arm"] for row in rows if row["held out"] is False] == ["ddp", "zero2", "zero3", "ddp", "zero2"]
+    assert {row["held_out"] for row in rows if row["mbit"] is None} == {None}
+    assert [row["arm"] for row in rows if row["held_out"] is False] == ["ddp", "zero2", "zero3", "ddp", "zero2"]
 
 
 def test_held_out_cells_are_predicted_from_theorys_bytes(rows):
     """The made-up runs are as slow as the model says, so nothing may be left but the noise of their seconds."""
-    held_out = [row for row in rows if row["held out"]]
-    assert {(row["arm"], row["hosts"], row["Mbit/s"]) for row in held_out} == {
+    held_out = [row for row in rows if row["held_out"]]
+    assert {(row["arm"], row["hosts"], row["mbit"]) for row in held_out} == {
         *((arm, 2, 50.0) for arm in ("ddp", "zero2", "zero3")),
         ("ddp", 4, 200.0),
     }
     assert all(abs(row["error"]) < 0.02 for row in held_out)
-    assert all(row["median"] > 2 * row["unlimited s"] for row in held_out), "else the links would decide nothing"
-    text = network.sentence(rows)
+    assert all(row["median"] > 2 * row["unlimited_s"] for row in held_out), "else the links would decide nothing"
+    text = network.sentence(pd.DataFrame(rows))
     assert text.startswith("**Over 4 held-out cells, the median error of the prediction is 0.")
     assert "- 2 ranks, 1 pass, 50 Mbit/s: zero2 1." in text
 
 
 def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
-    at_50 = {row["arm"]: row for row in rows if row["Mbit/s"] == 50.0}
+    at_50 = {row["arm"]: row for row in rows if row["mbit"] == 50.0}
     for arm in ("zero2", "zero3"):
-        sent = at_50[arm]["predicted bytes"] / at_50["ddp"]["predicted bytes"]
+        sent = at_50[arm]["predicted_bytes"] / at_50["ddp"]["predicted_bytes"]
         assert sent > 1.3
         slower = (at_50[arm]["median"] - FREE_S) / (at_50["ddp"]["median"] - FREE_S)
         assert slower == pytest.approx(sent, rel=0.05)
-        assert at_50[arm]["link bytes"] == pytest.approx(1.04 * at_50[arm]["predicted bytes"], rel=1e-3)
+        assert at_50[arm]["link_bytes"] == pytest.approx(1.04 * at_50[arm]["predicted_bytes"], rel=1e-3)
 
 
 def test_without_such_runs_there_is_nothing_to_say(tmp_path):
-    assert network.table(runs.load(put(tmp_path, finished("elsewhere", "ddp")))) == []
-    assert network.sentence([]) == ""
+    assert network.table(runs.load(put(tmp_path, finished("elsewhere", "ddp")))).empty
+    assert network.sentence(pd.DataFrame()) == ""
 
 
 def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_them():

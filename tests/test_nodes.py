@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT
-from shaped import finished, put, runs
+from shaped import finished, put, rows, runs
 
 from study.bench.prediction import setup_of
 from study.machine.operators import NOT_ON_CPU
@@ -110,9 +110,9 @@ def test_the_table_of_a_folder_of_runs(tmp_path):
     counts = {kind: count.model_dump() for kind, count in moved(all_gather=[PAIR], all_reduce=[ACROSS]).items()}
     of_four = finished("four", "ddp", 4)
     of_four["traffic"]["per_rank"] = [counts] * 4
-    (row,) = traffic.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2))))
+    (row,) = rows(traffic.between_nodes(runs(put(tmp_path, of_four, finished("two", "ddp", 2)))))
     assert (row["arm"], row["ranks"]) == ("ddp", "4")
-    assert (row["inside MB"], row["between MB"], row["a node sends MB"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
+    assert (row["inside_mb"], row["between_mb"], row["a_node_sends_mb"]) == (100 / 1e6, 100 / 1e6, 200 / 1e6)
 
 
 # --- the records of `study sweep nodes`, kept in the repository ------------------------------------------------------

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import ROOT, at_home, launch
 from packaging.requirements import Requirement
@@ -21,7 +22,8 @@ from study.errors import Stop
 from study.records import store
 from study.report import notebook
 from study.report import site as report
-from study.report.notebook import Book, as_html
+from study.report.notebook import Book
+from study.report.tables import as_html
 from study.spec.settings import options
 from study.sweeps import launches
 
@@ -95,7 +97,7 @@ def test_they_define_nothing_and_draw_nothing_themselves(path):
     assert not [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda))]
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     modules = {getattr(node, "module", None) or node.names[0].name for node in imports}
-    ours = {"study.report.topics", "study.report.notebook", "study.bench", "study.ledger.ledger", "study.machine.gpus"}
+    ours = {"study.report.topics", "study.report.notebook", "study.bench", "study.machine.gpus"}
     assert modules <= ours | {"importlib", "importlib.util", "os", "pathlib", "sys"}
 
 
@@ -168,35 +170,28 @@ def test_verdicts_come_from_the_data_folder_and_are_judged_where_it_has_none(boo
     (tmp_path / "verdicts.json").write_text(json.dumps(kept))
     monkeypatch.setattr("study.ledger.ledger.judge_all", lambda claims, runs: [])
     reading = book(finished("one"), data=str(tmp_path))
-    assert reading.verdicts() == kept
-    assert reading.verdicts("001") == kept[1:]
+    assert list(reading.verdicts()["claim"]) == ["S1", "S2"]
+    assert list(reading.verdicts("001")["claim"]) == ["S2"]
     assert reading.scores() == []
     reading.data = None
-    assert reading.verdicts() == []
+    assert reading.verdicts().empty
 
 
-def test_a_table_shows_units_and_dashes_and_its_csv_has_every_digit(book, tmp_path, capsys):
-    rows = [{"arm": "ddp", "peak bytes": 68839037, "s/step": 0.123456789, "low": None}]
-    shown = as_html(rows, {"arm": "arm", "peak bytes": "peak", "s/step": "s/step", "low": "from"})
-    cells = re.findall(r"<t[hd]>([^<]*)</t[hd]>", shown)
-    assert cells == ["arm", "peak", "s/step", "from", "ddp", "68.8 MB", "0.1235", "-"]
+def test_a_table_shows_units_and_dashes_and_its_csv_has_every_digit(book, tmp_path):
+    rows = pd.DataFrame([{"arm": "ddp", "peak_bytes": 68839037, "step_s": 0.123456789, "low": None}])
+    cells = re.findall(r"<t[hd]>([^<]*)</t[hd]>", as_html(rows))
+    assert cells == ["arm", "peak", "s per step", "from", "ddp", "68.8 MB", "0.1235", "-"]
     book(finished("one"), data=str(tmp_path)).table(rows, "times")
-    assert (tmp_path / "compare-times.csv").read_text() == "arm,peak bytes,s/step,low\nddp,68839037,0.123456789,\n"
+    assert (tmp_path / "compare-times.csv").read_text() == "arm,peak_bytes,step_s,low\nddp,68839037,0.123456789,\n"
 
 
 def test_rows_of_one_group_stand_below_its_name():
-    rows = [{"group": f"imdb, rows/pass {n}", "arm": arm} for n in (1, 8) for arm in ("ddp", "zero1")]
-    shown = as_html(rows, ["group", "arm"])
-    assert re.findall(r">([^<>\n]+)<", shown) == [
-        "arm",
-        "imdb, 1 row per pass",
-        "ddp",
-        "zero1",
-        "imdb, 8 rows per pass",
-        "ddp",
-        "zero1",
-    ]
-    assert "<td>imdb, 1 row per pass</td>" in as_html(rows[::2], ["group", "arm"]), "a group of one row is a column"
+    pairs = [(f"imdb, rows/pass {n}", arm) for n in (1, 8) for arm in ("ddp", "zero1")]
+    rows = pd.DataFrame(pairs, columns=["group", "arm"])
+    groups = ["imdb, 1 row per pass", "imdb, 8 rows per pass"]
+    arms = ["ddp", "zero1"]
+    assert re.findall(r">([^<>\n]+)<", as_html(rows)) == ["arm", groups[0], *arms, groups[1], *arms]
+    assert "<td>imdb, 1 row per pass</td>" in as_html(rows[::2]), "a group of one row is a column"
 
 
 def run_colab(shell, **parameters) -> None:

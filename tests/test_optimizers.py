@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shaped import rows as rows_of
 
 from study.bench.prediction import predicted
 from study.cli import commands
@@ -21,7 +22,7 @@ from study.predictor.memory.moments import Piece, held_bytes
 from study.predictor.setup import Setup
 from study.records import runs
 from study.records.schema import Observed, Record
-from study.report.topics import states
+from study.report.topics import memory
 from study.spec.arms import ROOT, all_paths, read
 from study.spec.optimizers import check, refusal
 from study.spec.settings import Flags
@@ -104,9 +105,9 @@ def test_bf16_states_are_in_bf16(run):
 
 def test_kept_records_hold_what_is_predicted():
     """For each component, the peak and each collective. The report's table shows them."""
-    kept = states.of_protocol(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
-    assert len({states.what_changes(run) for run in kept}) >= 6
-    rows = states.table(replace(runs.load([]), runs=tuple(kept)))
+    kept = memory.of_optimizers(runs.load([ROOT / "reports" / "cpu-2core" / "runs" / "optimizers"])).done
+    assert len({memory.what_changes(run) for run in kept}) >= 6
+    rows = rows_of(memory.states(replace(runs.load([]), runs=tuple(kept))))
     held = [row for row in rows if row["predicted"] is not None]
     assert len(held) == len(rows) > 3 * len(kept)
     for row in held:

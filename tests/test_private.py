@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree
 
+import pandas as pd
 import pytest
 from shaped import failed, finished, put
 from test_report import quick  # noqa: F401  a fixture
@@ -14,7 +15,8 @@ from study.records import runs as records
 from study.records.privacy import redact
 from study.records.schema import Record
 from study.report import readme
-from study.report.notebook import Book, no_formula
+from study.report.notebook import Book
+from study.report.tables import no_formula
 from study.report.topics import capacity, every_run
 
 PRIVATE = {
@@ -114,10 +116,17 @@ def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_p
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
     rows = every_run.table(book.runs)
-    assert {row["arm"].partition(" ")[0] for row in rows} == {"=zero2", "=ddp", "=zero3"}
+    assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
-    bar = {"group": "<script>$\\frac{$", "what": "rows", "arm": '=a|" <img src=x onerror=x>', "largest": 2, "size": 2}
-    book.figure(capacity.figure, [bar | {"failed size": 3}], "capacity")
+    bar = {
+        "group": "<script>$\\frac{$",
+        "what": "micro_batch",
+        "arm": '=a|" <img src=x onerror=x>',
+        "largest": 2,
+        "size": 2,
+    }
+    searched = pd.DataFrame([bar | {"failed": 3, "failed_size": 3}])
+    book.figure(capacity.figure, searched, "capacity")
     book.inventory()
     (svg,) = tmp_path.glob("*.svg")
     xml.etree.ElementTree.fromstring(svg.read_text())

@@ -31,7 +31,7 @@ from study.report import claim_pages, run_pages
 from study.report import readme as digest
 from study.report import site as report
 from study.report.execution import executing
-from study.report.notebook import as_html
+from study.report.tables import as_html
 from study.report.templating import prose
 from study.watcher import diagnosis
 
@@ -177,7 +177,7 @@ def test_markup_in_a_record_is_shown_as_text_and_a_heading_is_closed():
     """Records come from anybody."""
     assert "<script>" not in prose("of `<b>` and <script>alert(1)</script>")
     assert prose("## A b").strip() == '<h2 id="A-b">A b</h2>', "no element that stays open hides what follows"
-    assert "<script>" not in as_html([{"arm": "<script>alert(1)</script>"}], ["arm"])
+    assert "<script>" not in as_html(pd.DataFrame({"arm": ["<script>alert(1)</script>"]}))
 
 
 def test_a_notebook_that_fails_is_named_and_does_not_end_the_report(real_runs, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from shaped import failed, finished, put
+from shaped import failed, finished, put, rows
 
 from study.extras.slurm import jobs, queue, slurm
 from study.extras.slurm.slurm import Cluster
@@ -12,7 +12,6 @@ from study.records import checkpoints, metrics
 from study.records.runs import load
 from study.records.schema import Record
 from study.report.topics import checkpoints as kept
-from study.report.topics import resuming
 from study.sweeps import launches, sweep
 from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
@@ -118,47 +117,47 @@ def runs(tmp_path):
 
 
 def test_costs(runs):
-    on_four, row = sorted(kept.table(runs), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
-    assert (on_four["ranks"], on_four["load s"]) == (4, None), "only the checkpoint of two ranks was loaded"
-    assert row["bytes a parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
-    assert (row["share of one rank"], row["save s"], row["load s"]) == (10 / 16, 0.3, 0.5)
-    assert row["predicted bytes a parameter"] == 14, "the made-up runs have bf16 weights"
+    on_four, row = sorted(rows(kept.table(runs)), key=lambda row: -row["ranks"])  # of two ranks, from the part `whole`
+    assert (on_four["ranks"], on_four["load_s"]) == (4, None), "only the checkpoint of two ranks was loaded"
+    assert row["bytes_per_parameter"] == pytest.approx(16e6 / runs.runs[0].parameters)
+    assert (row["share_of_one_rank"], row["save_s"], row["load_s"]) == (10 / 16, 0.3, 0.5)
+    assert row["predicted_bytes_per_parameter"] == 14, "the made-up runs have bf16 weights"
 
 
 def test_equality(runs):
-    (row,) = resuming.equality(runs)
-    assert (row["interruptions"], row["killed at step"], row["went on after step"]) == (1, 8, 6)
-    assert row["losses differ by"] == row["rates differ by"] == 0
+    (row,) = kept.equality(runs).to_dict("records")
+    assert (row["interruptions"], row["killed_at_step"], row["went_on_after_step"]) == (1, 8, 6)
+    assert row["losses_differ_by"] == row["rates_differ_by"] == 0
 
 
 def test_what_went_on(runs):
-    killed, moved = resuming.table(runs)
-    assert (killed["line"], killed["route"], killed["losses differ by"]) == (
+    killed, moved = kept.resumed(runs).to_dict("records")
+    assert (killed["line"], killed["route"], killed["losses_differ_by"]) == (
         "zero2, ranks: 2",
         "killed, and resumed",
         0,
     )
     assert (moved["line"], moved["arm"], moved["route"]) == ("zero2-2 to zero2-4", "zero2", "universal checkpoint")
-    assert moved["losses differ by"] == pytest.approx(0.5)
+    assert moved["losses_differ_by"] == pytest.approx(0.5)
     assert killed["group"] == moved["group"], "what is refused has no losses"
 
 
 def test_moves(runs):
-    refused, loaded = resuming.moves(runs)
+    refused, loaded = kept.moves(runs).to_dict("records")
     assert (refused["from"], refused["to"], refused["route"], refused["loads"]) == (
         "zero2-2",
         "zero2-4",
         "loaded directly",
         False,
     )
-    assert refused["words"]
+    assert refused["message"]
     assert (loaded["route"], loaded["loads"]) == ("universal checkpoint", True)
-    assert loaded["losses differ by"] == pytest.approx(0.5)
+    assert loaded["losses_differ_by"] == pytest.approx(0.5)
 
 
 def test_curves_of_different_lengths_are_not_compared():
-    assert resuming.furthest([1.0, 2.0], [1.0]) is None
-    assert resuming.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5
+    assert kept.furthest([1.0, 2.0], [1.0]) is None
+    assert kept.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5
 
 
 @pytest.mark.parametrize("path", ["step_s", "energy.joules_per_rank.0"])

@@ -5,26 +5,11 @@ import shutil
 from itertools import product
 
 import pytest
-from shaped import changed, failed, finished, put
+from shaped import changed, failed, finished, put, rows
 
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
-from study.report import seconds
-from study.report.topics import (
-    batches,
-    capacity,
-    documents,
-    every_run,
-    frontier,
-    ladder,
-    losses,
-    machines,
-    memory,
-    peaks,
-    script,
-    settings,
-    traffic,
-)
+from study.report.topics import capacity, documents, every_run, losses, memory, speed, traffic
 
 ARMS = ("ddp", "zero2")
 
@@ -69,11 +54,12 @@ def test_nothing_is_no_error(tmp_path):
     for folders in (tmp_path, tmp_path / "none", ""):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
-    topics = (batches, capacity, every_run, frontier, ladder, losses, memory, peaks, script, traffic)
-    of_documents = (documents.memory_003, documents.offload_001, documents.throughput_000)
-    for table in (*(topic.table for topic in topics), *of_documents, settings.saved):
-        assert table(load(tmp_path)) == [], table
-    assert machines.tables(load(tmp_path)) == ([], [])
+    tables = [topic.table for topic in (capacity, every_run, losses, memory, traffic)]
+    tables += [memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
+    tables += [documents.memory_003, documents.offload_001, documents.throughput_000, documents.script]
+    for table in tables:
+        assert table(load(tmp_path)).empty, table
+    assert all(table.empty for table in speed.machines(load(tmp_path)))
 
 
 def test_folders_are_a_list_or_a_text_and_a_copy_counts_once(tmp_path):
@@ -90,15 +76,15 @@ def test_runs_of_two_machines_are_never_pooled(of):
     """In no table of seconds or losses, and with the letters that `compare` gives."""
     cells = list(product((2, 64), ARMS, (1, 2, 3)))
     loaded = of(*(finished(f"{cores}-{arm}-{seed}", arm, 2, seed, hardware__cores=cores) for cores, arm, seed in cells))
-    for table in (frontier.table(loaded), losses.parity(losses.table(loaded))):
+    for table in (rows(speed.frontier(loaded)), rows(losses.parity(losses.table(loaded)))):
         words = {word for row in table for word in row["group"].split(", ") if word.startswith("environment")}
         assert words == {"environment A", "environment B"}
         assert all("environment" in row["group"] for row in table)
         assert {row["n"] for row in table} == {3}
-    rows, places = machines.tables(loaded)
+    cells, places = map(rows, speed.machines(loaded))
     assert [(place["environment"], place["cores"]) for place in places] == [("A", 2), ("B", 64)]
-    assert {row["environment"] for row in rows} == {"A", "B"}
-    (group,) = {row["group"] for row in memory.table(loaded)}
+    assert {row["environment"] for row in cells} == {"A", "B"}
+    (group,) = set(memory.table(loaded)["group"])
     assert "environment" not in group, "bytes are the same on any number of cores"
 
 
@@ -112,16 +98,16 @@ def test_the_zero_paper_s_formula_is_shown_for_what_the_paper_describes(of):
         finished("sgd", "zero3", requested__optimizer="sgd"),
         finished("lora", "zero3", requested__lora_rank=4),
     )
-    rows = memory.table(loaded)
-    assert len({(row["group"], row["line"]) for row in rows if row["source"] == "measured"}) == 4
-    (shown,) = {(row["group"], row["line"]) for row in rows if row["source"].startswith("ZeRO paper")}
+    parts = rows(memory.table(loaded))
+    assert len({(row["group"], row["line"]) for row in parts if row["source"] == "measured"}) == 4
+    (shown,) = {(row["group"], row["line"]) for row in parts if row["source"].startswith("ZeRO paper")}
     assert shown[1] == "zero3"
     assert not {"sgd", "lora"} & set(shown[0].replace(",", "").split())
 
 
 def test_another_version_of_the_meters_is_not_pooled_with_this_one(of):
     loaded = of(finished("new"), finished("old", measure_version=1))
-    assert len({row["group"] for row in memory.table(loaded)}) == 2
+    assert memory.table(loaded)["group"].nunique() == 2
 
 
 def test_a_group_is_named_by_what_tells_it_apart():
@@ -151,20 +137,20 @@ def test_losses_are_held_against_the_same_seed_and_rows(of):
         for arm, seed in product(ARMS, (1, 2))
     ]
     loaded = of(*runs, finished("alone", "single", 1), finished("odd", "zero3", 2, seed=7))
-    table = {row["line"]: row for row in losses.parity(losses.table(loaded))}
-    assert table["zero2"]["largest difference"] == pytest.approx(0.00125)
-    assert table["zero2"]["seeds differ by"] == pytest.approx(0.1, rel=0.5)
-    assert table["ddp"]["largest difference"] is None
+    table = {row["line"]: row for row in rows(losses.parity(losses.table(loaded)))}
+    assert table["zero2"]["largest_difference"] == pytest.approx(0.00125)
+    assert table["zero2"]["seeds_differ_by"] == pytest.approx(0.1, rel=0.5)
+    assert table["ddp"]["largest_difference"] is None
     assert table["single"]["against"] is None, "it takes half as many rows in a step"
     assert table["zero3"]["against"] is None, "nobody has its seed"
-    other = {row["line"]: row for row in losses.parity(losses.table(loaded, "zero2"))}
+    other = {row["line"]: row for row in rows(losses.parity(losses.table(loaded, "zero2")))}
     assert other["ddp"]["against"] == "zero2"
-    assert losses.table(loaded, tasks=["imdb"]) == []
+    assert losses.table(loaded, tasks=["imdb"]).empty
 
 
 def test_an_interval_needs_three_runs_of_each():
-    assert seconds.middle([1.0, 2.0], [1.0, 1.0, 1.0]) == {"median": 1.5, "low": None, "high": None, "n": 2}
-    ratio = seconds.middle([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
+    assert speed.middle([1.0, 2.0], [1.0, 1.0, 1.0]) == {"median": 1.5, "low": None, "high": None, "n": 2}
+    ratio = speed.middle([1.0, 2.0, 3.0], [1.0, 1.0, 1.0])
     assert ratio["low"] < ratio["median"] == 2.0 < ratio["high"]
 
 
@@ -172,9 +158,9 @@ def test_a_run_out_of_memory_marks_the_frontier(of):
     cap = {"requested__memory_cap_gib": 1.0}
     small = finished("small", "single", 1, micro_batch=2, **cap)
     loaded = of(small, changed(failed("large", arm="single", ranks=1, micro_batch=4), **cap))
-    (row,) = capacity.table(loaded)
-    assert (row["largest"], row["failed"], row["cap GiB"]) == (2, 4, 1.0)
-    json.dumps(every_run.table(loaded))
+    (row,) = rows(capacity.table(loaded))
+    assert (row["largest"], row["failed"], row["cap_gib"]) == (2, 4, 1.0)
+    json.dumps(rows(every_run.table(loaded)))
 
 
 def test_a_field_that_no_run_has_is_refused(of):
@@ -193,30 +179,31 @@ def test_ranks_and_rows_are_no_seeds(of):
     one_seed = [
         finished(f"{arm}-{ranks}", arm, ranks, loss=2 + ranks) for arm in ("zero1", "zero2") for ranks in (1, 2, 4)
     ]
-    rows = losses.parity(losses.table(of(*one_seed)))
-    assert rows
-    assert {row["seeds differ by"] for row in rows} == {None}
-    assert "Another seed" not in losses.sentence(rows)
+    parity = losses.parity(losses.table(of(*one_seed)))
+    assert len(parity)
+    assert parity["seeds_differ_by"].isna().all()
+    assert "nother seed" not in losses.sentence(parity)
     two_seeds = [
         finished(f"{arm}-{ranks}-{seed}", arm, ranks, seed, loss=2 + ranks + seed / 100)
         for arm, ranks, seed in product(("zero1", "zero2"), (1, 4), (1, 2))
     ]
-    rows = losses.parity(losses.table(of(*two_seeds)))
-    apart = {row["seeds differ by"] for row in rows if row["largest difference"] is not None}
+    parity = rows(losses.parity(losses.table(of(*two_seeds))))
+    apart = {row["seeds_differ_by"] for row in parity if row["largest_difference"] is not None}
     assert sorted(apart) == pytest.approx([0.01] * len(apart), rel=0.5)
 
 
 def test_a_setting_that_only_one_arm_varies_is_a_table(of):
     """The arm that comes last has it at one value."""
     varied = [finished("a", "zero2", precision="bf16"), finished("b", "zero2", precision="fp32")]
-    rows = settings.table(of(*varied, finished("c", "zero3", precision="fp32")), "precision")
-    assert [(row["arm"], row["precision"]) for row in rows] == [("zero2", "bf16"), ("zero2", "fp32"), ("zero3", "fp32")]
+    table = speed.varied(of(*varied, finished("c", "zero3", precision="fp32")), "precision")
+    expected = [("zero2", "bf16"), ("zero2", "fp32"), ("zero3", "fp32")]
+    assert [(row["arm"], row["precision"]) for row in rows(table)] == expected
     apart = [finished("a", "zero2", 2, precision="fp32"), finished("b", "zero2", 4, precision="bf16")]
     loaded = of(*apart, finished("c", "zero2", 4, precision="fp32"))
-    assert len(settings.table(loaded, "precision")) == 3
-    assert [row["ranks"] for row in settings.table(loaded, "ranks")] == [2, 4]
+    assert len(speed.varied(loaded, "precision")) == 3
+    assert list(speed.varied(loaded, "ranks")["ranks"]) == [2, 4]
     alone = of(*(changed(fields, requested__lr=1.0) for fields in apart))
-    assert settings.table(alone, "precision") == [], "the ranks differ as well"
+    assert speed.varied(alone, "precision").empty, "the ranks differ as well"
 
 
 def test_seconds_on_unlike_ranks_are_never_pooled(of):
@@ -225,25 +212,25 @@ def test_seconds_on_unlike_ranks_are_never_pooled(of):
         for arm, model, ranks in product(("ddp", "zero2", "zero3"), ("gpt-tiny", "gpt2"), (2, 8))
     ]
     loaded = of(*runs)
-    speeds = [row for row in documents.throughput_000(loaded) if row["group"] != "document 000"]
+    speeds = [row for row in rows(documents.throughput_000(loaded)) if row["group"] != "document 000"]
     assert {row["n"] for row in speeds} == {1}
     assert len({row["group"] for row in speeds}) == 4, "two models on 2 and on 8 ranks"
-    rungs = ladder.table(loaded, "ddp", "zero3")
-    times = {row["median"] for row in rungs if row["what"] == "s/step"}
+    rungs = speed.ladder(loaded, "ddp", "zero3")
+    times = set(rungs[rungs["what"] == "step_s"]["median"])
     assert sorted(times) == pytest.approx([0.2, 0.8])
     varied = [
-        finished(f"{arm}-{rows}-{ranks}", arm, ranks, micro_batch=rows)
-        for arm, (rows, ranks) in product(ARMS, ((2, 2), (4, 8)))
+        finished(f"{arm}-{batch}-{ranks}", arm, ranks, micro_batch=batch)
+        for arm, (batch, ranks) in product(ARMS, ((2, 2), (4, 8)))
     ]
-    assert batches.table(of(*varied)) == []
+    assert speed.batches(of(*varied)).empty
 
 
 def test_a_table_is_of_the_runs_that_it_is_given(of):
     """And not of all that its folders hold."""
     fast, slow = ([finished(f"{cores}-{arm}", arm, hardware__cores=cores) for arm in ARMS] for cores in (2, 64))
     loaded = of(*fast, *slow)
-    rows, places = machines.tables(loaded.select(arm="zero2", environment="B"))
-    assert [(row["arm"], row["environment"]) for row in rows] == [("zero2", "B")]
+    cells, places = map(rows, speed.machines(loaded.select(arm="zero2", environment="B")))
+    assert [(row["arm"], row["environment"]) for row in cells] == [("zero2", "B")]
     assert [place["environment"] for place in places] == ["B"]
 
 

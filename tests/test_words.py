@@ -3,6 +3,7 @@
 import re
 import tomllib
 
+import pandas as pd
 from conftest import ROOT
 
 from study.cli import results
@@ -134,8 +135,8 @@ ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
 
 def test_headlines_say_what_rests_on_real_runs(golden):
     """Untested claims have no basis, a contradiction counts once, and premises do not count."""
-    golden("claim_headline.txt", claims.sentence(ROWS))
-    assert claims.sentence([]) == ""
+    golden("claim_headline.txt", claims.sentence(pd.DataFrame(ROWS)))
+    assert claims.sentence(pd.DataFrame()) == ""
 
 
 def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):

@@ -7,6 +7,7 @@ together over a thousand random questions.
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from study.io.numbers import size
 from study.machine.gpus import GPUS
@@ -37,7 +38,7 @@ ARMS = (
     *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
 )
 SAME_NAME = ("precision", "accumulation", "sequence")  # of a setup, in Python and in the form
-FIRST = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "precision": "bf16_cast", "microBatch": 1}
+FIRST: dict[str, Any] = {"model": "llama3-8b", "gpus": 8, "gpu": "H100-80GB", "precision": "bf16_cast", "microBatch": 1}
 FIRST |= {"sequence": 2048, "accumulation": 1}
 PRECISIONS = {
     "bf16_cast": "bf16 weights, fp32 master copy",
@@ -76,9 +77,10 @@ def _sizes() -> dict[str, int]:
 def _bars() -> charts.Bars:
     """Every arm's answer to the first question."""
     model = Architecture(**models()[FIRST["model"]])
-    values = {"micro_batch": FIRST["microBatch"], "device": "cuda", **{name: FIRST[name] for name in SAME_NAME}}
+    values: dict[str, Any] = {"micro_batch": FIRST["microBatch"], "device": "cuda"}
+    values |= {name: FIRST[name] for name in SAME_NAME}
     setups = {name: Setup.of_arm(model, name, ranks=FIRST["gpus"], **values) for name in ARMS}
-    parts = {name: memory.parts(estimate(setup).at_peak) for name, setup in setups.items()}
+    parts = {name: memory.part_bytes(estimate(setup).at_peak) for name, setup in setups.items()}
     return charts.bars(parts, style.PARTS, "Memory at the peak by arm")
 
 

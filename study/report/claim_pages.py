@@ -41,31 +41,38 @@ def label(document: str) -> str:
 
 
 def documents(verdicts: Iterable[Verdict]) -> list[Document]:
-    """The documents of some claims, in the order of the claims. An unknown document has only its title."""
-    known, titles, counts = tomllib.loads(DOCUMENTS.read_text()), {}, {}
+    """Return the documents of some claims, in the order of the claims. An unknown document has only its title."""
+    known = tomllib.loads(DOCUMENTS.read_text())
+    titles: dict[str, str] = {}
+    counts: dict[str, Counter[str]] = {}
     for verdict in verdicts:
         titles.setdefault(verdict.claim.document, verdict.claim.title)
         counts.setdefault(verdict.claim.document, Counter())[verdict.verdict] += 1
-    about = {id: {"name": title, "title": title} | known.get(id, {}) for id, title in titles.items()}
-    ordered = {id: {name: counts[id][name] for name in VERDICTS if counts[id][name]} for id in titles}
-    return [Document(id, **about[id], number_of=ordered[id]) for id in titles]
+    found = []
+    for name, title in titles.items():
+        about = {"name": title, "title": title} | known.get(name, {})
+        number_of = {word: counts[name][word] for word in VERDICTS if counts[name][word]}
+        found.append(Document(name, **about, number_of=number_of))
+    return found
 
 
 def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles: dict[str, str]) -> None:
-    """The list and the pages of all claims below `out`, the site's root. `run_slugs` has the runs that have a page."""
+    """Write the list and the pages of all claims below `out`. `run_slugs` has the runs that have a page."""
     runs = {run.name: (run, slug) for run, slug in reversed(run_slugs.items())}
-    of_id, common = {document.id: document for document in documents(verdicts)}, {"up": "../", "titles": titles}
+    of_id = {document.id: document for document in documents(verdicts)}
+    common = {"up": "../", "titles": titles}
     (out / "claims").mkdir()
-    for number, verdict in enumerate(verdicts):
-        neighbours = (verdicts[number - 1] if number else None, (verdicts[number + 1 :] or [None])[0])
-        values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": neighbours}
+    for before, verdict, after in zip([None, *verdicts], verdicts, [*verdicts[1:], None], strict=False):
+        values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": (before, after)}
         values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
         further = zip(verdict.claim.also, verdict.also, strict=True)
         values["also"] = [_further(check, other, runs) for check, other in further]
         write_page(safe_join(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
-    values = {"rows": [(verdict, words.plainly(verdict)) for verdict in verdicts], "documents": list(of_id.values())}
-    values |= {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(values["documents"])}
-    write_page(out / "claims" / "index.html", "claims.html", **common, **values, here="claim-list")
+    known = list(of_id.values())
+    rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
+    about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(known)}
+    page_of_all = out / "claims" / "index.html"
+    write_page(page_of_all, "claims.html", **common, rows=rows, documents=known, **about, here="claim-list")
 
 
 def _choices(known: list[Document]) -> list[tuple[str, str, dict[str, str]]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import ensure_async
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -42,10 +43,14 @@ def executing(
     finally:
         executed.cancel()
         if kernel.has_kernel:
-            asyncio.run_coroutine_threadsafe(kernel.shutdown_kernel(now=True), loop).result()
+            asyncio.run_coroutine_threadsafe(_end(kernel), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def _end(kernel: AsyncKernelManager) -> None:
+    await ensure_async(kernel.shutdown_kernel(now=True))
 
 
 async def _execute_all(

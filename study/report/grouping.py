@@ -1,23 +1,77 @@
-"""Runs and rows in the groups that tables and figures show."""
+"""Tables and runs in the groups that figures and sentences show."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from study.records.groups import by
 from study.records.runs import Run
 from study.spec import arms
 
 # What decides memory: two peaks are compared only where these are equal.
-SETTINGS = ("task", "model", "precision", "micro_batch", "accumulation", "sequence", "checkpointing", "attention")
+SETTINGS: tuple[str, ...] = (
+    "task",
+    "model",
+    "precision",
+    "micro_batch",
+    "accumulation",
+    "sequence",
+    "checkpointing",
+    "attention",
+)
 SETTINGS += ("optimizer", "lora_rank", "train_only", "compile")
 SET_BY_MODEL = ("lr", "attention")  # their defaults depend on it
 ORDER = {arm: place for place, arm in enumerate(arms.all_paths())}
 
 
 def columns(run: Run, *names: str) -> dict:
-    """Attributes of a run as columns."""
-    return {name.replace("_", " "): run.value(name) for name in names}
+    """Return attributes of a run as columns."""
+    return {name: run.value(name) for name in names}
+
+
+def in_order(run: Run) -> int:
+    """Return the place of a run's arm in every table."""
+    return ORDER.get(run.arm, len(ORDER))
+
+
+def parts(rows: pd.DataFrame, *names: str) -> dict[str, pd.DataFrame]:
+    """Return the rows by the values of a column, or of several joined by commas, in the order in which they come."""
+    if rows.empty:
+        return {}
+    groups = rows.groupby(list(names), sort=False, dropna=False)
+    return {", ".join(map(str, key)): mine for key, mine in groups}
+
+
+def sums(rows: pd.DataFrame, name: str, value: str) -> dict[str, float]:
+    """Return the sum of one column by the values of another."""
+    return {key: float(mine[value].sum()) for key, mine in parts(rows, name).items()}
+
+
+def each(rows: pd.DataFrame) -> Iterator[Any]:
+    """Return the rows one by one, their columns as attributes."""
+    return iter(rows.itertuples())
+
+
+def records(rows: pd.DataFrame) -> list[dict]:
+    """Return the rows as dictionaries, in which what is not known is None."""
+    known = rows.astype(object).where(rows.notna(), None)
+    return [{str(name): value for name, value in row.items()} for row in known.to_dict("records")]
+
+
+def least(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the row with the smallest value of a column, the first of equal ones."""
+    return rows.iloc[int(np.nanargmin(rows[name].to_numpy(float)))]
+
+
+def largest(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return the row with the largest value of a column, the first of equal ones."""
+    return rows.iloc[int(np.nanargmax(rows[name].to_numpy(float)))]
 
 
 def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:
-    """The groups, split by the number of ranks. Labels name that number if a group has several.
+    """Return the groups, split by the number of ranks. Labels name that number if a group has several.
 
     `with_lone` adds the runs of a lone process to each part, because a rank of DDP should hold as much as they do; then
     all labels name the ranks.
@@ -26,17 +80,19 @@ def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) ->
     for group, members in members_of.items():
         lone = [run for run in members if with_lone and run.arm == "single"]
         shared = by([run for run in members if run not in lone], "ranks") or {(1,): []}
+        is_named = with_lone or len(shared) > 1
         for (ranks,), mine in shared.items():
-            named = f"{group}, {ranks} rank{'s' if ranks > 1 else ''}"
-            split[named if with_lone or len(shared) > 1 else group] = lone + mine
+            suffix = f", {ranks} rank{'s' if ranks > 1 else ''}" if is_named else ""
+            split[group + suffix] = lone + mine
     return split
 
 
-def largest_groups(rows: list[dict], most: int) -> list[list[dict]]:
-    """The groups that figures and sentences of a notebook show: those with the most arms on real ranks."""
+def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
+    """Return the groups that a notebook shows: those with the most arms on real ranks."""
+    return sorted(parts(rows, "group").values(), key=_shown, reverse=True)[:most]
 
-    def shown(mine: list[dict]) -> tuple[int, int, int]:
-        arms = [(row.get("arm", row.get("line")), row.get("kind", "real")) for row in mine]
-        return len({arm for arm, kind in arms if kind == "real"}), len({arm for arm, _ in arms}), len(mine)
 
-    return sorted(by(rows, "group").values(), key=shown, reverse=True)[:most]
+def _shown(mine: pd.DataFrame) -> tuple[int, int, int]:
+    name = "arm" if "arm" in mine else "line"
+    real = mine[mine["kind"] == "real"] if "kind" in mine else mine
+    return real[name].nunique(), mine[name].nunique(), len(mine)

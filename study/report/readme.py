@@ -16,19 +16,17 @@ from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
 from study.records import runs as records
 from study.records import store
-from study.records.runs import Run
-from study.report import headline, style
+from study.report import answer_figures, answers, style
+from study.report.templating import literal, machine
 from study.report.topics import claims
 from study.report.topics.claims import Judged
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
-MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
-PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less memory, more traffic"
-SOFTWARE = ("torch", "deepspeed", "accelerate")
+PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less GPU memory, more traffic"
 
 
 def check(readme: Path) -> str:
-    """The text of a file that has a marked part. Any other file is a Stop."""
+    """Return the text of a file that has a marked part. Raise Stop for any other file."""
     try:
         text = readme.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,60 +53,54 @@ def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
     store.replace(readme, renewed(text, by_folder))
     for folder, judged in by_folder.items():
         (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
-        if answer := headline.of(judged.runs):
-            (Path(folder).parent / PICTURE).write_text(style.svg(headline.picture(answer), CAPTION))
+        if shown := answers.headline(judged.runs):
+            (Path(folder).parent / PICTURE).write_text(picture(shown))
+
+
+def picture(shown: answers.Headline) -> str:
+    """Return the README's picture as SVG."""
+    return style.svg(answer_figures.picture(shown.losses, shown.memory, shown.traffic), CAPTION)
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
-    """The text, with every marked part generated again."""
-    parts = {"verdicts": verdicts, "answers": answers}
+    """Return the text with every marked part generated again."""
+    parts = {"verdicts": verdict_tables, "answers": findings}
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
 def drawn(judged: Judged) -> str:
-    """The verdicts by document, as a figure."""
-    return style.svg(claims.figure(judged.rows), "Verdicts by document")
+    """Return the verdicts by document as a figure."""
+    return style.svg(claims.figure(judged.table), "Verdicts by document")
 
 
-def answers(folder: str, judged: Judged) -> str:
-    """The picture and the findings, as Markdown. Where records lack what the picture shows, the verdicts alone."""
-    lines = [claims.sentence(judged.rows)]
-    if answer := headline.of(judged.runs):
-        findings = enumerate(headline.findings(answer, judged.rows), 1)
-        picture = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
-        lines = [picture, "", *(f"{number}. {text}" for number, text in findings), "", *lines]
+def findings(folder: str, judged: Judged) -> str:
+    """Return the picture and the findings as Markdown. Where records lack what it shows, the verdicts alone."""
+    lines = [claims.sentence(judged.table)]
+    if shown := answers.headline(judged.runs):
+        numbered = enumerate(answers.findings(shown, judged.rows), 1)
+        image = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
+        lines = [image, "", *(f"{number}. {text}" for number, text in numbered), "", *lines]
     return "\n".join(lines) + "\n"
 
 
-def verdicts(folder: str, judged: Judged) -> str:
-    """The verdicts by document, how many runs they rest on, and the machines, as Markdown."""
-    runs, rows = judged.runs, judged.rows
-    documents = [{name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(rows)]
-    bases = [
-        {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"} | {name: row[name] for name in VERDICTS}
-        for row in ledger.by_basis(rows)
+def verdict_tables(folder: str, judged: Judged) -> str:
+    """Return the verdicts by document, how many runs they rest on, and the machines, as Markdown."""
+    documents = [
+        {name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(judged.rows)
     ]
-    lines = [claims.sentence(rows), "", *table(documents), "", *table(bases), ""]
-    lines += [f"From {len(runs)} runs below `{folder}`, on:", ""]
-    lines += [f"- {place}" for place in dict.fromkeys(map(machine, runs.done))]
+    bases = []
+    for row in ledger.by_basis(judged.rows):
+        basis = {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"}
+        bases.append(basis | {name: row[name] for name in VERDICTS})
+    lines = [claims.sentence(judged.table), "", *table(documents), "", *table(bases), ""]
+    lines += [f"From {len(judged.runs)} runs below `{folder}`, on:", ""]
+    lines += [f"- {place}" for place in dict.fromkeys(map(machine, judged.runs.done))]
     return "\n".join(lines).strip() + "\n"
 
 
 def table(rows: list[dict]) -> list[str]:
-    """Rows as a table in Markdown."""
-    cells = (
-        [list(rows[0]), ["---"] * len(rows[0]), *([str(each) for each in row.values()] for row in rows)] if rows else []
-    )
+    """Return rows as a table in Markdown."""
+    if not rows:
+        return []
+    cells = [list(rows[0]), ["---"] * len(rows[0]), *([str(each) for each in row.values()] for row in rows)]
     return [f"| {' | '.join(map(literal, line))} |" for line in cells]
-
-
-def literal(text: str) -> str:
-    """A text of a record, escaped for Markdown: it makes no link, HTML, column or line."""
-    return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
-
-
-def machine(run: Run) -> str:
-    """The machine and the software of a run, in one line."""
-    software = run.record.software
-    versions = ", ".join(f"{name} {software[name]}" for name in SOFTWARE if software.get(name))
-    return literal(f"{run.record.machine_line}; {versions}")

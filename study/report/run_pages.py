@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.bench.prediction import predicted
@@ -16,10 +17,11 @@ from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
-from study.records.schema import RankComponents, Record
+from study.records.schema import RankComponents, Record, ScriptTraining
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import every_run, memory
+from study.report.topics.every_run import RunRow
 from study.spec.shapes import SHAPES, shape_of
 from study.watcher import diagnosis
 from study.watcher.facts import Facts
@@ -42,31 +44,44 @@ def slugs(runs: Runs) -> dict[Run, str]:
     return names
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page that was written: the row of its run in the list of all runs, and its name."""
+
+    row: RunRow
+    slug: str
+    has_log: bool
+
+
 def write(
     runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
-) -> tuple[list[dict], list[str]]:
-    """A page for each run, and its files beside it: a row for each, and a sentence for each that has no page.
+) -> tuple[list[Page], list[str]]:
+    """Write a page for each run, and its files beside it. Return the pages, and a sentence for each run without one.
 
     The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
     pages.
     """
-    rows, problems, resting = [], [], claim_pages.used_by(verdicts)
+    pages, problems = [], []
+    resting = claim_pages.used_by(verdicts)
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
-    for row, run in zip(every_run.table(runs), runs, strict=True):
+    for run in runs:
         try:
-            slug, texts = names[run], _texts(run)
-            for file, content in texts.items():
-                safe_join(folder, f"{slug}.{file}").write_text(content, errors="replace")
-            log = texts.get("log.txt") or texts.get("output.txt") or ""
-            values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
-            write_page(
-                safe_join(folder, f"{slug}.html"), "run.html", **about, **values, verdicts=resting.get(run.name, [])
-            )
-            rows.append(row | {"slug": slug, "has log": bool(log)})
+            pages.append(_write(run, names[run], folder, about | {"verdicts": resting.get(run.name, [])}))
         except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
-    return rows, problems
+    return pages, problems
+
+
+def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
+    texts = _texts(run)
+    for file, content in texts.items():
+        safe_join(folder, f"{slug}.{file}").write_text(content, errors="replace")
+    log = texts.get("log.txt") or texts.get("output.txt") or ""
+    row = every_run.row(run)
+    values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
+    write_page(safe_join(folder, f"{slug}.html"), "run.html", **about, **values)
+    return Page(row, slug, bool(log))
 
 
 def page(run: Run) -> dict:
@@ -84,7 +99,7 @@ def page(run: Run) -> dict:
         "seconds": _seconds(run),
         "memory": _memory(run),
         "components": _components(run),
-        "peaks": sorted({rank.tracked_peak_bytes for rank in ranks}),
+        "peaks": sorted(rank.tracked_peak_bytes or 0 for rank in ranks),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
         "settings": _flat(record["requested"]),
@@ -97,38 +112,41 @@ def _results(run: Run) -> dict[str, str]:
     record, moved = run.record, sum(run.traffic.values())
     evaluation = metrics.final_evaluation(record)
     speed = metrics.tokens_per_s(record)
-    peak_of = {"allocated": "peak of a rank's GPU memory", "tracked": "peak of a rank's tensors"}.get(run.peak_of)
-    return {
-        label: text
-        for label, text in (
-            ("last training loss (nats)", run.losses and short(run.losses[-1])),
-            ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
-            ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
-            ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
-            ("tokens per second", speed and f"{speed:,.0f}"),
-            (peak_of, run.peak_bytes and size(run.peak_bytes)),
-            ("in collectives, per rank and step", moved and size(moved)),
-            ("parameters", run.parameters and count(run.parameters)),
-        )
-        if text
-    }
+    peak_name = "peak of a rank's GPU memory" if run.peak_of == "allocated" else "peak of a rank's tensors"
+    results = [
+        ("last training loss (nats)", run.losses and short(run.losses[-1])),
+        ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
+        ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
+        ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
+        ("tokens per second", speed and f"{speed:,.0f}"),
+        (peak_name, run.peak_bytes and size(run.peak_bytes)),
+        ("in collectives, per rank and step", moved and size(moved)),
+        ("parameters", run.parameters and count(run.parameters)),
+    ]
+    return {label: text for label, text in results if text}
 
 
 def _losses(run: Run) -> dict | None:
     if run.record.is_script:  # several trainings, logged every so many steps
-        every, trainings = run.record.observed.logging_steps or 1, run.record.observed.runs
-        names = [f"{number}: {each.name}, batch {each.batch}" for number, each in enumerate(trainings, 1)]
-        points = [[(every * n, loss) for n, loss in enumerate(each.losses, 1)] for each in trainings]
-        series = dict(zip(names, points, strict=True))
-        title, caption = f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
+        series, title, caption = _of_script(run.record.observed.runs, run.record.observed.logging_steps or 1)
     else:
         evaluations = [(each.step, each.eval_loss) for each in run.record.loss.eval]
         series = {"training": list(enumerate(run.losses, 1)), "evaluation": evaluations}
-        ends = run.losses and f"from {short(run.losses[0])} to {short(run.losses[-1])}"
-        title = f"The training loss goes {ends} in {len(run.losses)} steps" if run.losses else "Losses of evaluations"
-        caption = "Mean over ranks, at each optimizer step."
+        title, caption = "Losses of evaluations", "Mean over ranks, at each optimizer step."
+        if run.losses:
+            ends = f"from {short(run.losses[0])} to {short(run.losses[-1])}"
+            title = f"The training loss goes {ends} in {len(run.losses)} steps"
     drawn = charts.chart(series, "optimizer step", "loss (nats)")
-    return drawn and {"title": title, "chart": drawn, "caption": caption}
+    return {"title": title, "chart": drawn, "caption": caption} if drawn else None
+
+
+def _of_script(trainings: list[ScriptTraining], every: int) -> tuple[dict, str, str]:
+    """Return the curves of a script's trainings; two of them may have one name."""
+    series = {}
+    for number, each in enumerate(trainings, 1):
+        points = [(every * window, loss) for window, loss in enumerate(each.losses, 1)]
+        series[f"{number}: {each.name}, batch {each.batch}"] = points
+    return series, f"Losses of {len(trainings)} trainings in one process", "As the script logged them."
 
 
 def _seconds(run: Run) -> dict | None:
@@ -148,7 +166,7 @@ def _memory(run: Run) -> dict | None:
     held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
     if estimate := _predicted(run):
         held[FORMULAS] = estimate
-    stacks = {name: memory.parts(components) for name, components in held.items() if components}
+    stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
@@ -169,7 +187,7 @@ def _predicted(run: Run) -> dict[str, int] | None:
     if shape.get("model_type") not in FAMILIES or not run.done:
         return None
     estimate = predicted(run.record)
-    return estimate and estimate.at_peak
+    return estimate.at_peak if estimate else None
 
 
 def _components(run: Run) -> list[dict]:

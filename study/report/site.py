@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import nbformat
@@ -29,17 +30,19 @@ from study.report import (
     answers,
     calculator,
     claim_pages,
-    headline,
     notebook,
     run_pages,
     style,
+    tables,
 )
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
+from study.report.run_pages import Page
 from study.report.templating import TEMPLATES, write_page
 from study.report.topics import claims
 from study.report.topics.claims import Judged
+from study.report.topics.every_run import RunRow
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
@@ -76,10 +79,10 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
         paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS]
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         with executing(paths, site / "notebooks", parameters, say) as executed:
-            rows, problems = write_run_and_claim_pages(judged, site, titles_of(paths))
+            pages, problems = write_run_and_claim_pages(judged, site, titles_of(paths))
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
-        write_index(site, judged, failed, rows, [*notebook.set_aside(runs), *problems])
+        write_index(site, judged, failed, pages, [*notebook.set_aside(runs), *problems])
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 
@@ -115,14 +118,13 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 
 
 def _answer(answer: Answer, out: Path) -> dict:
-    """An answer with its figure as SVG, and links to pages that are there; its rows are written as a file beside it."""
-    data = out / "data"
-    pages = {link: safe_join(out, *link[0].partition("#")[0].split("/")) for link in answer.links}
-    links = [link for link, page in pages.items() if page.exists()]
-    image = answer.figure and style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
-    if image:
-        safe_join(data, f"index-{answer.name}.svg").write_text(image)
-        notebook.write_csv(safe_join(data, f"index-{answer.name}.csv"), answer.rows)
+    """Return an answer with its figure as SVG, and links to pages that are there. Write its rows as a file."""
+    links = [link for link in answer.links if safe_join(out, *link[0].partition("#")[0].split("/")).exists()]
+    image = None
+    if answer.figure:
+        image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
+        safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
+        tables.write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
     return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
 
 
@@ -132,14 +134,14 @@ def titles_of(paths: list[Path]) -> dict[str, str]:
     return {name: source.partition("\n")[0].removeprefix("# ") for name, source in first.items()}
 
 
-def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]) -> tuple[list[dict], list[str]]:
-    """Write the pages of runs and claims. Return a row for each run, and a sentence for each that has no page."""
+def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]) -> tuple[list[Page], list[str]]:
+    """Write the pages of runs and claims. Return those of runs, and a sentence for each run that has none."""
     slugs = run_pages.slugs(judged.runs)
-    rows, problems = run_pages.write(judged.runs, slugs, judged.verdicts, site / "run", titles)
-    with_page = {row["slug"] for row in rows}
+    pages, problems = run_pages.write(judged.runs, slugs, judged.verdicts, site / "run", titles)
+    with_page = {page.slug for page in pages}
     claim_pages.write(judged.verdicts, {run: slug for run, slug in slugs.items() if slug in with_page}, site, titles)
     calculator.write(site, titles)
-    return rows, problems
+    return pages, problems
 
 
 def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
@@ -154,15 +156,15 @@ def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
         write_page(site / f"{path.stem}.html", "notebook.html", cells=cells, titles=titles, here=path.stem, **about)
 
 
-def write_index(site: Path, judged: Judged, failed: list[str], rows: list[dict], problems: list[str]) -> None:
+def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page], problems: list[str]) -> None:
     """Write the first page: the answers, the verdicts, every run."""
     verdicts = judged.rows
     values = {
-        "answers": [_answer(each, site) for each in answers.of(judged.runs)],
+        "answers": [_answer(each, site) for each in answers.answers(judged.runs)],
         "advice": answers.advice(),
-        "findings": headline.beyond_papers(verdicts),
-        "figure": style.svg(claims.figure(verdicts), "verdicts", claims.figure.__doc__),
-        "headline": claims.sentence(verdicts),
+        "findings": answers.beyond_papers(verdicts),
+        "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
+        "headline": claims.sentence(judged.table),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),
         "meanings": words.WHAT_A_BASIS_IS,
@@ -170,7 +172,8 @@ def write_index(site: Path, judged: Judged, failed: list[str], rows: list[dict],
         "folders": [redact(str(folder)) for folder in judged.runs.folders],
         "problems": redact(problems),
         "failed": failed,
-        "runs": rows,
+        "runs": pages,
+        "columns": [each.name for each in fields(RunRow) if each.name not in ("kind", "peak_of")],
         "built_utc": store.now_utc(),
     }
     titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])

@@ -9,20 +9,23 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
@@ -34,11 +37,19 @@ EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
 NEAR = 8  # points from a mark to its name
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # right and up, the best first
+HORIZONTAL: dict[int, Literal["right", "center", "left"]] = {-1: "right", 0: "center", 1: "left"}
+VERTICAL: dict[int, Literal["top", "center", "bottom"]] = {-1: "top", 0: "center", 1: "bottom"}
+Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
 LEAST_LETTERS = 12  # the shortest line of a title
 SAFE = 0.93  # share of the room that a text may take: a browser sets the same font up to 5 % wider
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 SHADE = "#f3d3ad"  # a light orange, behind the points
-OPEN = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated, in a legend
+OPEN: dict[str, Any] = {
+    "color": FAINT,
+    "marker": "o",
+    "linestyle": "",
+    "markerfacecolor": CARD,
+}  # virtual or emulated, in a legend
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
@@ -119,9 +130,8 @@ def figure(draw: Callable) -> Callable:
 def panels(heights: list[float], **options) -> tuple[Figure, list[Axes]]:
     """Panels above each other, with heights in inches: a phone could not show them side by side."""
     drawing = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-    drawing.get_layout_engine().set(
-        h_pad=0.08
-    )  # inches: the lowest label of one must not lie on the highest of the next
+    engine = ConstrainedLayoutEngine(h_pad=0.08)  # inches: labels of one panel must not lie on those of the next
+    drawing.set_layout_engine(engine)
     return drawing, list(drawing.subplots(len(heights), 1, squeeze=False, height_ratios=heights, **options)[:, 0])
 
 
@@ -164,33 +174,39 @@ def from_zero(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: "0" if value <= EXACT else f"{value:.0e}".replace("e-0", "e-"))
 
 
-def point(axes: Axes, x: float, row: dict, y: str = "median", **options) -> None:
-    """One value with its interval, if it has one; open where the run was virtual or its device emulated."""
-    arm, low = row["arm"], row.get("low")
-    options["markerfacecolor"] = CARD if row.get("kind") in ("virtual", "capped", "emulated") else colour(arm)
-    interval = None if low is None else [[row[y] - low], [row["high"] - row[y]]]
-    look = {"color": colour(arm), "marker": marker(arm), "capsize": 2.5, "linestyle": "none"}
-    drawn = axes.errorbar(x, row[y], interval, **look, **options)
-    bounds = "" if low is None else f" ({short(low)} to {short(row['high'])})"
+def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any) -> None:
+    """Draw one value of a row with its interval, if it has one; open if the run was virtual or its device emulated."""
+    value = row.median if y is None else y
+    low = getattr(row, "low", None)
+    has_interval = low is not None and not math.isnan(low)
+    is_open = getattr(row, "kind", "real") in ("virtual", "capped", "emulated")
+    look: dict[str, Any] = {"color": colour(row.arm), "marker": marker(row.arm), "capsize": 2.5, "linestyle": "none"}
+    look["markerfacecolor"] = CARD if is_open else colour(row.arm)
+    text = short(float(value))
+    interval = None
+    if has_interval:
+        interval = [[value - row.low], [row.high - value]]
+        text += f" ({short(float(row.low))} to {short(float(row.high))})"
+    drawn = axes.errorbar(x, value, interval, **look, **options)
     for part in drawn.get_children():
-        tell(part, arm, f"{row.get('line', arm)}: {short(float(row[y]))}{bounds}")
+        tell(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
 
 
-def strips(axes: Axes, rows_of: dict[str, list[dict]], value: str, spread: float, **look) -> None:
-    """One strip of points for each group of rows; the points of a strip are shifted so that all are visible."""
+def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: float, **look: Any) -> None:
+    """Draw one strip of points for each group of rows; the points of a strip are shifted so that all are visible."""
     for place, mine in enumerate(rows_of.values()):
         offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
-        for offset, row in zip(offsets, mine, strict=True):
-            (mark,) = axes.plot(row[value], place + offset, marker(row["arm"]), color=colour(row["arm"]), **look)
-            tell(mark, row["arm"], f"{row['arm']}: {row[value]:.3g}")
+        for offset, arm, number in zip(offsets, mine["arm"], mine[value], strict=True):
+            (mark,) = axes.plot(number, place + offset, marker(arm), color=colour(arm), **look)
+            tell(mark, arm, f"{arm}: {number:.3g}")
     axes.set_yticks(range(len(rows_of)), list(rows_of))
     axes.set_ylim(len(rows_of) - 0.5, -0.5)
 
 
-def keys(rows: list[dict], marks: dict[str, dict] | None = None) -> list[Line2D]:
-    """Legend entries: the arms of the rows in their order, and then other marks by their label."""
-    looks = {arm: {"color": colour(arm), "marker": marker(arm)} for arm in ordered(row["arm"] for row in rows)}
-    return [Line2D([], [], label=label, **look) for label, look in (looks | (marks or {})).items()]
+def keys(arms: Iterable[str], marks: Mapping[str, Look] | None = None) -> list[Line2D]:
+    """Return legend entries: arms in their order, and then other marks by their label."""
+    entries = [Line2D([], [], label=arm, color=colour(arm), marker=marker(arm)) for arm in ordered(arms)]
+    return entries + [Line2D([], [], label=label, **look) for label, look in (marks or {}).items()]
 
 
 def patches(colours: dict[str, str]) -> list[Patch]:
@@ -202,9 +218,9 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
     lines = textwrap.wrap(text, 76)
     if entries:
         columns = _columns(drawing, entries, columns)
-        for text in _legend(drawing, entries, columns).get_texts():
-            if text.get_text() in all_paths():
-                key(text, text.get_text())
+        for name in _legend(drawing, entries, columns).get_texts():
+            if name.get_text() in all_paths():
+                key(name, name.get_text())
     if lines:
         drawing.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
@@ -235,21 +251,28 @@ def _fit_titles(drawing: Figure) -> None:
     drawing.draw_without_rendering()
     added = 0
     for axes in drawing.axes:
-        lines, room = axes.get_title("left").splitlines(), SAFE * (drawing.bbox.x1 - axes.bbox.x0)
-        for title in (each for each in axes.get_children() if isinstance(each, Text) and each.get_text()):
-            if title.get_text().splitlines() == lines:
-                letters = max(map(len, lines))
-                while title.get_window_extent().width > room and letters > LEAST_LETTERS:
-                    letters -= 1
-                    title.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
-                added += title.get_text().count("\n") + 1 - len(lines)
+        title = axes.get_title("left")
+        room = SAFE * (drawing.bbox.x1 - axes.bbox.x0)
+        for text in axes.get_children():
+            if isinstance(text, Text) and title and text.get_text() == title:
+                _break(text, room)
+                added += text.get_text().count("\n") - title.count("\n")
     drawing.set_figheight(drawing.get_figheight() + 0.16 * added)  # the panels keep their height
+
+
+def _break(text: Text, room: float) -> None:
+    """Break the lines of a text until it is narrower than `room`."""
+    lines = text.get_text().splitlines()
+    letters = max(map(len, lines))
+    while text.get_window_extent().width > room and letters > LEAST_LETTERS:
+        letters -= 1
+        text.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
 
 
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
     """Name horizontal bars, the first one on top. A name that begins with an arm's is its key."""
     names = list(names)
-    axes.set_yticks(range(len(names)) if places is None else places, names)
+    axes.set_yticks(list(range(len(names)) if places is None else places), names)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         if (arm := re.split("[:, ]", name)[0]) in all_paths():
             key(label, arm)
@@ -260,62 +283,81 @@ def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None =
 def name_ends(axes: Axes, ends: dict[str, float], apart: float = 0.058) -> None:
     """Name the lines of arms at their right ends, on a logarithmic axis. Names that would overlap move apart."""
     low, high = (math.log(end) for end in axes.get_ylim())
-    places, lowest = [], -1.0
-    for arm in sorted(ends, key=ends.get):
-        lowest = max((math.log(ends[arm]) - low) / (high - low), lowest + apart)
-        places.append([arm, lowest])
+    arms = sorted(ends, key=lambda arm: ends[arm])
+    heights = [(math.log(ends[arm]) - low) / (high - low) for arm in arms]
+    for number in range(1, len(arms)):
+        heights[number] = max(heights[number], heights[number - 1] + apart)
     ceiling = 1.0
-    for place in reversed(places):
-        place[1] = ceiling = min(place[1], ceiling)
-        ceiling -= apart
-    for arm, up in places:
-        look = {"color": colour(arm), "transform": axes.transAxes, "clip_on": False}
+    for number in reversed(range(len(arms))):
+        heights[number] = min(heights[number], ceiling)
+        ceiling = heights[number] - apart
+    for arm, up in zip(arms, heights, strict=True):
+        look: dict[str, Any] = {"color": colour(arm), "transform": axes.transAxes, "clip_on": False}
         axes.plot([1.025], [up], marker(arm), **look)
         name = axes.text(1.05, up, arm, transform=axes.transAxes, va="center", fontsize=8.5)
         key(name, arm)
 
 
 def name_points(axes: Axes, places: dict[str, tuple[float, float]], arms: dict[str, str]) -> None:
-    """Name points beside them, where there is room; further away with a line. Call it on a figure that is finished."""
-    drawing = axes.figure
+    """Name points beside them, where there is room; further away with a line. Call it on a figure that is finished.
+
+    If there is no room anywhere, the mark still shows its name under the pointer.
+    """
+    drawing = cast(Figure, axes.figure)
     drawing.draw_without_rendering()
-    renderer = FigureCanvasAgg(drawing).get_renderer()
     spot = drawing.dpi / 72 * NEAR / 2
-    taken = [
-        Bbox.from_extents(x - spot, y - spot, x + spot, y + spot)
-        for x, y in axes.transData.transform([*places.values()])
-    ]
+    corners = axes.transData.transform([*places.values()])
+    taken = [Bbox.from_extents(x - spot, y - spot, x + spot, y + spot) for x, y in corners]
+    room = Bbox.from_extents(axes.bbox.x0, axes.bbox.y0, drawing.bbox.x1, axes.bbox.y1)
     for name, place in sorted(places.items(), key=lambda item: item[1]):
-        for distance, (right, up) in itertools.product((NEAR, 2 * NEAR, 4 * NEAR, 6 * NEAR), SIDES):
-            look = {"ha": ("right", "center", "left")[right + 1], "va": ("top", "center", "bottom")[up + 1]}
-            line = {"arrowprops": {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6}} if distance > NEAR else {}
-            offset = (right * distance, up * distance)
-            plate = {"bbox": {"facecolor": CARD, "edgecolor": "none", "pad": 0.5}}  # no line goes through a name
-            text = axes.annotate(name, place, offset, textcoords="offset points", fontsize=8.5, **look, **line, **plate)
-            text.update_positions(renderer)
-            box = Text.get_window_extent(text, renderer)  # without the line to its mark
-            inside = (
-                axes.bbox.x0 < box.x0 and box.x1 < drawing.bbox.x1 and axes.bbox.y0 < box.y0 < box.y1 < axes.bbox.y1
-            )
-            if inside and not any(box.overlaps(other) for other in taken):
+        for distance, side in itertools.product((NEAR, 2 * NEAR, 4 * NEAR, 6 * NEAR), SIDES):
+            text, box = _name_beside(axes, name, place, distance, side)
+            is_inside = room.x0 < box.x0 and box.x1 < room.x1 and room.y0 < box.y0 and box.y1 < room.y1
+            if is_inside and not box.count_overlaps(taken):
+                taken.append(box)
+                text.set_in_layout(False)
+                key(text, arms[name])
                 break
             text.remove()
-        else:
-            continue  # no room anywhere: the mark still shows its name under the pointer
-        taken.append(box)
-        text.set_in_layout(False)
-        key(text, arms[name])
 
 
-def counted(rows: list[dict]) -> str:
-    """How many runs there are behind each mark, as a note states it."""
-    counts = sorted({row["n"] for row in rows if row.get("n")})
-    return "no run" if not counts else f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
+def _name_beside(
+    axes: Axes, name: str, place: tuple[float, float], distance: float, side: tuple[int, int]
+) -> tuple[Text, Bbox]:
+    """Write a name on one side of a point. Return it with its box, without the line to its mark."""
+    right, up = side
+    renderer = FigureCanvasAgg(cast(Figure, axes.figure)).get_renderer()
+    text = axes.annotate(
+        name,
+        place,
+        (right * distance, up * distance),
+        textcoords="offset points",
+        fontsize=8.5,
+        ha=HORIZONTAL[right],
+        va=VERTICAL[up],
+        arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.6} if distance > NEAR else None,
+        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 0.5},  # no line goes through a name
+    )
+    text.update_positions(renderer)
+    return text, Text.get_window_extent(text, renderer)
+
+
+def counted(rows: pd.DataFrame) -> str:
+    """Return how many runs there are behind each mark, as a note states it."""
+    counts = sorted({int(count) for count in rows["n"] if count}) if len(rows) else []
+    if not counts:
+        return "no run"
+    return f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
 def headed(axes: Axes, lead: str, group: str) -> None:
     """A title that says what is seen, and below it under which conditions. `finished` breaks its lines."""
     axes.set_title("\n".join(filter(None, [WITH_UNIT.sub(NO_BREAK, lead), conditions(group)])))
+
+
+def annotate(axes: Axes, text: str, x: float, y: float, offset: float = 4) -> Annotation:
+    """Write a number behind the end of a bar."""
+    return axes.annotate(text, (x, y), (offset, 0), textcoords="offset points", va="center", fontsize=8.5)
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:

@@ -1,10 +1,11 @@
 """Claims and their verdicts."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.io.words import joined
@@ -13,10 +14,10 @@ from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
-from study.records.groups import by
 from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
+from study.report.grouping import parts, records
 from study.report.style import FAINT, INK
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
@@ -35,6 +36,11 @@ class Judged:
         """The verdicts as rows."""
         return [row(each) for each in self.verdicts]
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """The verdicts as a table."""
+        return pd.DataFrame(self.rows)
+
 
 def judge(runs: Runs, document: str | None = None) -> list[Verdict]:
     """Judge the claims of one document, or of all, by these runs."""
@@ -42,61 +48,77 @@ def judge(runs: Runs, document: str | None = None) -> list[Verdict]:
 
 
 def row(verdict: Verdict) -> dict:
-    """A verdict as a row."""
+    """Return a verdict as a row."""
     return ledger.row(verdict) | {"plainly": plainly(verdict)}
 
 
-def table(runs: Runs, document: str | None = None) -> list[dict]:
-    """The claims of one document, or of all, with their verdicts over these runs."""
-    return [row(each) for each in judge(runs, document)]
+def table(runs: Runs, document: str | None = None) -> pd.DataFrame:
+    """Return the claims of one document, or of all, with their verdicts over these runs."""
+    return pd.DataFrame([row(each) for each in judge(runs, document)])
 
 
-def tallied(verdicts: list[dict]) -> list[dict]:
-    """Verdicts with only the columns that a figure needs to count them."""
-    return [{name: row[name] for name in COUNTED} for row in verdicts]
+def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return verdicts with only the columns that a figure needs to count them."""
+    return verdicts[list(COUNTED)] if len(verdicts) else verdicts
 
 
-def sentence(rows: list[dict]) -> str:
-    """How many claims got which verdict, and what the verdicts rest on."""
+def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return how many claims of each document got which verdict."""
+    return pd.DataFrame(ledger.by_document(records(verdicts)))
+
+
+def by_basis(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return how many claims got which verdict, by what the verdicts rest on."""
+    return pd.DataFrame(ledger.by_basis(records(verdicts)))
+
+
+def sentence(verdicts: pd.DataFrame) -> str:
+    """Return how many claims got which verdict, and what the verdicts rest on."""
+    rows = records(verdicts)
     mine, resting = counted(rows), bases(rows)
     if not mine:
         return ""
     own = Counter(row["verdict"] for row in mine if row["basis"] == OWN)
     counts = Counter(row["verdict"] for row in mine if row["basis"] != OWN)
-    text = f"Of {sum(counts.values())} claims about the world: {_counts(counts, VERDICTS)}."
-    others = [f"{OTHER_BASES[basis]} ({resting[basis]})" for basis in OTHER_BASES if resting[basis]]
+    text = f"Of {sum(counts.values())} claims about the world: {_counts(counts)}."
+    others = [f"{name} ({resting[basis]})" for basis, name in OTHER_BASES.items() if resting[basis]]
     text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
     if own:
-        text += f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own, VERDICTS)}."
-    premises = sum(row["premise"] for row in rows)
+        text += f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own)}."
+    premises = int(verdicts["premise"].sum())
     ours = "premises of our own are" if premises > 1 else "premise of our own is"
     return text + (f" {premises} {ours} not counted." if premises else "")
 
 
-def _counts(counts: Counter, names: Iterable[str]) -> str:
-    return ", ".join(f"**{counts[name]} {name}**" for name in names if counts[name])
+def _counts(counts: Counter) -> str:
+    return ", ".join(f"**{counts[name]} {name}**" for name in VERDICTS if counts[name])
 
 
 @style.figure
-def figure(rows: list[dict]) -> Figure:
+def figure(verdicts: pd.DataFrame) -> Figure:
     """Claims of each document by verdict: those about the world, and comparisons of its own numbers with each other."""
-    documents = by(counted(rows), "document")
-    height, most = 0.6 + 0.36 * len(documents), max(map(len, documents.values()))
+    mine = pd.DataFrame(counted(records(verdicts)))
+    documents = parts(mine, "document")
+    height = 0.6 + 0.36 * len(documents)
     drawing, (above, below) = style.panels([height, height], sharex=True)
     for ax, is_own in ((above, False), (below, True)):
-        for place, mine in enumerate(documents.values()):
-            left, counts = 0, Counter(row["verdict"] for row in mine if (row["basis"] == OWN) == is_own)
-            for verdict, tone in style.VERDICTS.items():
-                if not (count := counts[verdict]):
-                    continue
-                ax.barh(place, count, 0.72, left, color=tone, edgecolor=FAINT, linewidth=0.8)
-                if count >= 0.03 * most:
-                    tone_of_text = "white" if verdict == SUPPORTED else INK  # on each the one with more contrast
-                    ax.text(left + count / 2, place, count, va="center", ha="center", color=tone_of_text)
-                left += count
-        style.name_bars(ax, [label(document) for (document,) in documents])
+        for place, of_document in enumerate(documents.values()):
+            counts = Counter(of_document[(of_document["basis"] == OWN) == is_own]["verdict"])
+            _bar(ax, place, counts, 0.03 * max(map(len, documents.values())))
+        style.name_bars(ax, [label(document) for document in documents])
     above.set_title("Claims about the world")
     below.set_title("The document's own numbers compared with each other")
     below.set_xlabel("number of claims")
     text = "A contradiction counts once, even if several claims contain it. Our own premises do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)
+
+
+def _bar(ax: Axes, place: int, counts: Counter, least_named: float) -> None:
+    left = 0
+    for verdict, tone in style.VERDICTS.items():
+        if count := counts[verdict]:
+            ax.barh(place, count, 0.72, left, color=tone, edgecolor=FAINT, linewidth=0.8)
+            if count >= least_named:
+                tone_of_text = "white" if verdict == SUPPORTED else INK  # on each the one with more contrast
+                ax.text(left + count / 2, place, str(count), va="center", ha="center", color=tone_of_text)
+            left += count

@@ -1,78 +1,205 @@
-"""Tables that documents print, and beside them what was measured and predicted here."""
+"""Tables that documents print, and beside them what was measured and predicted here; and document 002's script."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
 
 from study.predictor.architecture import named, parameters
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.records import stats
 from study.records.groups import groups, lines
-from study.records.runs import Runs
-from study.report import published, seconds
-from study.report.grouping import split_by_ranks
+from study.records.runs import Run, Runs
+from study.report import style
+from study.report.grouping import parts, split_by_ranks
+from study.report.style import FAINT, INK, Look
 from study.report.topics import memory
+from study.report.topics.losses import band
+from study.report.topics.speed import middle, seconds, timed
+
+# Document 000: Gemma2-9B on eight H100, 2048 tokens, bfloat16, effective batch 144 unless said otherwise.
+MODEL_000, RANKS_000, SEQUENCE_000, BATCH_000 = "gemma2-9b", 8, 2048, 144
+GROUP_000 = f"{MODEL_000}, {RANKS_000} ranks, {SEQUENCE_000} tokens, bf16_cast"
+MEMORY_000 = {"ddp": 76e9, "zero2": 45e9, "zero3": 28e9}  # "Memory Utilization"
+TOKENS_PER_S_AND_GPU_000 = {"ddp": 2847, "zero2": 2698, "zero3": 2234}  # "Training Throughput"
+STEPS_PER_HOUR_000 = {"ddp": 385, "zero2": 365, "zero3": 302}
+# Document 001: "Overcoming Bottlenecks", 20 billion parameters on eight GPUs.
+GROUP_001 = "document 001, 20B on eight GPUs"
+OFFLOAD_001: tuple[dict, ...] = (
+    {"group": GROUP_001, "arm": "ddp", "outcome": "OOM", "peak_bytes": 48e9, "samples_per_s": None},
+    {"group": GROUP_001, "arm": "zero3_cpu", "outcome": "done", "peak_bytes": 12e9, "samples_per_s": 1200},
+    {"group": GROUP_001, "arm": "zero3_nvme", "outcome": "done", "peak_bytes": 8e9, "samples_per_s": 950},
+)
+ARMS_001 = ["single", "ddp", "zero3", "zero3_cpu", "zero3_nvme"]
+# Document 003: scenarios 1 to 3, four GPUs, a model whose weights take 4 GB; read as 10^9 parameters in fp32.
+RANKS_003, PARAMETERS_003 = 4, 1e9
+MEMORY_003 = {
+    "zero1": {"weights": 4e9, "gradients": 4e9, "optimizer": 1e9},
+    "zero2": {"weights": 4e9, "gradients": 1e9, "optimizer": 1e9},  # and, a sentence later, "approximately 5 GB"
+    "zero3": {"weights": 1e9, "gradients": 1e9, "optimizer": 1e9},
+}
 
 
-def memory_000(runs: Runs) -> list[dict]:
-    """Document 000's setting with activations kept and recomputed, predicted and measured; and its printed numbers."""
-    name, ranks, tokens = published.MODEL_000, published.RANKS_000, published.SEQUENCE_000
-    shape, passes = named(name), published.BATCH_000 // ranks
-    setting = {"ranks": ranks, "sequence": tokens, "precision": "bf16_cast", "micro_batch": 1}
-    fixed = setting | {"accumulation": passes, "attention": "eager", "device": "cuda"}
-    rows = []
-    for arm, printed_bytes in published.MEMORY_000.items():
-        place = {"group": f"{name}, {ranks} ranks, {tokens} tokens, bf16_cast", "line": arm, "arm": arm}
-        place |= {"ranks": ranks, "parameters": parameters(shape), "kind": "real"}
-        measured = [run for run in runs.select(model=name, arm=arm, **setting).done if run.components]
+def memory_000(runs: Runs) -> pd.DataFrame:
+    """Return document 000's setting with activations kept and recomputed, predicted and measured; and its numbers."""
+    shape = named(MODEL_000)
+    setting: dict[str, Any] = {"ranks": RANKS_000, "sequence": SEQUENCE_000, "precision": "bf16_cast", "micro_batch": 1}
+    rows: list[dict] = []
+    for arm, printed_bytes in MEMORY_000.items():
+        place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
+        place |= {"ranks": RANKS_000, "parameters": parameters(shape), "kind": "real"}
+        measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
         for recompute, how in ((False, ""), (True, ", recomputing")):
             if repeats := [run for run in measured if bool(run.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
-                held = memory.parts(run.components)
+                held = memory.part_bytes(run.components)
                 rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", held, len(repeats))
-            ours = estimate(Setup.of_arm(shape, arm, checkpointing=recompute, **fixed))
-            rows += memory.stack(place, f"predicted{how}", memory.parts(ours.at_peak), 0)
+            ours = estimate(_setup_000(arm, recompute))
+            rows += memory.stack(place, f"predicted{how}", memory.part_bytes(ours.at_peak), 0)
         rows += memory.stack(place, "document 000", {"all": printed_bytes}, 0)
-    return rows
+    return pd.DataFrame(rows)
 
 
-def memory_003(runs: Runs) -> list[dict]:
-    """What each stage holds on four ranks, measured, and as document 003 says."""
-    ranks, arms_003 = published.RANKS_003, ("ddp", *published.MEMORY_003)
-    rows = [row for row in memory.table(runs) if row["ranks"] == ranks and row["arm"] in arms_003 and row["parameters"]]
-    rows = [row for row in rows if row["source"] != "predicted"]
-    for group in dict.fromkeys(row["group"] for row in rows):
-        for arm, held in published.MEMORY_003.items():
-            place = {"group": group, "line": arm, "arm": arm, "ranks": ranks, "kind": "real"}
-            rows += memory.stack(place | {"parameters": published.PARAMETERS_003}, "document 003", held, 0)
-    return rows
+def _setup_000(arm: str, recompute: bool) -> Setup:
+    return Setup.of_arm(
+        named(MODEL_000),
+        arm,
+        ranks=RANKS_000,
+        sequence=SEQUENCE_000,
+        precision="bf16_cast",
+        micro_batch=1,
+        accumulation=BATCH_000 // RANKS_000,
+        attention="eager",
+        device="cuda",
+        checkpointing=recompute,
+    )
 
 
-def throughput_000(runs: Runs) -> list[dict]:
-    """Document 000's table, and below it the speed relative to DDP in each of our groups that has all three arms."""
-    printed, tokens = published.TOKENS_PER_S_AND_GPU_000, published.BATCH_000 * published.SEQUENCE_000
-    rows = []
-    for arm, speed in printed.items():
-        row = {"group": "document 000", "arm": arm, "tokens/s/rank": speed, "over DDP's": speed / printed["ddp"]}
-        by_tokens = 3600 * speed * published.RANKS_000 / tokens
-        rows.append(row | {"steps/h": published.STEPS_PER_HOUR_000[arm], "steps/h by its tokens/s": by_tokens})
-    all_groups = groups(seconds.timed(runs))
-    members_of = {group: [run for run in mine if run.arm in printed] for group, mine in all_groups.items()}
+def memory_003(runs: Runs) -> pd.DataFrame:
+    """Return what each stage holds on four ranks, measured, and as document 003 says."""
+    rows = memory.table(runs)
+    if rows.empty:
+        return rows
+    rows = rows[(rows["ranks"] == RANKS_003) & rows["arm"].isin(["ddp", *MEMORY_003]) & rows["parameters"].notna()]
+    rows = rows[rows["source"] != "predicted"]
+    printed = []
+    for group in rows["group"].unique():
+        for arm, held in MEMORY_003.items():
+            place = {"group": group, "line": arm, "arm": arm, "ranks": RANKS_003, "kind": "real"}
+            printed += memory.stack(place | {"parameters": PARAMETERS_003}, "document 003", held, 0)
+    return pd.concat([rows, pd.DataFrame(printed)], ignore_index=True) if printed else rows
+
+
+def throughput_000(runs: Runs) -> pd.DataFrame:
+    """Return document 000's table, and the speed relative to DDP in each of our groups that has all three arms."""
+    ours = []
+    arms = TOKENS_PER_S_AND_GPU_000
+    members_of = {group: [run for run in mine if run.arm in arms] for group, mine in groups(timed(runs)).items()}
     for group, members in split_by_ranks(members_of).items():
-        of_arm = {arm: [run for run in members if run.arm == arm] for arm in printed}
-        for arm, mine in of_arm.items() if all(of_arm.values()) else ():
-            run, step_s = mine[0], stats.median(seconds.of(mine))
-            speed = seconds.middle(seconds.of(of_arm["ddp"]), seconds.of(mine))
-            row = {"group": group, "arm": arm, "tokens/s/rank": run.rows_per_step * run.sequence / step_s / run.ranks}
-            row |= {"over DDP's": speed["median"], "from": speed["low"], "to": speed["high"], "n": speed["n"]}
-            rows.append(row | {"steps/h": 3600 / step_s})
-    return rows if len(rows) > len(printed) else []
+        of_arm = {arm: [run for run in members if run.arm == arm] for arm in arms}
+        if all(of_arm.values()):
+            ours += [_throughput(group, mine, of_arm["ddp"]) for mine in of_arm.values()]
+    return pd.DataFrame([*map(_printed_throughput, arms), *ours]) if ours else pd.DataFrame()
 
 
-def offload_001(runs: Runs) -> list[dict]:
-    """Document 001's table of 20 billion parameters, and below it our runs of the same arms, however they ended."""
-    rows = [{"group": "document 001, 20B on eight GPUs"} | row for row in published.OFFLOAD_001]
-    for group, members in groups(runs.select(arm=["single", "ddp", "zero3", "zero3_cpu", "zero3_nvme"])).items():
-        for line, mine in lines(members).items() if any(run.arm == "zero3_nvme" for run in members) else ():
-            times, run, outcomes = seconds.of(mine), mine[0], ", ".join(sorted({run.status for run in mine}))
-            place = {"group": group, "arm": line, "ranks": run.ranks, "outcome": outcomes, "n": len(mine)}
-            place |= {"peak bytes": run.peak_bytes}
-            rows.append(place | {"samples/s": run.rows_per_step / stats.median(times) if times else None})
-    return rows if len(rows) > len(published.OFFLOAD_001) else []
+def _printed_throughput(arm: str) -> dict:
+    speed = TOKENS_PER_S_AND_GPU_000[arm]
+    by_tokens = 3600 * speed * RANKS_000 / (BATCH_000 * SEQUENCE_000)
+    row = {"group": "document 000", "arm": arm, "tokens_per_s_and_rank": speed}
+    row |= {"over_ddp": speed / TOKENS_PER_S_AND_GPU_000["ddp"], "steps_per_hour": STEPS_PER_HOUR_000[arm]}
+    return row | {"steps_per_hour_by_its_tokens": by_tokens}
+
+
+def _throughput(group: str, mine: list[Run], ddp: list[Run]) -> dict:
+    run, step_s = mine[0], stats.median(seconds(mine))
+    speed = middle(seconds(ddp), seconds(mine))
+    row: dict[str, Any] = {"group": group, "arm": run.arm, "tokens_per_s_and_rank": None}
+    if run.rows_per_step and run.sequence and run.ranks:
+        row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
+    row |= {"over_ddp": speed["median"], "low": speed["low"], "high": speed["high"], "n": speed["n"]}
+    return row | {"steps_per_hour": 3600 / step_s}
+
+
+def printed_001() -> pd.DataFrame:
+    """Return document 001's table of 20 billion parameters."""
+    return pd.DataFrame(OFFLOAD_001)
+
+
+def offload_001(runs: Runs) -> pd.DataFrame:
+    """Return our runs of the arms in document 001's table, however they ended."""
+    ours = []
+    for group, members in groups(runs.select(arm=ARMS_001)).items():
+        if any(run.arm == "zero3_nvme" for run in members):
+            ours += [_outcome(group, line, mine) for line, mine in lines(members).items()]
+    return pd.DataFrame(ours)
+
+
+def _outcome(group: str, line: str, mine: list[Run]) -> dict:
+    times, run = seconds(mine), mine[0]
+    row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
+    row["outcome"] = ", ".join(sorted({run.status for run in mine}))
+    return row | {"samples_per_s": run.rows_per_step / stats.median(times) if times and run.rows_per_step else None}
+
+
+# --- document 002's own script -------------------------------------------------------------------------------------
+
+REPAIRS = {"none": "as printed", "fresh_model": "with a fresh model", "engaged": "with DeepSpeed engaged"}
+TRAININGS = {1: (INK, "-"), 2: (style.VERMILION, "--"), 3: (style.SKY, ":")}  # they are not arms
+
+
+def script(runs: Runs) -> pd.DataFrame:
+    """Return each training of document 002's script, what it started from, and whether DeepSpeed was called."""
+    rows: list[dict] = []
+    for run in runs.select(arm="single").done:
+        for number, training in enumerate(run.record.observed.runs, 1):
+            about: dict[str, Any] = {"script": REPAIRS[run.repair or "none"], "seed": run.seed, "training": number}
+            about |= {"name": training.name, "batch": training.batch, "weights_from": training.weights_from}
+            about |= {"deepspeed_calls": training.deepspeed_initialize_calls, "training_s": training.training_s}
+            every = run.record.observed.logging_steps or 1
+            rows += [about | {"step": window * every, "loss": loss} for window, loss in enumerate(training.losses, 1)]
+    if not rows:
+        return pd.DataFrame()
+    order = list(REPAIRS.values())
+    return pd.DataFrame(rows).sort_values("script", key=lambda column: column.map(order.index), kind="stable")
+
+
+def sentence_of_script(rows: pd.DataFrame) -> str:
+    """Return what document 002's script did."""
+    items = []
+    for kind, mine in parts(rows, "script").items():
+        first = mine[mine["step"] == mine["step"].iloc[0]].groupby("training")["loss"].median()
+        calls = mine[mine["training"] == 2]["deepspeed_calls"]
+        if {1, 2} <= set(first.index):
+            text = f"the “ZeRO” training {_calls(calls)} DeepSpeed. Its first logged loss is {first[2]:.3f};"
+            items.append(f"- **{kind}**: {text} that of the training without ZeRO is {first[1]:.3f}.")
+    return "\n".join(items)
+
+
+def _calls(calls: pd.Series) -> str:
+    if calls.max() == 0:
+        return "never calls"
+    return "calls" if calls.min() else "does not always call"
+
+
+@style.figure
+def figure_of_script(rows: pd.DataFrame) -> Figure:
+    """Losses of the trainings in document 002's script: as printed, with a fresh model, and with DeepSpeed engaged."""
+    kinds = parts(rows, "script")
+    drawing, axes = style.panels([1.6] * len(kinds), sharex=True, sharey=True)
+    marks: dict[str, Look] = {}
+    for ax, (kind, mine) in zip(axes, kinds.items(), strict=True):
+        for number, training in parts(mine, "training").items():
+            tone, dash = TRAININGS.get(int(number), (FAINT, "-"))
+            look: dict[str, Any] = {"linestyle": dash, "marker": "o", "markersize": 3.5}
+            band(ax, training, tone, **look)
+            first = training.iloc[0]
+            marks[f"{number}: {first['name']}, batch {first['batch']}"] = look | {"color": tone}
+        calls = mine.groupby("training")["deepspeed_calls"].max().sum()
+        start = next(iter(mine[mine["training"] == 2]["weights_from"]), "-")
+        ax.set_title(f"{kind}: DeepSpeed called {calls} times, training 2 starts from {start}")
+        ax.set_ylabel("loss (nats)")
+    axes[-1].set_xlabel("optimizer step of each training")
+    text = f"Points: mean loss of {rows['step'].min()} steps (n = {rows['seed'].nunique()} seeds)."
+    text += " Bands: from the lowest to the highest seed."
+    return style.finished(drawing, style.keys([], marks), text)

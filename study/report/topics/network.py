@@ -7,57 +7,67 @@ other cells are held out.
 
 from statistics import median
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from study.bench.prediction import setup_of
 from study.predictor import links, nodes
 from study.predictor.links import SlowLink
-from study.records import metrics, stats
+from study.records import metrics
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
-from study.report import seconds, style
+from study.report import style
+from study.report.grouping import each, parts
 from study.report.style import INK, OPEN, colour, ordered
+from study.report.topics.memory import extremes
+from study.report.topics.speed import middle, note, seconds, timed
 from study.spec import node_traffic
 
-FITTED_ON = {"hosts": 2, "passes": 1, "Mbit/s": 200.0}
+FITTED_ON = {"hosts": 2, "passes": 1, "mbit": 200.0}
 AXES = ("hosts", "bandwidth_mbit", "accumulation")
-PREDICTED = {"linewidth": 1, "linestyle": ":", "marker": "_", "markersize": 12}  # a lone prediction has no line
+PREDICTED: dict = {"linewidth": 1, "linestyle": ":", "marker": "_", "markersize": 12}  # a lone prediction has no line
 REDUCED = ("all_reduce", "reduce_scatter")
+PLACE = ("group", "ranks", "hosts", "passes", "mbit")
+NOTHING: dict[str, float | bool | None] = {"predicted_s": None, "error": None, "held_out": None}
 
 
-def table(runs: Runs) -> list[dict]:
-    """A row for each arm, ranks, hosts, passes and bandwidth. Rows without a limit have nothing predicted."""
+def table(runs: Runs) -> pd.DataFrame:
+    """Return a row for each arm, ranks, hosts, passes and bandwidth. Rows without a limit have nothing predicted."""
     rows = []
-    for group, members in groups([run for run in seconds.timed(runs) if run.hosts], without=AXES).items():
+    for group, members in groups([run for run in timed(runs) if run.hosts], without=AXES).items():
         cells: dict[tuple, list[Run]] = {}
         for run in members:
             cells.setdefault((run.arm, run.ranks, run.hosts, run.accumulation, mbit(run)), []).append(run)
         of_group = [_row(group, repeats, cells) for repeats in cells.values()]
         link = {ranks: fitted(mine) for (ranks,), mine in by(of_group, "ranks").items()}
         rows += [row | _prediction(row, link[row["ranks"]]) for row in of_group]
-    return sorted(rows, key=lambda row: (row["group"], row["ranks"], row["hosts"], row["passes"], row["Mbit/s"] or 1e9))
+    if not rows:
+        return pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(list(PLACE), kind="stable", na_position="last", ignore_index=True)
 
 
-def curves(rows: list[dict]) -> list[dict]:
-    """The rows of groups that were run at several bandwidths."""
-    several = {name for (name,), mine in by(rows, "group").items() if len({row["Mbit/s"] for row in mine}) > 1}
-    return [row for row in rows if row["group"] in several]
+def curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of groups that were run at several bandwidths."""
+    if rows.empty:
+        return rows
+    return rows[rows.groupby("group")["mbit"].transform(lambda column: column.nunique(dropna=False)) > 1]
 
 
 def mbit(run: Run) -> float | None:
-    """The bandwidth that the kernel kept to; None without a limit."""
-    return run.record.observed.network.bandwidth_mbit
+    """Return the bandwidth that the kernel kept to; None without a limit."""
+    network = run.record.observed.network
+    return network.bandwidth_mbit if network else None
 
 
 def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
     run = repeats[0]
-    place = (run.arm, run.ranks, run.hosts, run.accumulation)
-    free = seconds.of(cells.get((*place, None), []))
+    free = seconds(cells.get((run.arm, run.ranks, run.hosts, run.accumulation, None), []))
     of_repeats = [each.record.traffic for each in repeats]
-    sent = [link.sent_bytes / traffic.link_steps for traffic in of_repeats for link in traffic.per_link]
+    sent = [link.sent_bytes / (traffic.link_steps or 1) for traffic in of_repeats for link in traffic.per_link]
     counted = [size for size in metrics.wire_bytes_per_rank(run.record) if size is not None]
-    carried = _link_bytes(run) or {}
+    carried = _link_bytes(run)
     return {
         "group": group,
         "arm": run.arm,
@@ -65,22 +75,23 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
         "ranks": run.ranks,
         "hosts": run.hosts,
         "passes": run.accumulation,
-        "Mbit/s": mbit(run),
-        **seconds.middle(seconds.of(repeats)),
-        "predicted bytes": sum(carried.values()) if carried else None,
-        "of them gathered": carried.get("gathered"),
-        "counted bytes": median(counted) if counted else None,
-        "link bytes": median(sent) if sent else None,
-        "unlimited s": median(free) if free else None,
+        "mbit": mbit(run),
+        **middle(seconds(repeats)),
+        "predicted_bytes": sum(carried.values()) if carried else None,
+        "gathered_bytes": carried["gathered"] if carried else None,
+        "counted_bytes": median(counted) if counted else None,
+        "link_bytes": median(sent) if sent else None,
+        "unlimited_s": median(free) if free else None,
     }
 
 
-def _link_bytes(run: Run) -> dict[str, float] | None:
-    """Bytes that a link carries in a step by theory, reduced and gathered ones. None if gloo reduces to one rank."""
-    setup, node_ranks = setup_of(run.record), run.ranks // run.hosts
-    moved = setup and nodes.predicted(setup, node_ranks)
+def _link_bytes(run: Run) -> dict[str, float]:
+    """Return bytes that a link carries in a step by theory; none if that is unknown, or gloo reduces to one rank."""
+    setup = setup_of(run.record)
+    node_ranks = (run.ranks or 1) // (run.hosts or 1)
+    moved = nodes.predicted(setup, node_ranks) if setup else {}
     if not moved or "reduce" in moved:
-        return None
+        return {}
     sent = {
         kind: node_traffic.sent_by_a_node({kind: groups}, node_ranks, node_traffic.GLOO)
         for kind, groups in moved.items()
@@ -90,84 +101,95 @@ def _link_bytes(run: Run) -> dict[str, float] | None:
 
 
 def is_fitted_on(row: dict) -> bool:
+    """Return whether a cell is one of those that the constants are fitted on."""
     return all(row[name] == value for name, value in FITTED_ON.items())
 
 
 def fitted(rows: list[dict]) -> SlowLink | None:
-    """The constants of a link, from rows with the same number of ranks; None if there is nothing to fit them on."""
-    cells = [
-        (*_carried(row), row["Mbit/s"], row["median"] - row["unlimited s"])
-        for row in rows
-        if is_fitted_on(row) and _is_known(row) and row["median"] > row["unlimited s"]
-    ]
+    """Return the constants of a link, from rows with the same ranks; None if there is nothing to fit them on."""
+    chosen = [row for row in rows if is_fitted_on(row) and _is_known(row) and row["median"] > row["unlimited_s"]]
+    cells = [(*_carried(row), row["mbit"], row["median"] - row["unlimited_s"]) for row in chosen]
     return links.fit(cells) if len(cells) > 1 else None
 
 
 def _is_known(row: dict) -> bool:
-    return None not in (row["Mbit/s"], row["unlimited s"], row["predicted bytes"])
+    return None not in (row["mbit"], row["unlimited_s"], row["predicted_bytes"])
 
 
 def _carried(row: dict) -> tuple[float, float]:
-    return row["predicted bytes"] - row["of them gathered"], row["of them gathered"]
+    return row["predicted_bytes"] - row["gathered_bytes"], row["gathered_bytes"]
 
 
-def _prediction(row: dict, link: SlowLink | None) -> dict:
+def _prediction(row: dict, link: SlowLink | None) -> dict[str, float | bool | None]:
     if link is None or not _is_known(row):
-        return {"predicted s": None, "error": None, "held out": None}
-    predicted_s = row["unlimited s"] + link.added_s(*_carried(row), row["Mbit/s"])
-    return {"predicted s": predicted_s, "error": predicted_s / row["median"] - 1, "held out": not is_fitted_on(row)}
+        return NOTHING
+    predicted_s = row["unlimited_s"] + link.added_s(*_carried(row), row["mbit"])
+    return {"predicted_s": predicted_s, "error": predicted_s / row["median"] - 1, "held_out": not is_fitted_on(row)}
 
 
-def sentence(rows: list[dict]) -> str:
-    """From `network.table`: how well a slow link is predicted, and what it costs the arms."""
-    limited = [row for row in rows if row["error"] is not None]
-    if not limited:
+def sentence(rows: pd.DataFrame) -> str:
+    """Return how well a slow link is predicted, and what it costs the arms."""
+    limited = rows[rows["error"].notna()] if len(rows) else rows
+    if limited.empty:
         return ""
-    held_out = [abs(row["error"]) for row in limited if row["held out"]]
-    items, text = [], ""
-    if held_out:
-        errors = f"median error of the prediction is {stats.median(held_out):.1%}, and the largest {max(held_out):.0%}"
-        text = f"**Over {len(held_out)} held-out cells, the {errors}.**"
-    for (ranks, passes, mbit), mine in by(limited, "ranks", "passes", "Mbit/s").items():
-        of_arm = {row["arm"]: row["median"] for row in mine if row["hosts"] == max(row["hosts"] for row in mine)}
+    text = ""
+    errors = limited[limited["held_out"] == True]["error"].abs()  # noqa: E712  (a column of True, False and None)
+    if len(errors):
+        words = f"median error of the prediction is {errors.median():.1%}, and the largest {errors.max():.0%}"
+        text = f"**Over {len(errors)} held-out cells, the {words}.**"
+    return "\n".join([text, "", *_costs(limited)])
+
+
+def _costs(limited: pd.DataFrame) -> list[str]:
+    """Return for each place what the arms take over DDP, on the most hosts."""
+    items = []
+    for (ranks, passes, mbit), mine in limited.groupby(["ranks", "passes", "mbit"], sort=False):
+        most = mine[mine["hosts"] == mine["hosts"].max()]
+        of_arm = dict(zip(most["arm"], most["median"], strict=True))
         if "ddp" in of_arm:
             others = [f"{arm} {of_arm[arm] / of_arm['ddp']:.2f}" for arm in ordered(of_arm) if arm != "ddp"]
             count = "1 pass" if passes == 1 else f"{passes} passes"
             items.append(f"- {ranks} ranks, {count}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's seconds")
-    return "\n".join([text, "", *items])
+    return items
 
 
-def title(rows: list[dict]) -> str:
-    slowest = min((row["Mbit/s"] for row in rows if row["Mbit/s"]), default=None)
-    step_s = {row["arm"]: row["median"] for row in rows if row["Mbit/s"] == slowest}
-    if slowest is None or len(step_s) < 2:
+def title(rows: pd.DataFrame) -> str:
+    slowest = rows["mbit"].min()
+    at_slowest = rows[rows["mbit"] == slowest]
+    step_s = dict(zip(at_slowest["arm"], at_slowest["median"], strict=True))
+    if len(step_s) < 2:
         return "Seconds of a step"
-    fast, slow = min(step_s, key=step_s.get), max(step_s, key=step_s.get)
+    fast, slow = extremes(step_s)
     return f"At {slowest:g} Mbit/s, {slow} takes {step_s[slow] / step_s[fast]:.2g} times as long as {fast}"
 
 
 @style.figure
-def figure(rows: list[dict]) -> Figure:
+def figure(rows: pd.DataFrame) -> Figure:
     """Seconds of a step against the bandwidth of the links between emulated hosts: measured and predicted."""
-    kinds = by(rows, "ranks", "hosts", "passes")
+    kinds = parts(rows, "ranks", "hosts", "passes")
     drawing, axes = style.panels([2.0] * len(kinds), sharex=True)
-    most = max(filter(None, (row["Mbit/s"] for row in rows)), default=1.0)
-    free, places = 5 * most, sorted({row["Mbit/s"] for row in rows} - {None})
-    for ax, ((ranks, hosts, passes), mine) in zip(axes, kinds.items(), strict=True):
-        for (arm,), points in by(mine, "arm").items():
-            known = [row for row in points if row["predicted s"] is not None]
-            line = PREDICTED | {"color": colour(arm)}
-            ax.plot([row["Mbit/s"] for row in known], [row["predicted s"] for row in known], **line)
-            for row in points:
-                style.point(ax, row["Mbit/s"] or free, row)
-        ax.set(xscale="log", yscale="log", ylabel="seconds of a step")
-        ax.margins(y=0.15)
-        style.plain(ax.yaxis)
-        place = f"{ranks} ranks on {hosts} hosts, {passes} {'pass' if passes == 1 else 'passes'} in a step"
-        style.headed(ax, title(mine), place)
+    places = sorted(rows["mbit"].dropna().unique())
+    free = 5 * max(places, default=1.0)
+    for ax, mine in zip(axes, kinds.values(), strict=True):
+        _draw(ax, mine, free)
     axes[-1].set_xticks([*places, free], [*(f"{place:g}" for place in places), "no limit"])
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
     axes[-1].set_xlabel("declared bandwidth of each host's link (Mbit/s)")
     marks = {"predicted": PREDICTED | {"color": INK}, "measured": OPEN}
-    text = f"{seconds.note(rows)} Hosts and links are emulated on one machine; ranks, sockets and bytes are real."
-    return style.finished(drawing, style.keys(rows, marks), text)
+    text = f"{note(rows)} Hosts and links are emulated on one machine; ranks, sockets and bytes are real."
+    return style.finished(drawing, style.keys(rows["arm"], marks), text)
+
+
+def _draw(ax: Axes, mine: pd.DataFrame, free: float) -> None:
+    for arm, points in parts(mine, "arm").items():
+        known = points[points["predicted_s"].notna()]
+        ax.plot(known["mbit"], known["predicted_s"], **PREDICTED, color=colour(arm))
+        for row in each(points.fillna({"mbit": free})):
+            style.point(ax, row.mbit, row)
+    ax.set(xscale="log", yscale="log", ylabel="seconds of a step")
+    ax.margins(y=0.15)
+    style.plain(ax.yaxis)
+    first = mine.iloc[0]
+    passes = "pass" if first["passes"] == 1 else "passes"
+    place = f"{first['ranks']} ranks on {first['hosts']} hosts, {first['passes']} {passes} in a step"
+    style.headed(ax, title(mine), place)

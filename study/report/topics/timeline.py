@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -13,8 +14,8 @@ from study.predictor.architecture import named
 from study.predictor.setup import Setup
 from study.predictor.timing.replay import Span, as_rows
 from study.predictor.timing.steptime import Machine, step_time
-from study.records.groups import by
 from study.report import style
+from study.report.grouping import parts
 from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, WINE
 
 DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
@@ -34,7 +35,8 @@ UNSEEN = 1500  # of a step: a figure has some 600 dots across
 
 def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
     """Draw spans as lanes, in the order of their first task, and return what the colours mean."""
-    streams, bars = list(dict.fromkeys(span["stream"] for span in spans)), defaultdict(list)
+    streams = list(dict.fromkeys(span["stream"] for span in spans))
+    bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for span in spans:
         word = span["task"].partition(" ")[0]
         label = word if word in KINDS else "moving states"
@@ -43,9 +45,8 @@ def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
     unseen_s = max(span["end s"] for span in spans) / UNSEEN
     for (lane, label), places in bars.items():
         colour = KINDS.get(label, OTHERS)
-        axes.broken_barh(
-            _joined(places, unseen_s), (lane - 0.35, 0.7), color=colour, lw=0.4
-        )  # the edge shows what is very short
+        whole = _joined(places, unseen_s)
+        axes.broken_barh(whole, (lane - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows what is very short
         patches[label] = Patch(color=colour, label=label)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
@@ -65,6 +66,7 @@ def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[fl
 
 @style.figure
 def draw(spans: Sequence[Span], title: str) -> Figure:
+    """Return a predicted step as a figure."""
     shown = as_rows(spans)
     height = 0.7 + 0.45 * len({row["stream"] for row in shown})
     drawing = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -77,30 +79,32 @@ def draw(spans: Sequence[Span], title: str) -> Figure:
 
 
 def save(spans: Sequence[Span], title: str, path: Path) -> None:
+    """Draw a predicted step to a file."""
     draw(spans, title).savefig(path)
 
 
-def table() -> list[dict]:
-    """What runs when in a predicted step of GPT-2 XL on eight A100, under three arms: a row for each task."""
+def table() -> pd.DataFrame:
+    """Return what runs when in a predicted step of GPT-2 XL on eight A100, under three arms: a row for each task."""
     machine = Machine(gpu="A100-80GB", disk_bytes_per_s=DISK_BYTES_PER_S)
-    how = {"ranks": 8, "precision": "bf16_cast", "micro_batch": 8, "sequence": 1024, "device": "cuda"}
-    setup = f"GPT-2 XL, 8 x A100 80GB, 8 rows of 1024 tokens each, a disk of {size(DISK_BYTES_PER_S)}/s"
-    return [
-        {"setup": setup, "arm": arm} | row
-        for arm in ("ddp", "zero3", "zero3_nvme")
-        for row in as_rows(step_time(Setup.of_arm(named("gpt2-xl"), arm, **how), machine).timeline)
-    ]
+    about = f"GPT-2 XL, 8 x A100 80GB, 8 rows of 1024 tokens each, a disk of {size(DISK_BYTES_PER_S)}/s"
+    rows = []
+    for arm in ("ddp", "zero3", "zero3_nvme"):
+        setup = Setup.of_arm(
+            named("gpt2-xl"), arm, ranks=8, precision="bf16_cast", micro_batch=8, sequence=1024, device="cuda"
+        )
+        rows += [{"setup": about, "arm": arm} | row for row in as_rows(step_time(setup, machine).timeline)]
+    return pd.DataFrame(rows)
 
 
 @style.figure
-def figure(rows: list[dict]) -> Figure:
+def figure(rows: pd.DataFrame) -> Figure:
     """A predicted step of each arm, one row for each stream."""
-    arms = by(rows, "arm")
-    drawing, axes = style.panels([0.5 + 0.35 * len(by(mine, "stream")) for mine in arms.values()])
+    arms = parts(rows, "arm")
+    drawing, axes = style.panels([0.5 + 0.35 * mine["stream"].nunique() for mine in arms.values()])
     handles: dict[str, Patch] = {}
-    for ax, ((arm,), mine) in zip(axes, arms.items(), strict=True):
-        handles |= lanes(ax, mine)
-        ax.set_title(f"{arm}: {max(row['end s'] for row in mine):.2g} s in a step")
+    for ax, (arm, mine) in zip(axes, arms.items(), strict=True):
+        handles |= lanes(ax, mine.to_dict("records"))
+        ax.set_title(f"{arm}: {mine['end s'].max():.2g} s in a step")
     axes[-1].set_xlabel("seconds since the step began")
-    text = f"Predicted, not measured: {rows[0]['setup']}. Dependencies between tasks are not drawn."
+    text = f"Predicted, not measured: {rows['setup'].iloc[0]}. Dependencies between tasks are not drawn."
     return style.finished(drawing, list(handles.values()), text)

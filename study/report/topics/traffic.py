@@ -1,129 +1,171 @@
 """Bytes that a rank sends in a step: by collective, and inside and between nodes."""
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from study.bench.prediction import setup_of
 from study.io.words import joined
 from study.predictor import nodes, papers
 from study.records import metrics
-from study.records.groups import by, groups, lines
+from study.records.groups import groups, lines
 from study.records.runs import Run, Runs
-from study.report import published, stacked, style
-from study.report.grouping import ORDER, columns
+from study.report import style
+from study.report.grouping import columns, each, in_order, sums
 from study.report.style import ordered
+from study.report.topics import bars
+from study.report.topics.memory import extremes
 from study.spec import node_traffic
 
+COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "document 000"  # sources of bars
+# Document 000, "Communication Overhead Analysis": traffic over ZeRO-0's, which it says moves nothing in a step.
+PRINTED = {"zero2": {"any": 2.0}, "zero3": {"any": 4.0}}
+EQUAL = 1.005  # what differs by less is called equal
 
-def table(runs: Runs) -> list[dict]:
-    """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients: counted, and as published.
+
+def table(runs: Runs) -> pd.DataFrame:
+    """Return what a rank sends in a step, as a multiple of one all-reduce of the gradients: counted, and as published.
 
     Bytes count as in the ZeRO paper, for rings: an all-reduce sends the data twice, every other collective once.
     """
     rows = []
-    known = groups([run for run in runs.done if run.traffic and run.ranks > 1 and run.parameters])
-    for group, line, repeats in ((group, *each) for group, members in known.items() for each in lines(members).items()):
-        run = repeats[0]
-        all_reduce = 2 * run.parameters * (2 if run.precision == "bf16_cast" else 4) * (run.ranks - 1) / run.ranks
-        moved = {kind: sent / all_reduce for kind, sent in sent_bytes(run).items()}
-        # Without collectives too small for a bar, such as averaging a loss over ranks.
-        counted = {kind.replace("_", "-"): times for kind, times in moved.items() if times > 1e-4}
-        paper = {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
-        printed = {"any": published.TRAFFIC_000[run.arm]} if run.arm in published.TRAFFIC_000 else {}
-        place = {"group": group, "line": line, "passes": run.accumulation} | columns(run, "arm", "ranks", "kind")
-        for source, bars, n in (
-            ("counted", counted, len(repeats)),
-            ("ZeRO paper", paper if run.stage else {} if run.record.observed.fsdp else {"all-reduce": 1.0}, 0),
-            ("document 000", printed, 0),
-        ):
-            bar = place | {"source": source}
-            rows += [bar | {"collective": kind, "times": times, "n": n} for kind, times in bars.items()]
-    return rows
+    known = groups([run for run in runs.done if run.traffic and _all_reduce_bytes(run)])
+    for group, members in known.items():
+        for line, repeats in lines(members).items():
+            run = repeats[0]
+            place = {"group": group, "line": line, "passes": run.accumulation} | columns(run, "arm", "ranks", "kind")
+            rows += _bar(place | {"source": COUNTED}, _counted(run), len(repeats))
+            rows += _bar(place | {"source": PAPER}, _of_paper(run), 0)
+            rows += _bar(place | {"source": DOCUMENT}, PRINTED.get(run.arm, {}), 0)
+    return pd.DataFrame(rows)
+
+
+def _bar(place: dict, times_of: dict[str, float], n: int) -> list[dict]:
+    return [place | {"collective": kind, "times": times, "n": n} for kind, times in times_of.items()]
+
+
+def _counted(run: Run) -> dict[str, float]:
+    """Return multiples of an all-reduce, without collectives too small for a bar, such as averaging a loss."""
+    all_reduce = _all_reduce_bytes(run)
+    moved = {kind.replace("_", "-"): sent / all_reduce for kind, sent in sent_bytes(run).items()}
+    return {kind: times for kind, times in moved.items() if times > 1e-4}
+
+
+def _all_reduce_bytes(run: Run) -> float:
+    """Return what a rank sends when the gradients are all-reduced in a ring; 0 if nothing is, or that is unknown."""
+    ranks = run.ranks or 1
+    bytes_each = 2 if run.precision == "bf16_cast" else 4
+    return 2 * (run.parameters or 0) * bytes_each * (ranks - 1) / ranks
+
+
+def _of_paper(run: Run) -> dict[str, float]:
+    if run.stage:
+        return {"reduce-scatter": 0.5, "all-gather": 1.0 if run.stage == 3 else 0.5}
+    return {} if run.record.observed.fsdp else {"all-reduce": 1.0}
 
 
 def sent_bytes(run: Run) -> dict[str, float]:
-    """What the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
+    """Return what the first rank sends in a step, by collective. Rings: an all-reduce sends the data twice."""
     sent = dict.fromkeys(run.traffic, 0.0)
     for kind, count in run.record.traffic.per_rank[0].items() if sent else ():
-        for ranks, size_bytes in count.by_ranks(run.ranks).items():
+        for ranks, size_bytes in count.by_ranks(run.ranks or 1).items():
             sent[kind] += papers.wire_bytes({kind: size_bytes}, len(ranks))
     return sent
 
 
-def between_nodes(runs: Runs, node_ranks: int = 2) -> list[dict]:
-    """Bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
+def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
+    """Return bytes of a step inside nodes of `node_ranks` ranks and between them, and what a rank then holds.
 
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
     what gloo should write. Only models with formulas have predictions.
     """
-    several = [run for run in runs.done if run.traffic and run.ranks > node_ranks and run.ranks % node_ranks == 0]
+    several = [run for run in runs.done if run.traffic and is_of_nodes(run.ranks, node_ranks)]
     rows = []
     for group, members in groups(several).items():
-        members.sort(key=lambda run: ORDER.get(run.arm, len(ORDER)))
-        rows += [{"group": group} | _between_nodes(run, node_ranks) for run in members]
-    return rows
+        rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
+    return pd.DataFrame(rows)
+
+
+def is_of_nodes(ranks: int | None, node_ranks: int) -> bool:
+    """Return whether ranks fill several nodes."""
+    return ranks is not None and ranks > node_ranks and ranks % node_ranks == 0
 
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
-    moved = {kind: count.by_ranks(run.ranks) for kind, count in run.record.traffic.per_rank[0].items()}
-    split, setup = node_traffic.by_node(moved, node_ranks), setup_of(run.record)
-    theory = setup and node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"]
-    wire, kernel = metrics.wire_bytes_per_rank(run.record)[0], run.record.traffic.kernel_bytes_written[0]
+    per_kind = run.record.traffic.per_rank[0]
+    moved: node_traffic.Groups = {kind: {**count.by_ranks(run.ranks or 1)} for kind, count in per_kind.items()}
+    split = node_traffic.by_node(moved, node_ranks)
+    setup = setup_of(run.record)
+    theory = node_traffic.by_node(nodes.predicted(setup), node_ranks)["between"] if setup else None
+    wire = metrics.wire_bytes_per_rank(run.record)[0]
+    kernel = run.record.traffic.kernel_bytes_written[0]
     held = next((rank.at_peak for rank in run.record.memory.components.per_rank if rank.at_peak), {})
     return {
         "arm": run.arm,
         "ranks": f"{run.ranks} virtual" if run.virtual else str(run.ranks),
-        "inside MB": sum(split["inside"].values()) / 1e6,
-        "between MB": sum(split["between"].values()) / 1e6,
-        "predicted between MB": theory and sum(theory.values()) / 1e6,
-        "a node sends MB": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
+        "inside_mb": sum(split["inside"].values()) / 1e6,
+        "between_mb": sum(split["between"].values()) / 1e6,
+        "predicted_between_mb": sum(theory.values()) / 1e6 if theory else None,
+        "a_node_sends_mb": node_traffic.sent_by_a_node(moved, node_ranks) / 1e6,
         "kernel": kernel / wire if wire and kernel else None,
-        "weights at peak MB": held.get("weights", 0) / 1e6 if held else None,
-        "peak MB": run.peak_bytes and run.peak_bytes / 1e6,
+        "weights_at_peak_mb": held.get("weights", 0) / 1e6 if held else None,
+        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
     }
 
 
-def sentence(rows: list[dict]) -> str:
-    """From `traffic.table`: multiples of an all-reduce, as counted and as published."""
-    items = []
-    for arm in ordered(row["arm"] for row in rows):
-        mine = [row for row in rows if row["arm"] == arm]
-        times = {
-            key: sum(row["times"] for row in bar) for key, bar in by(mine, "source", "passes", "group", "line").items()
-        }
-        counted = {passes: [] for _, passes, *_ in sorted(times)}
-        for (source, passes, *_), total in times.items():
-            counted[passes] += [total] if source == "counted" else []
-        alike = by([{"range": _range(values), "passes": str(n)} for n, values in counted.items() if values], "range")
-        spans = {span: joined([each["passes"] for each in same]) for (span,), same in alike.items()}
-        words = [f"{span} ({which} pass{'es' * (which != '1')})" for span, which in spans.items()]
-        published = {source: total for (source, *_), total in times.items() if source != "counted"}
-        words += [f"{source} {total:.3g}" for source, total in published.items()]
-        items.append(f"- {arm}: {'; '.join(words)}")
+def sentence(rows: pd.DataFrame) -> str:
+    """Return multiples of an all-reduce, as counted and as published."""
+    if rows.empty:
+        return ""
+    items = [_of_arm(arm, rows[rows["arm"] == arm]) for arm in ordered(rows["arm"])]
     head = "Bytes sent in a step, as multiples of one all-reduce of the gradients, over all groups, by passes per step:"
-    return f"{head}\n\n" + "\n".join(items) if items else ""
+    return f"{head}\n\n" + "\n".join(items)
 
 
-def _range(values: list[float]) -> str:
-    low, high = min(values), max(values)
-    return f"**{low:.3g}**" if high < 1.005 * low else f"**{low:.3g}** to **{high:.3g}**"
+def _of_arm(arm: str, mine: pd.DataFrame) -> str:
+    times = mine.groupby(["source", "passes", "group", "line"], sort=False)["times"].sum().reset_index()
+    counted = times[times["source"] == COUNTED].sort_values("passes")
+    passes_of: dict[str, list[str]] = {}
+    for passes, values in counted.groupby("passes")["times"]:
+        passes_of.setdefault(_range(values), []).append(str(passes))
+    words = [f"{span} ({joined(each)} pass{'es' * (each != ['1'])})" for span, each in passes_of.items()]
+    published = times[times["source"] != COUNTED].drop_duplicates("source", keep="last")
+    words += [f"{row.source} {row.times:.3g}" for row in each(published)]
+    return f"- {arm}: {'; '.join(words)}"
 
 
-def title(rows: list[dict]) -> str:
-    counted = [row for row in rows if row["source"] == "counted"]
-    times = {line: sum(row["times"] for row in mine) for (line,), mine in by(counted, "line").items()}
+def _range(values: pd.Series) -> str:
+    low, high = values.min(), values.max()
+    return f"**{low:.3g}**" if high < EQUAL * low else f"**{low:.3g}** to **{high:.3g}**"
+
+
+def title(rows: pd.DataFrame) -> str:
+    times = sums(rows[rows["source"] == COUNTED], "line", "times")
     if not times:
         return "No bytes were counted"
-    least, most = min(times, key=times.get), max(times, key=times.get)
-    if times[most] < 1.005 * times[least]:
+    least, most = extremes(times)
+    if times[most] < EQUAL * times[least]:
         return f"Every arm sends {times[most]:.2g} times the bytes of one all-reduce"
     other = "as many" if abs(times[least] - 1) < 0.005 else f"{times[least]:.2g} times"
     return f"{most} sends {times[most]:.2g} times the bytes of one all-reduce, {least} {other}"
 
 
 @style.figure
-def figure(rows: list[dict]) -> Figure:
+def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients: counted and published."""
-    lengths, label = [row["times"] for row in rows], "bytes sent in a step (1 = one all-reduce of the gradients)"
-    text = f"Counted: {style.counted(rows)}. Bytes as sent in rings, where an all-reduce sends the data twice."
-    lead = title(rows)
-    return stacked.bars(rows, lengths, "collective", style.COLLECTIVES, "counted", label, text, lead, "all-reduces")
+    counted = rows[rows["source"] == COUNTED]
+    stacks = bars.Stacks(
+        part="collective",
+        colours=style.COLLECTIVES,
+        solid=COUNTED,
+        unit="all-reduces",
+        label="bytes sent in a step (1 = one all-reduce of the gradients)",
+        title=title(rows),
+        note=f"Counted: {style.counted(counted)}. Bytes as sent in rings, where an all-reduce sends the data twice.",
+    )
+    return bars.draw(rows.assign(length=rows["times"]), stacks)
+
+
+def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:
+    """Return the multiples of an all-reduce by arm, in the order of the arms."""
+    times = sums(rows[rows["source"] == source], "arm", "times")
+    return {arm: times[arm] for arm in ordered(times)}
