@@ -106,6 +106,7 @@ LIGHT = {
     "--version": "zero-study",
     "arms": "zero3_nvme",
     ADVISE: "predicted",
+    "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
     "estimate --model bert-large": "gradients",
     "claims S002-25": "S002-25",
     "claims S000-13 --runs runs": "verdict",
