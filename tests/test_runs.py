@@ -14,11 +14,10 @@ from study.report.topics import capacity, documents, every_run, losses, memory, 
 
 ARMS = ("ddp", "zero2")
 
-
-@pytest.fixture
 WITHOUT_QUOTE = operator.methodcaller("lstrip", "'")  # of the path at the start of a sentence
 
 
+@pytest.fixture
 def of(tmp_path_factory):
     """A function that writes records into a new folder and loads them."""
     return lambda *records: load(put(tmp_path_factory.mktemp("runs"), *records))
