@@ -56,15 +56,6 @@ def put_in(**changes) -> Edit:
     return lambda fields: changed(fields, **changes)
 
 
-def both(*edits: Edit) -> Edit:
-    def edit(fields: dict) -> dict:
-        for each in edits:
-            fields = each(fields)
-        return fields
-
-    return edit
-
-
 def relabelled(arm: str, stage: int | None) -> Edit:
     """The record, with another arm's name everywhere."""
     fields = finished(arm=arm)
@@ -74,42 +65,32 @@ def relabelled(arm: str, stage: int | None) -> Edit:
     return put_in(requested__arm=arm, observed__arm=arm, observed__stage=stage, requested__config_file=file, **names)
 
 
-def renamed_dtype(fields: dict) -> dict:
-    for collectives in fields["traffic"]["per_rank"]:
-        for moved in collectives.values():
-            moved["bytes_by_dtype"] = {"float32": sum(moved["bytes_by_dtype"].values())}
-    return fields
+def collectives(change: Callable[[dict], object]) -> Edit:
+    """Change what each rank moved."""
 
-
-def without(kind: str) -> Edit:
     def edit(fields: dict) -> dict:
-        for collectives in fields["traffic"]["per_rank"]:
-            del collectives[kind]
+        for kinds in fields["traffic"]["per_rank"]:
+            change(kinds)
         return fields
 
     return edit
 
 
-def sends(fields: dict) -> dict:
-    for collectives in fields["traffic"]["per_rank"]:
-        collectives["send"] = {"calls": 1, "bytes": 10**6, "bytes_by_dtype": {"float32": 10**6}}
-    return fields
+def called_fp32(kinds: dict) -> None:
+    for moved in kinds.values():
+        moved["bytes_by_dtype"] = {"float32": sum(moved["bytes_by_dtype"].values())}
 
 
-def component_moved(fields: dict) -> dict:
-    for part in fields["memory"]["components"]["per_rank"]:
-        part["at_peak"]["activations"] += part["at_peak"].pop("moments") // 2
-        part["tracked_peak_bytes"] = sum(part["at_peak"].values())
-    return fields
-
-
-def grown(factor: float) -> Edit:
-    """The activations, and the peak with them."""
+def activations(factor: float = 1, moments: float = 0) -> Edit:
+    """The activations times a factor, with a share of the moments called activations, and the peak with them."""
 
     def edit(fields: dict) -> dict:
         for part in fields["memory"]["components"]["per_rank"]:
-            part["at_peak"]["activations"] = int(factor * part["at_peak"]["activations"])
-            part["tracked_peak_bytes"] = sum(part["at_peak"].values())
+            at_peak = part["at_peak"]
+            at_peak["activations"] = int(factor * at_peak["activations"] + moments * at_peak["moments"])
+            if moments:
+                del at_peak["moments"]
+            part["tracked_peak_bytes"] = sum(at_peak.values())
         return fields
 
     return edit
@@ -119,14 +100,15 @@ def slower(factor: float) -> Edit:
     return scaled(factor, *TIMES)
 
 
+SENT = {"calls": 1, "bytes": 10**6, "bytes_by_dtype": {"float32": 10**6}}
 GPU_IN_NAME = {"hardware__devices": [shaped.GPU] * 2}
 CAUGHT = {
     # memory
     **{f"tracked peak x {x}": (scaled(x, f"{PARTS}.tracked_peak_bytes"), "components at_peak") for x in (0.9, 2)},
     **{f"all components x {x}": (scaled(x, *COMPONENTS), "the share of") for x in (0.9, 1.1, 1e-6, 1 / 1024)},
     **{f"moments x {x}": (scaled(x, f"{PARTS}.at_peak.moments"), "components at_peak") for x in (0.9, 2)},
-    "moments called activations": (component_moved, "the tracked peak is"),
-    "activations and the peak x 2": (grown(2), "the tracked peak is"),
+    "moments called activations": (activations(moments=0.5), "the tracked peak is"),
+    "activations and the peak x 2": (activations(2), "the tracked peak is"),
     "after the step more than at the peak": (scaled(100, f"{PARTS}.after_step.*"), "components after_step"),
     "MB for bytes of the process": (scaled(1e-6, "memory.per_rank.*.host_peak_bytes"), "the process's peak"),
     "parameters held": (scaled(0.5, "observed.held_parameters_per_rank.*"), "the held parameters"),
@@ -142,11 +124,11 @@ CAUGHT = {
     **{f"bytes alone x {x}": (scaled(x, COUNTED[0]), "by dtype") for x in (0.9, 2)},
     **{f"bytes by dtype x {x}": (scaled(x, *COUNTED), "moved is") for x in (0.5, 1.1)},
     **{f"bytes and wires x {x}": (scaled(x, *COUNTED, WIRES), "moved is") for x in (0.9, 2, 1e-6)},
-    "a collective that no stage needs": (sends, "what a step moves is"),
+    "a collective that no stage needs": (collectives(lambda kinds: kinds.update(send=SENT)), "what a step moves is"),
     "the kernel's count x 0.9": (scaled(0.9, WIRES), "what the kernel saw written"),
-    "bf16 called fp32 on the wire": (renamed_dtype, "moved is"),
-    "no gather": (without("all_gather"), "what stage 2 gathers is"),
-    "no reduction": (without("all_reduce"), "moved is 0 elements"),
+    "bf16 called fp32 on the wire": (collectives(called_fp32), "moved is"),
+    "no gather": (collectives(lambda kinds: kinds.pop("all_gather")), "what stage 2 gathers is"),
+    "no reduction": (collectives(lambda kinds: kinds.pop("all_reduce")), "moved is 0 elements"),
     # the arm, and what was asked for
     "relabelled in the request": (put_in(requested__arm="zero3"), "arm is 'zero2', but should be 'zero3'"),
     "relabelled zero3": (relabelled("zero3", 3), "reduce_scatter"),
@@ -178,7 +160,7 @@ NOT_CAUGHT = {
     "the last loss alone": (scaled(0.9, "loss.train.11"), "as before"),
     "a GPU in name": (put_in(**GPU_IN_NAME), "a record of a GPU decides nothing unless it is sealed"),
     "all losses but the first": (scaled(1.1, *(f"loss.train.{n}" for n in range(1, 11))), "as before"),
-    "activations and the peak x 1.05": (grown(1.05), "a peak that is 1 % larger may be by chance"),
+    "activations and the peak x 1.05": (activations(1.05), "a peak that is 1 % larger may be by chance"),
     "another seed than the command's": (put_in(argv=["train.py", "--seed", "7"]), "the trainer writes both"),
     "another CPU": (put_in(hardware__cpu="Some other CPU"), "nothing else in a record depends on it"),
     "another version": (put_in(software__torch="2.99.0"), "as before"),
@@ -214,8 +196,8 @@ ALL = {f"{arm}-{seed}" for arm in ARMS for seed in SEEDS}
 
 
 def test_what_was_not_tampered_with_counts(records):
-    assert gathered(records).set_aside == ()
-    assert kept(gathered(records)) == ALL
+    seen = gathered(records)
+    assert (seen.set_aside, kept(seen)) == ((), ALL)
 
 
 @pytest.mark.parametrize("kind", CAUGHT)
@@ -274,12 +256,14 @@ def test_a_sealed_record_is_not_harmed_by_its_copy(records, tmp_path):
 # --- steps.jsonl ---------------------------------------------------------------------------------------------------
 
 
-def lines(run_id: str) -> list[dict]:
-    loss = of(run_id)["loss"]
-    return [
-        *({"step": number, "loss": value, "lr": 1e-3} for number, value in enumerate(loss["train"], start=1)),
-        {"step": 12, "eval_loss": loss["eval"][-1]["eval_loss"]},
-    ]
+@pytest.fixture
+def steps(records) -> Path:
+    """The steps.jsonl of the record, as the trainer writes it."""
+    loss, path = of(TARGET)["loss"], records / TARGET / "steps.jsonl"
+    lines = [{"step": number, "loss": value, "lr": 1e-3} for number, value in enumerate(loss["train"], start=1)]
+    lines.append({"step": 12, "eval_loss": loss["eval"][-1]["eval_loss"]})
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
 
 
 @pytest.mark.parametrize(
@@ -295,16 +279,14 @@ def lines(run_id: str) -> list[dict]:
         (lambda text: "[" * 200_000, "cannot be read"),
     ],
 )
-def test_steps_jsonl_agrees(records, edit, words):
-    text = "".join(f"{json.dumps(line)}\n" for line in lines(TARGET))
-    (records / TARGET / "steps.jsonl").write_text(edit(text))
+def test_steps_jsonl_agrees(records, steps, edit, words):
+    steps.write_text(edit(steps.read_text()))
     seen = gathered(records)
     assert (TARGET in kept(seen)) == (words is None)
     assert words is None or words in seen.set_aside[0]
 
 
-def test_one_loss_in_the_middle_is_caught_where_steps_jsonl_is(records):
-    (records / TARGET / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines(TARGET)))
+def test_one_loss_in_the_middle_is_caught_where_steps_jsonl_is(records, steps):
     tamper(records, scaled(1.1, "loss.train.5"))
     assert "steps.jsonl has another loss at step 6" in gathered(records).set_aside[0]
 
@@ -312,30 +294,23 @@ def test_one_loss_in_the_middle_is_caught_where_steps_jsonl_is(records):
 # --- files that are no records -------------------------------------------------------------------------------------
 
 
-def nested(path: Path) -> None:
-    path.write_text('{"requested": ' + "[" * 200_000)
-
-
-def nested_to_the_end(path: Path) -> None:
-    path.write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
-
-
-def of_a_gigabyte(path: Path) -> None:
-    os.truncate(path, 2**30)
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def binary(path: Path) -> None:
-    path.write_bytes(bytes(range(256)))
+NO_RECORDS = {
+    "nested": lambda path: path.write_text('{"requested": ' + "[" * 200_000),
+    "nested to the end": lambda path: path.write_text('{"a": ' * 100_000 + "1" + "}" * 100_000),
+    "of a gigabyte": lambda path: os.truncate(path, 2**30),
+    "a pipe": pipe,
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+}
 
 
-@pytest.mark.parametrize("write", [nested, nested_to_the_end, of_a_gigabyte, pipe, binary])
-def test_what_is_no_record_ends_nothing(records, write):
-    write(records / TARGET / "record.json")
+@pytest.mark.parametrize("kind", NO_RECORDS)
+def test_what_is_no_record_ends_nothing(records, kind):
+    NO_RECORDS[kind](records / TARGET / "record.json")
     seen = gathered(records)
     assert kept(seen) == ALL - {TARGET}
     assert TARGET in seen.set_aside[0]
