@@ -31,7 +31,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,13 +69,8 @@ SMALL = {"sequence": 16, "train_rows": 64, "eval_rows": 16, "micro_batch": 4, "s
 SMALL |= {"log_every": 2, "instruments": False, "threads": 1}
 PR_SET_CHILD_SUBREAPER = 36
 OPEN_AT_START = set()  # descriptors that a forked process keeps, as what it imports has them
-IN_PLACE = ("before",)
 ENV = {}
 CONTROL = next(fault for fault in FAULTS if fault.kind == "control")
-
-
-class Broken(AssertionError):
-    """One of the four things does not hold."""
 
 
 # --- forked in place of started ------------------------------------------------------------------------------------
@@ -93,9 +87,8 @@ def forked(run: Callable[[list[str]], None]) -> type[subprocess.Popen]:
             sys.stderr.flush()
             self.pid = os.fork()
             if self.pid == 0:
-                _end_with(
-                    _begin, run, list(map(str, args)), preexec_fn, cwd, env, session, (read_in, write_out, write_err)
-                )
+                streams = (read_in, write_out, write_err)
+                _end_with(_begin, run, list(map(str, args)), preexec_fn, cwd, env, session, streams)
             self._child_created = True
             self._close_pipe_fds(*more[3:9])
 
@@ -186,22 +179,16 @@ def _plant(folder: Path) -> None:
     about = json.loads(os.environ.get("FAULT", "null"))
     if not about or not folder.name.endswith(about["suffix"]) or int(os.environ.get("RANK", 0)) != about["rank"]:
         return
-    place = Place(
-        runs=Path(about["runs"]),
-        cache=Path(about["cache"]),
-        turn=about["turn"],
-        sweep=about["sweep"],
-        launcher=os.getppid(),
-        rank=about["rank"],
-    )
+    runs, cache = Path(about["runs"]), Path(about["cache"])
+    place = Place(runs, cache, about["turn"], about["sweep"], os.getppid())
 
-    def strike(place: Place) -> None:
+    def strike() -> None:
         (place.runs.parent / "struck").touch()
         STRIKES[about["how"]](place)
 
     if MOMENTS[about["when"]] is None:
         time.sleep(0.5)  # imports take seconds: the launcher is not still about to fork the other ranks
-        return strike(place)
+        return strike()
     module, name, *skipped = MOMENTS[about["when"]]
     owner = importlib.import_module(module)
     *above, last = name.split(".")
@@ -212,7 +199,7 @@ def _plant(folder: Path) -> None:
     def struck(*words, **named):
         calls[0] += 1
         if calls[0] == 1 + (skipped[0] if skipped else 0):
-            strike(place)
+            strike()
         return original(*words, **named)
 
     setattr(owner, last, struck)
@@ -240,7 +227,7 @@ def _sweep_main(words: list[str], fault: Fault | None, place: Place) -> None:
 
 
 def play(fault: Fault, base: Path, shared_cache: Path) -> None:
-    """One round: a sweep that is struck, and the same command again. Raises Broken."""
+    """One round: a sweep that is struck, and the same command again."""
     cache = base / "cache"
     if "cache" in fault.how:
         shutil.copytree(shared_cache, cache) if fault.how != "the cache is a file" else cache.mkdir()
@@ -256,17 +243,16 @@ def play(fault: Fault, base: Path, shared_cache: Path) -> None:
     try:
         code, output = _sweep(words, fault, place, base)
         _assert_no_process(fault)
-        if fault.when in MOMENTS and not (base / "struck").exists():
-            raise Broken("the fault did not strike")
+        assert fault.when not in MOMENTS or (base / "struck").exists(), "the fault did not strike"
         _assert_struck(fault, place, code, output)
         _restore(fault, place, protocol)
-        _assert_untouched(fault, own, place)
+        _assert_untouched(own, place)
         _assert_lock_is_free(place.runs)
         done = {path: path.read_bytes() for path in place.runs.glob("*/record.json") if _status(path.parent) == "done"}
         code, output = _sweep(words, None, place, base)
         _assert_complete(fault, place, code, output, done)
         _assert_no_process(fault)
-        _assert_untouched(fault, own, place)
+        _assert_untouched(own, place)
     finally:
         subprocess.run(["umount", "-l", str(place.runs)], check=False, capture_output=True)
 
@@ -319,7 +305,7 @@ def _sweep(words: list[str], fault: Fault | None, place: Place, base: Path) -> t
         with contextlib.suppress(psutil.Error):
             process.kill()
     os.waitpid(pid, 0)
-    raise Broken(f"the sweep did not end in 150 s: {printed.read_text(errors='replace')[-2000:]}")
+    raise AssertionError(f"the sweep did not end in 150 s: {printed.read_text(errors='replace')[-2000:]}")
 
 
 def _strike_from_outside(fault: Fault, place: Place, sweep: int) -> None:
@@ -333,9 +319,8 @@ def _strike_from_outside(fault: Fault, place: Place, sweep: int) -> None:
     ranks = [each for each in trainers if "--config_file" not in each.cmdline()]  # the launcher has that option
     ranks = [each for each in ranks if each.environ().get("RANK", "0") == str(fault.rank)]
     launcher_pid = psutil.Process(sweep).children()[0].pid
-    about = replace(place, sweep=sweep, launcher=launcher_pid, rank=fault.rank)
     name, _, whom = fault.how.partition(" to ")
-    target = {"itself": ranks[0].pid, "the launcher": about.launcher, "the sweep": about.sweep}[whom]
+    target = {"itself": ranks[0].pid, "the launcher": launcher_pid, "the sweep": sweep}[whom]
     os.kill(target, getattr(signal, name))
 
 
@@ -347,8 +332,7 @@ def _restore(fault: Fault, place: Place, protocol: str) -> None:
     if "read-only" in fault.how:
         subprocess.run(["umount", "-l", str(place.runs)], check=True)
     if place.runs.with_name("moved").exists():
-        if place.runs.exists():
-            raise Broken("a folder of runs was made anew where it had been moved away")
+        assert not place.runs.exists(), "a folder of runs was made anew where it had been moved away"
         place.runs.with_name("moved").rename(place.runs)
     if place.runs.is_file():
         place.runs.unlink()
@@ -375,62 +359,51 @@ def _status(folder: Path) -> str | None:
         return None
 
 
+EXIT_CODES = {None: 2, "done": 0, "oom": 0, "host_oom": 0, "diverged": 0, "unavailable": 0, "interrupted": 3}
+
+
 def _assert_struck(fault: Fault, place: Place, code: int, output: str) -> None:
-    if "Traceback" in output:
-        raise Broken(f"a traceback of the sweep: {output[-3000:]}")
-    expected = {None: 2, "done": 0, "oom": 0, "host_oom": 0, "diverged": 0, "unavailable": 0, "interrupted": 3}
-    wanted = fault.code if fault.code is not None else expected.get(fault.status, 1)
-    said = output
+    assert "Traceback" not in output, f"a traceback of the sweep: {output[-3000:]}"
     if fault.status is not None:
-        folder = place.folder if fault.when != "before" else _newest(place)
-        record = store.load(folder)
-        error = record.error
-        said = error.message if error else ""
-        if record.status != fault.status:
-            raise Broken(f"status {record.status}, not {fault.status}: {error and (error.where, error.message)}")
-        if fault.words not in said:
-            raise Broken(f"{fault.words!r} is not in {said!r}")
-        if fault.where is not None and error.where != fault.where:
-            raise Broken(f"where: {error.where}, not {fault.where}: {said}")
-        if "Traceback" in said or (error and not error.what_to_do):
-            raise Broken(f"no sentence: {said}")
-        if fault.how == "it sleeps" and fault.when == "timed window":
-            _assert_stacks(place.folder / "output.txt")
-        if left := list(place.runs.glob("nvme/*")):
-            raise Broken(f"left on the disk: {left}")
-    elif fault.words not in " ".join(output.split()):
-        raise Broken(f"{fault.words!r} is not in {output!r}")
-    if code != wanted:
-        raise Broken(f"exit code {code}, not {wanted}: {output[-1500:]}")
-    if fault.status is None and code == 2 and output.count("What to do:") != 1:
-        raise Broken(f"not one sentence: {output[-1500:]}")
+        _assert_record(fault, place)
+    else:
+        assert fault.words in " ".join(output.split()), f"{fault.words!r} is not in {output!r}"
+    wanted = fault.code if fault.code is not None else EXIT_CODES.get(fault.status, 1)
+    assert code == wanted, f"exit code {code}, not {wanted}: {output[-1500:]}"
+    if fault.status is None and code == 2:
+        assert output.count("What to do:") == 1, f"not one sentence: {output[-1500:]}"
 
 
-def _assert_stacks(printed: Path) -> None:
-    """The launch has printed where each of its two ranks stood in the trainer's loop."""
-    places = re.findall(r'train\.py", line \d+ in train\b', printed.read_text(errors="replace"))
-    if len(places) != 2:
-        raise Broken(f"{len(places)} ranks said where they stood, not 2")
+def _assert_record(fault: Fault, place: Place) -> None:
+    folder = place.folder
+    if fault.when == "before":
+        tries = sorted(place.runs.glob(f"{place.turn}.[0-9]"))
+        assert tries, "there is no try"
+        folder = tries[-1]
+    record = store.load(folder)
+    error = record.error
+    message = error.message if error else ""
+    assert record.status == fault.status, f"status {record.status}, not {fault.status}: {error}"
+    assert fault.words in message, f"{fault.words!r} is not in {message!r}"
+    assert fault.where is None or error.where == fault.where, f"where: {error.where}, not {fault.where}: {message}"
+    assert "Traceback" not in message, f"no sentence: {message}"
+    assert not error or error.what_to_do, f"no remedy: {message}"
+    if fault.how == "it sleeps" and fault.when == "timed window":  # the launch printed where each of its ranks stood
+        printed = (place.folder / "output.txt").read_text(errors="replace")
+        assert len(re.findall(r'train\.py", line \d+ in train\b', printed)) == 2, printed[-3000:]
+    assert not list(place.runs.glob("nvme/*")), "files are left on the disk"
 
 
-def _newest(place: Place) -> Path:
-    tries = sorted(place.runs.glob(f"{place.turn}.[0-9]"))
-    if not tries:
-        raise Broken("there is no try")
-    return tries[-1]
-
-
-def _assert_untouched(fault: Fault, own: Path, place: Place) -> None:
+def _assert_untouched(own: Path, place: Place) -> None:
     for path in own.rglob("*"):
         now = place.runs / path.relative_to(own)
         if path.is_symlink():
-            if not now.is_symlink():
-                raise Broken(f"{now} was a link")
-        elif path.is_file() and not (now.is_file() and filecmp.cmp(path, now, shallow=False)):
-            raise Broken(f"{now} of the user's is changed or gone")
+            assert now.is_symlink(), f"{now} was a link"
+        elif path.is_file():
+            same = now.is_file() and filecmp.cmp(path, now, shallow=False)
+            assert same, f"{now} of the user's is changed or gone"
     for thesis in place.runs.glob(f"{place.turn}.*/thesis.txt"):
-        if "a user's" not in thesis.read_text():
-            raise Broken(f"{thesis} is changed")
+        assert "a user's" in thesis.read_text(), f"{thesis} is changed"
 
 
 def _assert_no_process(fault: Fault) -> None:
@@ -445,11 +418,11 @@ def _assert_no_process(fault: Fault) -> None:
         if not left:
             return
         time.sleep(0.05)
-    about = [f"{each.pid} {each.status()} {each.cmdline()[:6]}" for each in left if each.is_running()]
+    about = [str(each) for each in left]
     for each in left:
         with contextlib.suppress(psutil.Error):
             each.kill()
-    raise Broken(f"processes are left: {about}")
+    raise AssertionError(f"processes are left: {about}")
 
 
 def _is_ours(process: psutil.Process) -> bool:
@@ -462,115 +435,88 @@ def _is_ours(process: psutil.Process) -> bool:
 
 
 def _assert_lock_is_free(runs: Path) -> None:
-    lock = runs / ".sweep"
-    if lock.is_file():
-        with lock.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Broken("the folder is still locked") from None
+    if (runs / ".sweep").is_file():
+        with (runs / ".sweep").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the folder is still locked
 
 
 def _assert_complete(fault: Fault, place: Place, code: int, output: str, done: dict[Path, bytes]) -> None:
-    if code != 0 or "Traceback" in output:
-        raise Broken(f"the same command ends with {code}: {output[-2000:]}")
-    for seed in range(1, fault.cells + 1):
-        turn = place.turn.replace("-r1", "") if fault.cells == 1 else None
-        folders = place.runs.glob(f"{turn}-r1.[0-9]*") if turn else place.runs.glob(f"*seed{seed}*")
-        statuses = [_status(folder) for folder in folders]
-        if fault.cells == 1 and not {"done", "oom"} & set(statuses):
-            raise Broken(f"nothing is done: {statuses}: {output[-1500:]}")
-    if fault.cells > 1 and output.count("  done") != fault.cells:
-        raise Broken(f"not all cells are done: {output}")
+    assert code == 0, f"the same command ends with {code}: {output[-2000:]}"
+    assert "Traceback" not in output, output[-2000:]
+    if fault.cells > 1:
+        assert output.count("  done") == fault.cells, f"not all cells are done: {output}"
+    else:
+        statuses = {_status(folder) for folder in place.runs.glob(f"{place.turn}.[0-9]*")}
+        assert {"done", "oom"} & statuses, f"nothing is done: {statuses}: {output[-1500:]}"
     for path, content in done.items():
-        if path.read_bytes() != content:
-            raise Broken(f"{path} was done, and was written again")
-    litter = [path for path in place.runs.glob("*/*") if ".part" in path.name]
-    if litter:
-        raise Broken(f"left behind: {litter}")
+        assert path.read_bytes() == content, f"{path} was done, and was written again"
+    assert not list(place.runs.glob("*/*.part*")), "half-written files are left behind"
 
 
 # --- many rounds ---------------------------------------------------------------------------------------------------
 
 
-def rounds(chosen: list[Fault], base: Path, cache: Path, report: Callable[[str], object]) -> list[dict]:
+def prepare() -> None:
+    """Adopt orphans, and note what a forked process has from the start."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     OPEN_AT_START.update(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
     ENV.update({name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))})
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
         ENV.pop(name, None)
-    results = []
-    if not list(cache.glob("zero-study/*/*")):  # there must be something to break
-        chosen = [CONTROL, *chosen]
-    for number, fault in enumerate(chosen, 1):
-        folder = Path(tempfile.mkdtemp(prefix="round-", dir=base))
-        started, problem = time.monotonic(), None
-        try:
-            play(fault, folder, cache)
-        except Exception as error:
-            problem = str(error) if isinstance(error, Broken) else "".join(traceback.format_exception(error))
-            with contextlib.suppress(Broken):
-                _assert_no_process(fault)
-        results.append({"fault": fault.name, "kind": fault.kind, "s": time.monotonic() - started, "problem": problem})
-        report(f"[{number}/{len(chosen)}] {results[-1]['s']:5.1f} s  {fault.name}"
-               + (f"\n    BROKEN: {problem}\n    {folder}" if problem else ""))  # fmt: skip
-        if problem is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    return results
 
 
-def chosen_faults(names: list[str] | None, count: int | None, seed: int, skip: int) -> list[Fault]:
-    faults = [fault for fault in FAULTS if names is None or any(name in fault.name for name in names)]
-    if count is None:
+def play_one(fault: Fault, base: Path) -> bool:
+    """Play a round, print how it went, and return whether all held."""
+    folder = Path(tempfile.mkdtemp(prefix="round-", dir=base))
+    started, problem = time.monotonic(), ""
+    try:
+        play(fault, folder, base / "cache")
+        shutil.rmtree(folder, ignore_errors=True)
+    except Exception:
+        problem = f"\n    BROKEN: {traceback.format_exc()}    {folder}"
+        with contextlib.suppress(AssertionError):
+            _assert_no_process(fault)
+    print(f"{time.monotonic() - started:5.1f} s  {fault.name}{problem}", flush=True)  # noqa: T201
+    return not problem
+
+
+def chosen_faults(options: argparse.Namespace) -> list[Fault]:
+    faults = FAULTS
+    if options.only:
+        faults = [fault for fault in FAULTS if any(words in fault.name for words in options.only)]
+    if options.exactly:
+        faults = [fault for fault in FAULTS if fault.name in options.exactly]
+    if options.rounds is None:
         return faults
-    drawn, generator = [], random.Random(seed)
-    while len(drawn) < count + skip:  # each fault once before any comes again, in an order that the seed decides
+    drawn, generator = [], random.Random(options.seed)
+    while len(drawn) < options.rounds:  # each fault once before any comes again, in an order that the seed decides
         drawn += generator.sample(faults, len(faults))
-    return drawn[skip : skip + count]
+    return drawn[: options.rounds]
 
 
 def command_line() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="so many, drawn by the seed; else each chosen fault once")
-    parser.add_argument("--skip", type=int, default=0, help="leave out the first ones that the seed draws")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="faults with one of these words in kind or name")
     parser.add_argument("--exactly", nargs="*", help="the faults of these names")
     parser.add_argument("--jobs", type=int, default=3, help="rounds at a time")
-    parser.add_argument("--within-s", type=float, default=1e9, help="begin no round after so long")
     parser.add_argument("--base", type=Path, help="where the rounds work")
-    parser.add_argument("--results", type=Path, help="append a line of JSON for each round")
     options = parser.parse_args()
     base = options.base or Path(tempfile.mkdtemp(prefix="faults-"))
     (base / "cache").mkdir(parents=True, exist_ok=True)
-    if options.jobs > 1 and not list((base / "cache").glob("zero-study/*/*")):
-        rounds([], base, base / "cache", print)
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    begun = time.monotonic()
+    prepare()
+    held = play_one(CONTROL, base)  # it fills the cache as well: there must be something to break
+    faults = chosen_faults(options)
     for job in range(options.jobs):  # most of a hang is waiting
         if os.fork() == 0:
-            sys.exit(_play_each(options, base, job, begun))
-    broken = any([os.wait()[1] for _ in range(options.jobs)])
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a fork does not inherit it
+            sys.exit(not all([play_one(fault, base) for fault in faults[job :: options.jobs]]))
+    held &= not any([os.wait()[1] for _ in range(options.jobs)])
     if more := set(os.listdir("/dev/shm")) - before:  # noqa: PTH208
         print(f"BROKEN: left in /dev/shm: {sorted(more)}")  # noqa: T201
-    sys.exit(1 if broken or more else 0)
-
-
-def _play_each(options: argparse.Namespace, base: Path, job: int, begun: float) -> bool:
-    """The rounds of one job. Says whether one of them was broken."""
-    broken = False
-    faults = chosen_faults(options.only, options.rounds, options.seed, options.skip)
-    if options.exactly:
-        faults = [fault for fault in FAULTS if fault.name in options.exactly]
-    for fault in faults[job :: options.jobs]:
-        if time.monotonic() > begun + options.within_s:
-            break
-        *_, result = rounds([fault], base, base / "cache", lambda text: print(text, flush=True))  # noqa: T201
-        broken |= result["problem"] is not None
-        if options.results:
-            with options.results.open("a") as file:
-                file.write(json.dumps(result) + "\n")
-    return broken
+    sys.exit(0 if held and not more else 1)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from study.errors import Stop
 from study.machine import linux
 from study.machine.kernel_log import KernelLog
 from study.records import store
+from study.records.schema import Record
 from study.sweeps import outcomes
 
 SHORT = (
@@ -31,7 +32,7 @@ NEEDS = {"tmpfs": "mount", "bind mount": "mount", "cgroup": "cgroup"}
 
 
 def may(right: str) -> bool:
-    """Whether this machine lets a test mount a file system or make a control group (version 1)."""
+    """Return whether this machine lets a test mount a file system or make a control group (version 1)."""
     if right == "cgroup":
         group = Path("/sys/fs/cgroup/memory/zero-study-may")
         try:
@@ -68,79 +69,49 @@ def test_the_table_is_whole():
 
 # --- how a launch ended, from what launchers and the kernel say ----------------------------------------------------
 
-TORCHRUN = """
-============================================================
+RULE = "=" * 60
+TORCHRUN = f"""
+{RULE}
 study/train.py FAILED
-------------------------------------------------------------
 Failures:
 [0]:
-  time      : 2026-11-22_02:00:00
-  host      : here
   rank      : 0 (local_rank: 0)
   exitcode  : 1 (pid: 70)
-  error_file: <N/A>
   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-------------------------------------------------------------
 Root Cause (first observed failure):
 [1]:
-  time      : 2026-11-22_02:00:00
-  host      : here
   rank      : 3 (local_rank: 1)
   exitcode  : -11 (pid: 71) (SIGSEGV)
-  error_file: <N/A>
   traceback : Signal 11 (SIGSEGV) received by PID 71
-============================================================
+{RULE}
 """
+SEGV = outcomes.RankKilled("SIGSEGV", 3, 71)
+FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
+REPORTS = [
+    (TORCHRUN, [SEGV]),
+    (TORCHRUN.replace("\n", "\n1: "), [SEGV]),  # as srun prints it
+    ("E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary", [outcomes.RankKilled("SIGBUS", None, 9)]),
+    ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.RankKilled("SIGABRT")]),
+    ("exitcode  : -99 (pid: 7)", [outcomes.RankKilled("signal 99")]),
+    (FORCED, [SEGV, outcomes.RankKilled("SIGKILL", 0, 70)]),
+    # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
+    (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),
+]
 
 
-@pytest.mark.parametrize(
-    ("output", "death"),
-    [
-        (TORCHRUN, outcomes.RankKilled("SIGSEGV", 3, 71)),
-        (TORCHRUN.replace("\n", "\n1: "), outcomes.RankKilled("SIGSEGV", 3, 71)),  # as srun prints it
-        (
-            "E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary: python",
-            outcomes.RankKilled("SIGBUS", None, 9),
-        ),
-        ("subprocess.CalledProcessError: Command x died with <Signals.SIGABRT: 6>.", outcomes.RankKilled("SIGABRT")),
-        ("exitcode  : -99 (pid: 7)", outcomes.RankKilled("signal 99")),
-    ],
-)
-def test_a_launchers_report_names_the_rank_and_the_signal(output, death):
-    assert outcomes.reported(output)[0] == death
+@pytest.mark.parametrize(("output", "deaths"), REPORTS)
+def test_a_launchers_report_names_the_rank_and_the_signal(output, deaths):
+    assert outcomes.reported(output) == deaths
 
 
-def test_a_rank_that_torchrun_killed_at_last_is_not_the_first_to_die():
-    """It waited for the other one in C++, where it heeds no SIGTERM."""
-    late = "Unable to shutdown process 70 via 15, forcefully exiting via 9"
-    report = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
-    assert outcomes.reported(f"{late}\n{report}") == [outcomes.RankKilled("SIGSEGV", 3, 71)]
-    assert outcomes.reported(report) == [outcomes.RankKilled("SIGSEGV", 3, 71), outcomes.RankKilled("SIGKILL", 0, 70)]
+def record_of(what: str, status: str = "failed", where: str | None = None, error: str = "RuntimeError") -> Record:
+    return store.ended(store.new("run", []), Stop(what, "see", status, where=where), error)
 
 
-def test_a_rank_that_the_kernel_killed_is_named_whoever_survived_and_whatever_it_said():
-    """The log has its process id: from torchrun's report, or from the heartbeat that it left."""
-    bug = store.ended(store.new("run", []), Stop("ValueError: no such row", "report this"), "ValueError")
-    for output, pids in ((TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL"), {}), ("", {71: 3})):
-        stop = outcomes.killed(bug, output, 1, outcomes.OomKills(1, frozenset({71})), pids)
-        assert (stop.status, stop.where) == ("host_oom", "rank 3")
-    stop = outcomes.killed(bug, "", 1, outcomes.OomKills(1, frozenset({555})), {71: 3})
-    assert stop is None, "another process of this machine"
-    interrupted = store.ended(store.new("run", []), Stop("interrupted", "again", "interrupted"), "KeyboardInterrupt")
-    assert outcomes.killed(interrupted, "", 1, outcomes.OomKills(1, frozenset({555})), {71: 3}) is None
-    assert outcomes.killed(interrupted, "", 1, outcomes.OomKills(1), {71: 3}).status == "host_oom", (
-        "the kernel only counts"
-    )
-
-
-def test_a_rank_that_ended_without_a_word_is_named_by_torchruns_root_cause():
-    gone = Stop("another rank ended without an error message", "see", where="another rank")
-    record = store.ended(store.new("run", []), gone, "RuntimeError")
-    stop = outcomes.killed(record, TORCHRUN.replace("-11", "3"), 1, outcomes.OomKills(0), {})
-    assert (stop.what, stop.where) == ("rank 3 ended with exit code 3 and no message", "rank 3")
-
-
-NO_WORDS = store.new("run", [])
+NO_RECORD = store.new("run", [])
+BUG = record_of("ValueError: no such row", error="ValueError")
+ASKED_TO_END = record_of("interrupted", "interrupted", error="KeyboardInterrupt")
+GONE = record_of("another rank ended without an error message", where="another rank")
 IN_IMPORTS = """Traceback (most recent call last):
   File "study/train.py", line 1, in <module>
     import study
@@ -150,40 +121,45 @@ Traceback (most recent call last):
   File "accelerate/commands/launch.py", line 1, in main
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
+PRINTED = "record.json cannot be written (No space left on device). What to do: make room, and start it again.\n"
+TERMINATED = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
+FAILED = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
+SIGKILLED = TORCHRUN.replace("-11", "-9").replace("SIGSEGV", "SIGKILL")
+TERMINATED_3 = TORCHRUN.replace("-11", "-15")
+SIGNALLED = "torch.distributed.elastic.SignalException: Process 9 got signal: 2"
+HUNG_UP = "subprocess.CalledProcessError: it died with <Signals.SIGHUP: 1>."
+NO_REASON = "rank 3 ended with exit code 1 and no record of why: "
+NO_ROW = f"{NO_REASON}ValueError: no such row"
+NO_SPACE = f"{NO_REASON}record.json cannot be written (No space left on device)"
+# fmt: off
+ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status, words, rank
+    (BUG, SIGKILLED, 1, [71], {}, "host_oom", None, "rank 3"),
+    (BUG, "", 1, [71], {71: 3}, "host_oom", None, "rank 3"),
+    (BUG, "", 1, [555], {71: 3}, None, None, None),  # another process of this machine
+    (ASKED_TO_END, "", 1, [555], {71: 3}, None, None, None),
+    (GONE, TORCHRUN.replace("-11", "3"), 1, [], {}, "failed", "rank 3 ended with exit code 3 and no message", "rank 3"),
+    # In its imports it had no record to write to. A rank that torchrun ended is not the cause, wherever it stands.
+    (NO_RECORD, IN_IMPORTS + TERMINATED + FAILED, 1, [], {}, "failed", NO_ROW, "rank 3"),
+    (NO_RECORD, IN_IMPORTS + FAILED + TERMINATED, 1, [], {}, "failed", NO_ROW, "rank 3"),
+    # On a full disk there is no room for the record, but some in the last block of the output.
+    (NO_RECORD, PRINTED + FAILED, 1, [], {}, "failed", NO_SPACE, "rank 3"),
+    (NO_RECORD, TERMINATED_3, 1, [], {}, "interrupted", "interrupted: SIGTERM ended rank 3", "rank 3"),
+    (NO_RECORD, SIGNALLED, 1, [], {}, "interrupted", "interrupted: SIGINT ended the launcher", None),
+    (NO_RECORD, "", -15, [], {}, "interrupted", "interrupted: SIGTERM ended the launcher", None),
+    (NO_RECORD, HUNG_UP, 1, [], {}, "interrupted", "interrupted: SIGHUP ended a rank", None),
+]
+# fmt: on
 
 
-def test_a_rank_that_failed_in_its_imports_is_named_with_its_words_whoever_is_named_first():
-    """It had no record to write them to. A rank that torchrun ended is not the cause, wherever it stands."""
-    ended = "rank : 0 (local_rank: 0)\nexitcode : -15 (pid: 70)\n"
-    failed = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-    for report in (ended + failed, failed + ended):  # the root cause stands last
-        stop = outcomes.killed(NO_WORDS, IN_IMPORTS + report, 1, outcomes.OomKills(0), {})
-        assert (stop.status, stop.where) == ("failed", "rank 3")
-        assert stop.what == "rank 3 ended with exit code 1 and no record of why: ValueError: no such row"
+@pytest.mark.parametrize(("record", "output", "code", "pids", "heartbeats", "status", "what", "where"), ENDS)
+def test_how_a_launch_ended(record, output, code, pids, heartbeats, status, what, where):
+    stop = outcomes.killed(record, output, code, outcomes.OomKills(len(pids), frozenset(pids)), heartbeats)
+    assert (stop and stop.status, stop and stop.where) == (status, where)
+    assert what is None or stop.what == what
 
 
-def test_a_sentence_that_a_rank_could_only_print_is_the_reason():
-    """On a full disk there is no room for the record, but some in the last block of the output."""
-    printed = "record.json cannot be written (No space left on device)"
-    report = "rank : 3 (local_rank: 1)\nexitcode : 1 (pid: 71)\n"
-    stop = outcomes.killed(
-        NO_WORDS, f"{printed}. What to do: make room, and start it again.\n{report}", 1, outcomes.OomKills(0), {}
-    )
-    assert stop.what == f"rank 3 ended with exit code 1 and no record of why: {printed}"
-
-
-@pytest.mark.parametrize(
-    ("output", "code", "who", "where"),
-    [
-        (TORCHRUN.replace("-11", "-15"), 1, "SIGTERM ended rank 3", "rank 3"),
-        ("torch.distributed.elastic.SignalException: Process 9 got signal: 2", 1, "SIGINT ended the launcher", None),
-        ("", -15, "SIGTERM ended the launcher", None),
-        ("subprocess.CalledProcessError: it died with <Signals.SIGHUP: 1>.", 1, "SIGHUP ended a rank", None),
-    ],
-)
-def test_who_was_told_to_end_before_there_was_a_record_is_interrupted(output, code, who, where):
-    stop = outcomes.killed(NO_WORDS, output, code, outcomes.OomKills(0), {})
-    assert (stop.status, stop.what, stop.where) == ("interrupted", f"interrupted: {who}", where)
+def test_where_the_kernel_only_counts_its_kills_one_is_enough():
+    assert outcomes.killed(ASKED_TO_END, "", 1, outcomes.OomKills(1), {71: 3}).status == "host_oom"
 
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):
