@@ -478,7 +478,7 @@ def test_a_new_claim_of_a_known_kind_needs_no_code(claims, printed, golden):
     arguments = '{ quantity = "states_bytes", stage = 3, ranks = 64, parameters = 1e9 }'
     fields = {"value": "0.25e9", "unit": '"bytes"', "kind": '"memory"', "check": '"theory"', "with": arguments}
     claims(text(id='"MINE-1"', **fields))
-    out = printed(verbose=True)
+    out = printed(verbose=True, records=(finished(), changed(finished("bad"), observed__stage=1)))
     assert max(map(len, out.splitlines())) <= 100
     golden("command_claims.txt", re.sub(r", in\s+/\S+", ", in RUNS", out) + printed("MINE-1"))
 
@@ -553,13 +553,6 @@ def test_rows_are_counted_by_document(claims):
     counts = {"claims": 2} | dict.fromkeys(VERDICTS, 0) | {CONSISTENT: 1, CONTRADICTS: 1, "premises": 0}
     assert ledger.by_document(rows) == [{"document": "000", "title": "A title"} | counts]
     assert ledger.by_basis(rows) == [{"basis": "own numbers"} | counts]
-
-
-def test_what_was_set_aside_is_shown(claims, printed):
-    claims()
-    out = printed(records=(finished("good"), changed(finished("bad"), observed__stage=1)))
-    assert "runs read: 1, in" in out
-    assert "set aside: bad: stage is 1, but should be 2" in out
 
 
 def test_the_studys_claims_are_well_formed():

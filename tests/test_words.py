@@ -11,7 +11,7 @@ from study.ledger import catalogue, files, ledger, words
 from study.ledger import verdict as v
 from study.ledger.ledger import Verdict
 from study.ledger.model import Claim
-from study.ledger.verdict import BASES, MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
+from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 from study.records.runs import Runs
 from study.report.topics import claims
 
@@ -123,14 +123,6 @@ def test_headlines_say_what_rests_on_real_runs(golden):
     """Untested claims have no basis, a contradiction counts once, and premises do not count."""
     golden("claim_headline.txt", claims.sentence(pd.DataFrame(ROWS)))
     assert claims.sentence(pd.DataFrame()) == ""
-
-
-def test_the_summary_fits_a_hundred_columns(monkeypatch, capsys):
-    """It fits even if every number has two digits."""
-    verdicts = [judged(word, basis, premise=False) for word in v.VERDICTS for basis in BASES]
-    monkeypatch.setattr(ledger, "row", lambda _: dict(ROWS[0]))
-    results._summary(verdicts)
-    assert max(len(line.rstrip()) for line in capsys.readouterr().out.splitlines()) <= 100
 
 
 # --- for a stranger ------------------------------------------------------------------------------------------------
