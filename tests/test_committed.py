@@ -10,14 +10,14 @@ from conftest import ROOT
 
 from study.predictor.tracing import commit, committed, tracing, transformer
 from study.predictor.tracing.transformer import Pass, Transformer
-from study.spec.settings import Settings
+from study.spec.settings import CACHE
 
 IN_FILE = [source for source in commit.sources() if committed.has_passes(source.config, source.dropout)]
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(transformer, "_seen", {})
 
 

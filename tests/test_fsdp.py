@@ -15,7 +15,7 @@ from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.predictor.tracing import transformer
 from study.predictor.tracing.transformer import Transformer
-from study.spec.settings import Settings
+from study.spec.settings import CACHE
 
 SEQUENCE = 32
 FOLLOWED = [
@@ -26,7 +26,7 @@ FOLLOWED = [
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(transformer, "_seen", {})
 
 

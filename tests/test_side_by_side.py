@@ -9,6 +9,7 @@ from test_cli import in_this_process
 from study.cli import side_by_side
 from study.io.numbers import nats
 from study.records import runs as records
+from study.report import grouping
 from study.report.topics import losses
 from study.spec.arms import NAMES, ROOT
 
@@ -76,6 +77,6 @@ def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):
         "zero2": pytest.approx(0.625),
         "zero3": None,
     }
-    table = [row for row in losses.table(loaded) if row["difference"] is not None]
+    table = [row for row in grouping.records(losses.table(loaded)) if row["difference"] is not None]
     assert {row["arm"] for row in table} == {"zero2"}
     assert max(row["difference"] for row in table) == pytest.approx(0.625)

@@ -26,14 +26,14 @@ from study.predictor.setup import Setup
 from study.predictor.tracing import tracing, transformer
 from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
 from study.predictor.wanted import Wanted, asked_for
-from study.spec.settings import Settings
+from study.spec.settings import CACHE
 
 SEQUENCE = 40
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "cache")
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     monkeypatch.setattr(transformer, "_seen", {})
 
 
@@ -314,7 +314,7 @@ def test_a_second_question_needs_no_torch(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama")))
     words = [sys.executable, "-c", CODE, str(tmp_path)]
     env = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
-    monkeypatch.setattr(Settings, "cache_dir", tmp_path / "zero-study")
+    monkeypatch.setenv(CACHE, str(tmp_path / "zero-study"))
     monkeypatch.setattr(transformer, "_seen", {})
     first = estimate(Setup.of_arm(named(str(tmp_path)), "zero3", ranks=8, sequence=32)).peak_bytes
     second = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)

@@ -98,7 +98,7 @@ def test_the_wheel_has_every_command(study, tmp_path):
     for words, expected in COMMANDS.items():
         done = run(study, tmp_path, words)
         assert done.returncode == 0, words
-        assert done.stderr in ("", "judging 1 claims by 2 runs\n"), words
+        assert done.stderr in ("", "judging the claims (1) by the runs (2)\n"), words
         assert expected in done.stdout, words
 
 
