@@ -87,12 +87,10 @@ def places(check: str, call: dict) -> list[str]:
     """The paths of the values in a record that a check reads, by its arguments. * is every item of a list or table."""
     training = (call.get("of") or {}).get(TRAINING)
     if check == "same_loss":
-        names = {None: {"eval": ["loss.eval.-1.eval_loss"], "train": ["loss.train.*"]}}
-        inside = {
-            "eval": [f"observed.runs.{training}.evals.-1.eval_loss"],
-            "train": [f"observed.runs.{training}.losses.*"],
-        }
-        return names.get(training, inside)[call.get("curve", "eval")]
+        curve = call.get("curve", "eval")
+        if training is None:
+            return [{"eval": "loss.eval.-1.eval_loss", "train": "loss.train.*"}[curve]]
+        return [f"observed.runs.{training}." + {"eval": "evals.-1.eval_loss", "train": "losses.*"}[curve]]
     if check == "counted":
         kinds = call.get("collective", "all")
         field = "calls" if call.get("unit") == "calls" else "bytes"
