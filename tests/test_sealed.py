@@ -13,6 +13,7 @@ from study.records import checkpoints
 
 CONTENT = {"pytorch_model/zero_0.pt": b"a" * 70_000, "pytorch_model/zero_1.pt": b"b" * 70_000, "random.pkl": b"c"}
 POINTS = 20
+CUT_OFF = "step-00000008: it was cut off while it was written"
 
 
 def write(run, step: int, pause_s: float = 0.0) -> None:
@@ -33,49 +34,43 @@ def sealed(run, *steps: int):
     return checkpoints.last_good(run)
 
 
-def test_a_sealed_one_is_found_with_the_bytes_that_it_has(tmp_path):
+def test_a_sealed_one_is_found_with_the_bytes_that_it_has_and_the_last_two_are_kept(tmp_path):
+    assert checkpoints.last_good(tmp_path) == (None, [])
     write(tmp_path, 4)
     path, size_bytes = checkpoints.seal(checkpoints.part_of(tmp_path, 4))
     assert checkpoints.last_good(tmp_path) == (path, [])
     assert size_bytes == sum(map(len, CONTENT.values()))
-    assert checkpoints.last_good(tmp_path / "other") == (None, [])
-
-
-def test_the_last_two_are_kept(tmp_path):
-    sealed(tmp_path, 4, 8, 12)
+    sealed(tmp_path, 8, 12)
     checkpoints.forget_old(tmp_path)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000008", "step-00000012"]
 
 
-def spoil(path, how: str) -> str:
-    file = path / "pytorch_model" / "zero_1.pt"
-    if how == "gone":
-        file.unlink()
-        return "pytorch_model/zero_1.pt is gone"
-    if how == "cut":
-        os.truncate(file, 100)
-        return "pytorch_model/zero_1.pt has 100 bytes of 70000"
-    if how == "changed":
-        file.write_bytes(b"b" * 69_999 + b"x")
-        return "pytorch_model/zero_1.pt was changed"
-    (path / "manifest.json").unlink()
-    return f"'{path}/manifest.json' cannot be read (No such file or directory)"
+ZERO_1 = "pytorch_model/zero_1.pt"
+DAMAGES = {  # what was done to a checkpoint, and the reason that is given
+    "gone": (lambda path: (path / ZERO_1).unlink(), f"{ZERO_1} is gone"),
+    "cut": (lambda path: os.truncate(path / ZERO_1, 100), f"{ZERO_1} has 100 bytes of 70000"),
+    "changed": (lambda path: (path / ZERO_1).write_bytes(b"b" * 69_999 + b"x"), f"{ZERO_1} was changed"),
+    "unnamed": (
+        lambda path: (path / "manifest.json").unlink(),
+        "'{}/manifest.json' cannot be read (No such file or directory)",
+    ),
+}
 
 
-@pytest.mark.parametrize("how", ["gone", "cut", "changed", "unnamed"])
-def test_a_spoiled_one_is_passed_over_with_the_reason(how, tmp_path):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_spoiled_one_is_passed_over_with_the_reason(damage, tmp_path):
+    spoil, reason = DAMAGES[damage]
     newest, _ = sealed(tmp_path, 4, 8)
-    reason = spoil(newest, how)
+    spoil(newest)
     path, passed_over = checkpoints.last_good(tmp_path)
     assert path.name == "step-00000004"
-    assert passed_over == [f"step-00000008: {reason}"]
+    assert passed_over == [f"step-00000008: {reason.format(newest)}"]
 
 
 def test_killed_at_each_of_20_points_while_it_writes_the_one_before_stays(tmp_path):
     """A process is killed after so many twentieths of the time that a checkpoint takes; the ends are among them."""
     started = time.monotonic()
-    sealed(tmp_path / "whole", 4)
     write(tmp_path / "timed", 4, pause_s=0.001)
     checkpoints.seal(checkpoints.part_of(tmp_path / "timed", 4))
     takes_s, reached = time.monotonic() - started, []
@@ -96,9 +91,7 @@ def test_killed_at_each_of_20_points_while_it_writes_the_one_before_stays(tmp_pa
         path, passed_over = checkpoints.last_good(run)
         if path == before:
             left = (run / "checkpoints" / "step-00000008.part").exists()
-            assert passed_over == (["step-00000008: it was cut off while it was written"] if left else [])
-        else:
-            assert path.name == "step-00000008", "it was whole before the process was killed"
+            assert passed_over == [CUT_OFF] * left
         reached.append(path.name)
         assert checkpoints.why_not_whole(before) is None
     assert set(reached) == {"step-00000004", "step-00000008"}, "some points are before the end, and some after it"
@@ -117,7 +110,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path):
             os._exit(error.errno)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.EFBIG
-    assert checkpoints.last_good(tmp_path) == (before, ["step-00000008: it was cut off while it was written"])
+    assert checkpoints.last_good(tmp_path) == (before, [CUT_OFF])
 
 
 def test_progress_that_cannot_be_read_is_one_sentence(tmp_path):
