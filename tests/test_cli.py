@@ -25,6 +25,7 @@ from study.errors import Stop
 from study.io import tables
 from study.ledger import probes
 from study.machine.doctor import Finding
+from study.predictor.tracing import transformer
 from study.records import store
 from study.spec import arms
 from study.spec.arms import NAMES
@@ -201,6 +202,7 @@ def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_pat
 
     monkeypatch.setattr(virtual.subprocess, "run", run)
     monkeypatch.setenv(CACHE, "")  # so that it is restored
+    monkeypatch.setattr(transformer, "_seen", {})  # another test may have looked at the same model
     monkeypatch.chdir(tmp_path)
     in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
     assert launched
