@@ -10,9 +10,11 @@ running. It ends with the session.
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -23,7 +25,9 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ["OMP_NUM_THREADS"] = "1"  # no thread may exist when a process is forked
+# No thread may exist when a process is forked.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow's allocator
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 sys.path.insert(0, str(ROOT))
 ARGUMENTS = sys.argv[1:]
@@ -52,6 +56,7 @@ from study.spec.settings import Flags
 from study.training import loading, main
 from study.training.launch import Launch
 
+MOST_SECONDS = 600  # then a rank prints where it is, and ends
 CORES = len(os.sched_getaffinity(0))
 # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
 # operators that a test names is looked at in the ranks.
@@ -125,6 +130,7 @@ def _fork(request: dict, origin: Launch, env: dict) -> int:
     if pid == 0:
         os.environ |= {name: str(value) for name, value in env.items()}
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", CORES)))
+        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
         sys.argv = [str(ROOT / request["script"]), *request["flags"]]
         if request["script"] == "study/train.py":
             _end_with(main.main, study.train.train, origin)
@@ -164,16 +170,22 @@ def _end_with(function, *arguments) -> None:
 def _wait(ranks: list[int]) -> int:
     """As under torchrun, one rank that fails ends the others."""
     code = 0
+    signal.signal(signal.SIGALRM, lambda *_: _signal(ranks, signal.SIGKILL))
     while ranks:
         pid, status = os.wait()
-        ranks = [rank for rank in ranks if rank != pid]
+        ranks.remove(pid)
         if status and not code:
             code = 1
             time.sleep(0.1)
-            for rank in ranks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank, signal.SIGTERM)
+            _signal(ranks, signal.SIGTERM)
+            signal.alarm(30)  # as torchrun does: a rank that waits for the dead one in C++ handles no signal
     return code
+
+
+def _signal(ranks: list[int], number: int) -> None:
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, number)
 
 
 def _session(pid: int) -> int | None:
@@ -183,9 +195,12 @@ def _session(pid: int) -> int | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port below those that the kernel gives to connections, which another launch might get meanwhile."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":
