@@ -27,6 +27,7 @@ class Head(BaseModel):
     fixed: date
     text: str | None = None
     read: str | None = None
+    suspected: bool = False
     tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
     source: list[Source] = []  # its own sources, besides those that all files share
     claim: list[dict]

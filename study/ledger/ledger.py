@@ -95,7 +95,11 @@ def judge(claim: Claim, evidence: Evidence) -> Verdict:
         to_test = verdict.missing
         verdict = _judge(weaker, weaker, evidence)
         verdict = replace(verdict, missing=_joined([verdict.missing, to_test]))
-    return replace(verdict, also=tuple(_judge(claim, check, evidence) for check in claim.also))
+    also = tuple(_judge(claim, check, evidence) for check in claim.also)
+    deciding = {each.verdict for each, check in zip(also, claim.also, strict=True) if check.decides}
+    if verdict.verdict != NOT_TESTED and deciding - {verdict.verdict, NOT_TESTED}:
+        verdict = replace(verdict, verdict=INCONCLUSIVE)
+    return replace(verdict, also=also)
 
 
 def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:

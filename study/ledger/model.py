@@ -98,6 +98,8 @@ class Check(BaseModel):
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0  # a share of the value
     # If the truth is beyond the value on this side, the claim is understated.
     better: Literal["lower", "higher"] | None = None
+    # On a further check: it decides as well, as evidence of the same rank or as another reading of the sentence.
+    decides: Literal["evidence", "reading"] | None = None
     value: object
     check: Annotated[str, AfterValidator(_known_check)]
     arguments: dict = Field(alias="with")
@@ -228,6 +230,9 @@ class Claim(Check):
     read: str | None  # or how the quotes were read
     quote: str | None = None  # verbatim; " ... " joins two pieces
     premise: bool = False  # the authors imply it at most, so it is not counted among their claims
+    central: str | None = None  # why it is one of the few that its document stands for
+    suspected: bool = False  # it was chosen because a problem was suspected, so it says nothing about the others
+    by_construction: str | None = None  # why no observation could turn the verdict: shown, and counted nowhere
     contradiction: str | None = None  # claims that share this name are the same error, and count once
     unsaid: dict[str, list] = {}
     where: str
