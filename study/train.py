@@ -29,8 +29,9 @@ from study.records.schema import Evaluation, Memory
 from study.spec.settings import learning_rate
 from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
+from study.training.display import report
 from study.training.main import main
-from study.training.run import History, Run, arrange, report, show, windows
+from study.training.run import History, Run, arrange, show, windows
 
 
 def train(run: Run) -> Callable[[], object]:

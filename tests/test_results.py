@@ -25,7 +25,8 @@ from accelerate import Accelerator
 from study.records import store
 from study.records.schema import Record
 from study.training import ending, finish
-from study.training.run import Run, log_to
+from study.training.display import log_to
+from study.training.run import Run
 from study.spec.settings import Flags, Settings
 
 folder, way = Path(sys.argv[1]), sys.argv[2]

@@ -29,7 +29,8 @@ from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
 from study.spec.settings import flag
 from study.training import ending, setup
-from study.training.run import History, Run, quiet, say
+from study.training.display import quiet, say
+from study.training.run import History, Run
 
 # The settings that decide the losses. The number of ranks may change, as long as a step has as many rows.
 DECIDES = (

@@ -16,6 +16,7 @@ from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.spec.arms import Arm
+from study.training.display import say
 from study.training.launch import (
     CLOCKS_DIFFER_S,
     Launch,
@@ -26,7 +27,6 @@ from study.training.launch import (
     ranks_that_died,
     store_reason,
 )
-from study.training.run import say
 
 SYSTEM = {  # what to do when the system refuses a file
     errno.ENOSPC: "make room, and start it again",

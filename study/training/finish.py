@@ -16,11 +16,12 @@ from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
 from study.models.build import GROUPED, WithoutValues
-from study.records import metrics, store
-from study.records.schema import Components, Energy, Loss, RankMemory, Record, Saved, Time, Traffic
+from study.records import store
+from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
 from study.training import ending, models, tasks
+from study.training.display import print_summary
 from study.training.launch import store_reason
-from study.training.run import History, Run, say
+from study.training.run import History, Run
 
 PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
 NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
@@ -208,35 +209,3 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         components.allocator_peak_bytes = None  # nothing was allocated
     homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
     run.record.memory.components = Components(per_rank=run.gathered(components), **homes)
-
-
-def print_summary(run: Run) -> None:
-    """On the first rank, print a summary of the run and the path of its record."""
-    record = run.record
-    if not run.accelerator.is_main_process:
-        return
-    parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"] if record.loss.train else []
-    if run.is_virtual:
-        parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    for name in ("accuracy", "perplexity"):
-        if (value := metrics.value(record, name)) is not None:
-            parts.append(f"{name} {value:.4f}")
-    if speed := metrics.tokens_per_s(record):
-        parts.append(f"{speed:.0f} tokens/s")
-    say(run.folder, f"done: {', '.join(parts + _memory_and_traffic(record))}")
-    for part in PARTS:
-        if reason := getattr(record.observed, f"{part}_failed"):
-            say(run.folder, f"but without its {part} ({reason})")
-    say(run.folder, str(run.folder / "record.json"))
-
-
-def _memory_and_traffic(record: Record) -> list[str]:
-    parts = []
-    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes or 0 for rank in record.memory.per_rank]
-    if peaks and min(peaks) > 0:
-        where = "device" if record.hardware.devices else "host"
-        parts.append(f"{max(peaks) / 1e9:.2f} GB {where} peak per rank")
-    if record.traffic.per_rank:
-        moved_bytes = sum(count.bytes for count in record.traffic.per_rank[0].values())
-        parts.append(f"{moved_bytes / 1e6:.1f} MB in collectives per step and rank")
-    return parts
