@@ -147,6 +147,7 @@ READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0
 @pytest.mark.parametrize("message", [GLOO, READ])
 def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     stop = reason(RuntimeError(message))
     assert (stop.status, stop.where, stop.what) == (
         "failed",

@@ -80,26 +80,20 @@ def _now() -> float | torch.cuda.Event:
 
 def gpu_joules() -> float | None:
     """The energy that this process's GPU has used, by NVML's counter. None without a GPU or without that counter."""
-    if (gpu := _counted_gpu()) is None:
-        return None
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000
-    except pynvml.NVMLError:
-        return None
-
-
-@functools.cache
-def _counted_gpu() -> object | None:
-    """NVML's handle of this process's GPU."""
     if not CUDA:
         return None
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(_gpu_of_nvml()) / 1000
     except pynvml.NVMLError:
         return None
+
+
+@functools.cache
+def _gpu_of_nvml() -> object:
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")

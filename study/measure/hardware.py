@@ -1,6 +1,7 @@
 """Describes this machine for a record, and recognises the errors of a machine: full memory, a lost rank."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -102,14 +103,12 @@ def network_limits() -> dict:
 
 def describe_network(ranks: list[dict]) -> Network:
     """Return the network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
-    hosts = {rank["host"]: rank for rank in ranks}.values()
-    limits = [host["bandwidth_mbit"] for host in hosts]
+    hosts = list({rank["host"]: rank for rank in ranks}.values())
+    slowest = min(hosts, key=lambda host: host["bandwidth_mbit"] or math.inf)
     return Network(
         hosts=len(hosts),
         interfaces=[str(host["interface"]) for host in hosts],
-        bandwidth_mbit=min(filter(None, limits), default=None),
-        limited_by=next((host["limited_by"] for host in hosts if host["limited_by"]), None),
-        delayed_by=next((host["delayed_by"] for host in hosts if host["delayed_by"]), None),
+        **{name: slowest[name] for name in ("bandwidth_mbit", "limited_by", "delayed_by")},
     )
 
 

@@ -50,23 +50,26 @@ def peaks() -> RankMemory:
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
     """Return the peaks over two periods together. Values that are not peaks come from the second."""
-    peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
-    later = second.model_dump()
-    return RankMemory(
-        **later | {name: max(filter(None, (value, later[name])), default=None) for name, value in peaks.items()}
-    )
+    both = second.model_dump()
+    for name, value in (first or second).model_dump().items():
+        if "peak" in name:
+            both[name] = max(filter(None, (value, both[name])), default=None)
+    return RankMemory(**both)
 
 
 def written_bytes() -> int | None:
     """Bytes that this process has passed to write calls so far: to files and to gloo's sockets. None if not counted."""
-    written = fields("/proc/self/io").get("wchar")
-    return None if written is None else int(written)
+    return _counted("wchar")
 
 
 def disk_bytes() -> dict[str, int | None]:
     """Return bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
+    return {name: _counted(name) for name in ("read_bytes", "write_bytes")}
+
+
+def _counted(name: str) -> int | None:
     io = fields("/proc/self/io")
-    return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
+    return int(io[name]) if name in io else None
 
 
 def difference(after: int | None, before: int | None) -> int | None:
@@ -116,9 +119,8 @@ class MemoryWatch(TorchDispatchMode):
     def __enter__(self):
         if self.collect:
             gc.collect()
-        kinds = _subclasses(torch.Tensor)
-        # By exact type: isinstance is slower, and would read __class__ of lazy proxies.
-        for tensor in [item for item in gc.get_objects() if type(item) in kinds]:
+        # By type: isinstance would read __class__ of lazy proxies.
+        for tensor in [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]:
             self._add(tensor, "before")
         self.peak = self.total
         self._resize = torch.UntypedStorage.resize_
@@ -230,23 +232,13 @@ class MemoryWatch(TorchDispatchMode):
         Neither NCCL nor a virtual rank makes this copy, so it does not count as the arm's memory.
         """
         self._add(tensor, "gloo")
-        live = self._live.get(id(tensor.untyped_storage()))
-        if live is not None:
+        if (live := self._live.get(id(tensor.untyped_storage()))) is not None:
             self.total -= live.size
             self.gloo_copy_bytes = max(self.gloo_copy_bytes, live.size)
             live.size = 0
 
     def _gone(self, key: int) -> None:
         self.total -= self._live.pop(key).size
-
-
-def _subclasses(kind: type) -> set[type]:
-    """Return a class and all that derive from it."""
-    kinds = {kind}
-    children: list[type] = type.__subclasses__(kind)
-    for child in children:
-        kinds |= _subclasses(child)
-    return kinds
 
 
 def _let_threads_finish() -> None:

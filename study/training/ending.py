@@ -98,6 +98,11 @@ def launcher_is_gone() -> bool:
     return _parents != [] and os.getppid() != _parents[0]
 
 
+def some_rank_is_gone() -> bool:
+    """Return whether fewer ranks run on this machine than were started."""
+    return ranks_alive() < int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+
+
 def lost_another_rank(error: BaseException) -> bool:
     """Return whether this rank stopped only because another rank is gone.
 
@@ -107,7 +112,7 @@ def lost_another_rank(error: BaseException) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
     if isinstance(error, KeyboardInterrupt) and error.args == (signal.SIGTERM.name,):
-        return ranks_alive() < _local_ranks()
+        return some_rank_is_gone()
     return lost_connection(error)
 
 
@@ -117,15 +122,9 @@ def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
     if folder is not None and not folder.is_dir():
-        return Stop(
-            f"the run folder {folder} is gone ({error.strerror}: {what})",
-            "start it again, and do not remove the folder",
-        )
+        gone = f"the run folder {folder} is gone ({error.strerror}: {what})"
+        return Stop(gone, "start it again, and do not remove the folder")
     return None
-
-
-def _local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 0))
 
 
 def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
@@ -135,12 +134,11 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what = f"the kernel killed {victim} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "host_oom", victim)
-    if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
+    if not dead and not on_several_machines() and not some_rank_is_gone():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "check the network between them", where="another rank")
-    return Stop(
-        f"{victim} ended without an error message", "look for the signal in the launcher's message", where=victim
-    )
+    remedy = "look for the signal in the launcher's message"
+    return Stop(f"{victim} ended without an error message", remedy, where=victim)
 
 
 def reason(
@@ -215,7 +213,7 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     interrupted = isinstance(error, KeyboardInterrupt)
     while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
         # Rank 0 ends too, and gives the reason. If only this rank was interrupted, wait for rank 0 to make a record.
-        if ended_by_others.wait(0.1) or (interrupted and (folder is None or ranks_alive() < _local_ranks())):
+        if ended_by_others.wait(0.1) or (interrupted and (folder is None or some_rank_is_gone())):
             return
         is_ours = recorded()
     if is_ours or (is_ours is None and was_first is not False):

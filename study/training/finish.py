@@ -37,7 +37,12 @@ def finish(run: Run, history: History) -> None:
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    record.memory.per_rank = run.gathered(_peaks(run, history))
+    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
+    if run.arm.uses_nvme:
+        disk = disk_bytes()
+        peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
+        peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
+    record.memory.per_rank = run.gathered(peaks)
     if history.link:
         links = dict(run.gathered((hardware.network_host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
@@ -144,29 +149,16 @@ def save(run: Run) -> None:
     )
 
 
-def _peaks(run: Run, history: History) -> RankMemory:
-    """This rank's peaks in the timed steps, and the bytes that it moved to and from the disk."""
-    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
-    if run.arm.uses_nvme:
-        before = history.disk_before
-        after = disk_bytes()
-        peaks.nvme_read_bytes = difference(after["read_bytes"], before["read_bytes"])
-        peaks.nvme_written_bytes = difference(after["write_bytes"], before["write_bytes"])
-    return peaks
-
-
 def _times(run: Run, clock: Clock) -> Time:
     """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
-    ranks_step_s = run.gathered(clock.step_s)
-    ranks_window_s = run.gathered(clock.window_s)
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
-    times.step_s = [max(ranks) for ranks in zip(*ranks_step_s, strict=True)]
+    times.step_s = [max(ranks) for ranks in zip(*run.gathered(clock.step_s), strict=True)]
     # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
-    times.window_s = sum(max(ranks) for ranks in zip(*ranks_window_s, strict=True))
+    times.window_s = sum(max(ranks) for ranks in zip(*run.gathered(clock.window_s), strict=True))
     return times
 
 
@@ -189,10 +181,10 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     observed = run.record.observed
     for _ in range(SETTLING_STEPS):
         step()
-    dtypes: dict = {}
 
     def look() -> None:
-        dtypes.update(roles.dtypes(run.model, run.optimizer))
+        dtypes = roles.dtypes(run.model, run.optimizer)
+        observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
         observed.second_partition_parameters = readback.second_partition_parameters(run.model)
 
     before = written_bytes()
@@ -200,7 +192,6 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         step()
     after = written_bytes()
     traffic.refuse_uncounted(counter)
-    observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(difference(after, before))
