@@ -191,11 +191,6 @@ class MemoryWatch(TorchDispatchMode):
         self.operations += 1
         self.sum += self.total
 
-    @property
-    def mean(self) -> float:
-        """Return the mean of the total over the operations of a step."""
-        return self.sum / self.operations
-
     def _rise(self) -> None:
         # A maximum far below the last peak will be exceeded, so it need not be exact.
         if self.gloo and self.total > self.peak and self.total >= (self.close_to_peak or 0):

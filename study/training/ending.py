@@ -1,5 +1,6 @@
 """Ends this process: on a signal or an error, with the reason in one sentence and an exit code."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -8,15 +9,16 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from study.errors import Stop
+from study.machine import disk as nvme
 from study.machine.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.spec.arms import Arm
-from study.training.display import say
+from study.training.display import print_summary, say
 from study.training.launch import (
     CLOCKS_DIFFER_S,
     Launch,
@@ -28,6 +30,9 @@ from study.training.launch import (
     store_reason,
 )
 
+if TYPE_CHECKING:
+    from study.training.run import Run
+
 SYSTEM = {  # what to do when the system refuses a file
     errno.ENOSPC: "make room, and start it again",
     errno.EDQUOT: "make room within your quota, and start it again",
@@ -38,6 +43,8 @@ SYSTEM = {  # what to do when the system refuses a file
 }
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
+PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
+NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
@@ -218,6 +225,39 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
         is_ours = recorded()
     if is_ours or (is_ours is None and was_first is not False):
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
+
+
+def give_up(run: "Run", part: str, reason: str) -> None:
+    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
+    observed = run.record.observed
+    with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
+        reason = store.explain_what_failed(run.folder, f"{part}_failed", reason)
+    setattr(observed, f"{part}_failed", reason)
+    for later in PARTS:
+        if getattr(observed, f"{later}_failed") == store.UNFINISHED:
+            setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
+    run.record.finished_utc = store.now_utc()
+    run.keep()
+
+
+def end_with_the_others(run: "Run", over: threading.Event) -> None:
+    """In a thread of each rank: end this process if another rank has given up and this one does not notice.
+
+    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
+    timeout, and Python handles no signal meanwhile.
+    """
+    while not over.wait(1):
+        with contextlib.suppress(OSError, Stop):
+            observed = store.load(run.folder).observed
+            reasons = {part: getattr(observed, f"{part}_failed") for part in PARTS}
+            failed = [part for part, reason in reasons.items() if reason not in (None, store.UNFINISHED)]
+            if failed and not over.wait(NOTICES_WITHIN_S):
+                give_up(run, failed[0], reasons[failed[0]])
+                print_summary(run)
+                nvme.empty(run.disk)
+                if run.heartbeat is not None:
+                    run.heartbeat.close()
+                leave(0)
 
 
 def leave(code: int) -> NoReturn:

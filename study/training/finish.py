@@ -1,13 +1,10 @@
 """After the last step: completes and checks the record, saves weights, and runs the instruments."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
 
 from safetensors.torch import load_file
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
 from study.machine import disk as nvme
@@ -15,16 +12,13 @@ from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
-from study.models.build import GROUPED, WithoutValues
 from study.records import store
 from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
-from study.training import ending, models, tasks
-from study.training.display import print_summary
+from study.training import ending
 from study.training.launch import store_reason
+from study.training.preparation import flops_per_row
 from study.training.run import History, Run
 
-PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
-NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
@@ -66,7 +60,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     got to the end. If not, they are out of step, and none of them may wait for another.
     """
     record = run.record
-    parts = [part for part in PARTS if getattr(run.settings, part)]
+    parts = [part for part in ending.PARTS if getattr(run.settings, part)]
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
@@ -76,7 +70,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
     if run.processes > 1:
-        threading.Thread(target=_end_with_the_others, args=(run, over), daemon=True).start()
+        threading.Thread(target=ending.end_with_the_others, args=(run, over), daemon=True).start()
     for part in parts:
         try:
             run.at(part)
@@ -89,7 +83,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
             store_reason(stop)
-            _give_up(run, part, stop.what)
+            ending.give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)
     over.set()
@@ -97,39 +91,6 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.keep()
     run.accelerator.wait_for_everyone()
     return True
-
-
-def _give_up(run: Run, part: str, reason: str) -> None:
-    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
-    observed = run.record.observed
-    with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
-        reason = store.explain_what_failed(run.folder, f"{part}_failed", reason)
-    setattr(observed, f"{part}_failed", reason)
-    for later in PARTS:
-        if getattr(observed, f"{later}_failed") == store.UNFINISHED:
-            setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
-    run.record.finished_utc = store.now_utc()
-    run.keep()
-
-
-def _end_with_the_others(run: Run, over: threading.Event) -> None:
-    """In a thread of each rank: end this process if another rank has given up and this one does not notice.
-
-    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
-    timeout, and Python handles no signal meanwhile.
-    """
-    while not over.wait(1):
-        with contextlib.suppress(OSError, Stop):
-            observed = store.load(run.folder).observed
-            reasons = {part: getattr(observed, f"{part}_failed") for part in PARTS}
-            failed = [part for part, reason in reasons.items() if reason not in (None, store.UNFINISHED)]
-            if failed and not over.wait(NOTICES_WITHIN_S):
-                _give_up(run, failed[0], reasons[failed[0]])
-                print_summary(run)
-                nvme.empty(run.disk)
-                if run.heartbeat is not None:
-                    run.heartbeat.close()
-                ending.leave(0)
 
 
 def save(run: Run) -> None:
@@ -160,20 +121,6 @@ def _times(run: Run, clock: Clock) -> Time:
     # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
     times.window_s = sum(max(ranks) for ranks in zip(*run.gathered(clock.window_s), strict=True))
     return times
-
-
-def flops_per_row(run: Run) -> float:
-    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
-
-    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
-    """
-    with unset_fake_temporarily():
-        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
-        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
-        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
-            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
-        return float(counter.get_total_flops())
 
 
 def inspect(run: Run, step: Callable[[], object]) -> None:

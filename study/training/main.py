@@ -26,7 +26,7 @@ from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Flags, Settings, check, check_steps, resolve
 from study.training import checkpoints, ending, finish, patches, setup
 from study.training.data import load_data
-from study.training.display import announce, quiet
+from study.training.display import announce, print_summary, quiet
 from study.training.launch import Launch, cap_memory, describe_machines, find_launch, set_threads, shrink_group
 from study.training.preparation import prepare
 from study.training.run import Run
@@ -100,7 +100,7 @@ def run_to_the_end(train: Train, flags: Flags, rank: int, opened: Opened, stack:
     run.source = checkpoints.find(run)
     with patches.without_values(arm.fsdp is not None) if settings.init == "none" else contextlib.nullcontext():
         in_step = train_and_inspect(train, run, started)
-    finish.print_summary(run)
+    print_summary(run)
     if in_step and settings.log_with:
         run.accelerator.end_training()  # lets the trackers finish, and ends the process group
     if in_step and dist.is_initialized():  # out of step, this call could wait for another rank

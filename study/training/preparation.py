@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate.utils import DummyOptim
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.measure import hardware, readback
-from study.models.build import freeze
+from study.models.build import GROUPED, WithoutValues, freeze
 from study.records.schema import Observed
 from study.spec.settings import Settings, as_dict
-from study.training import models, patches
+from study.training import models, patches, tasks
 from study.training.display import quiet
 from study.training.run import Run
 
@@ -135,6 +137,20 @@ def _refuse_without_deepcompile(run: Run) -> None:
         what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
         remedy = "give --compile" if supported else "use an NVIDIA GPU"
         raise Stop(what, remedy, "failed" if supported else "unavailable", "prepare")
+
+
+def flops_per_row(run: Run) -> float:
+    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
+
+    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
+    """
+    with unset_fake_temporarily():
+        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
+        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
+        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
+            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
+        return float(counter.get_total_flops())
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------
