@@ -1,6 +1,7 @@
 """A run that was killed and goes on is the run that was never killed: losses, rates, order, dropout and weights."""
 
 import hashlib
+import types
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from study.errors import Stop
 from study.records import checkpoints
-from study.spec.arms import NAMES
+from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Flags, resolve
 from study.spec.shapes import VOCABULARY
+from study.training import checkpoints as resuming
 from study.training import models
 
 FLAGS = ("--steps", "9", "--warmup-steps", "2", "--sequence", "32", "--micro-batch", "4", "--train-rows", "32")
@@ -124,19 +127,26 @@ def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train):
     assert checkpoints.last_good(full.folder)[0].name == "step-00000003"
 
 
-def test_another_training_is_refused(train, trained):
-    whole = trained("zero2", *FLAGS)
-    other = train("zero2", "other", *FLAGS, "--lr", "0.5", "--seed", "7", resume=whole)
-    assert other.code != 0
-    assert other.record["error"]["message"] == (
-        "the checkpoint is of another training (--lr was 0.001 and is 0.5; --seed was 42 and is 7)"
-    )
+def test_what_is_no_checkpoint_of_this_training_is_refused(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(resuming, "broadcast_object_list", lambda values: values)
+    folder = trained("zero2", *FLAGS).folder
+    progress = checkpoints.read_progress(checkpoints.last_good(folder)[0])
+    accelerator = types.SimpleNamespace(is_main_process=True, num_processes=2)
 
+    def resume(arm: str, folder: Path, **changed):
+        settings = types.SimpleNamespace(**progress.requested.model_dump() | changed | {"resume": folder})
+        data = types.SimpleNamespace(checksum=progress.data_checksum)
+        rows = progress.rows_per_step
+        values = {"arm": read(all_paths()[arm]), "accelerator": accelerator, "data": data, "steps": progress.steps}
+        return resuming.find(types.SimpleNamespace(settings=settings, rows_taken_per_step=rows, **values))
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(train, tmp_path):
-    (tmp_path / "empty").mkdir()
-    run = train("single", "run", *FLAGS, "--resume", str(tmp_path / "empty"))
-    assert "has no good checkpoint (there is none)" in run.record["error"]["message"]
+    assert resume("zero2", folder).progress.step == 6
+    with pytest.raises(Stop, match=r"another training \(--lr was 0.001 and is 0.5; --seed was 42 and is 7\)"):
+        resume("zero2", folder, lr=0.5, seed=7)
+    with pytest.raises(Stop, match=r"has no good checkpoint \(there is none\)"):
+        resume("zero2", tmp_path)
+    with pytest.raises(Stop, match="does not restore optimizer states"):
+        resume("zero3_nvme", folder)
 
 
 def weights_in(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:

@@ -19,7 +19,6 @@ UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 
 MISTAKES = {  # a launch each; what the settings, an arm's file or a data folder can have wrong is tested without one
-    "unknown model": ("single", ("--model", "bert-huge"), ("bert-huge", "bert-large")),
     "micro-batch 0": ("ddp", ("--micro-batch", "0"), ("--micro-batch must be greater than 0 (got 0)",)),
     "unreachable data": ("single", ("--data", "hub"), ("--data embedded", "local folders")),
     "unreachable weights": ("single", ("--init", "pretrained"), ("bert-tiny", "--init random")),

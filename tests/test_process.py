@@ -20,8 +20,6 @@ from study.training import ending
 from study.training.ending import fail, reason
 from study.training.launch import Launch, find_launch
 
-AUTO = Launch(pid=1, started=0.0, config_file="x", num_processes=None)
-
 
 def test_the_two_that_stay_find_each_other(tmp_path):
     """Four real processes, of which two leave: the group of the others has two members and works."""

@@ -96,18 +96,11 @@ def test_a_model_larger_than_this_machine_is_seen(tmp_path, cache):
     assert sent["all_gather"]["bytes"] == pytest.approx(2 * count, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("arm", "model", "words"),
-    [
-        ("fsdp2", "t5-micro", "unavailable: PyTorch refuses: Parameter 'shared."),
-        ("variants/zero3_qwz", "bert-tiny", "unavailable: collectives in 8 and 4 bits, of ZeRO++, need a GPU"),
-    ],
-)
-def test_what_a_library_refuses_is_a_sentence(arm, model, words, tmp_path, cache):
-    flags = ("--virtual-ranks", "8", "--init", "none", "--model", model)
-    run = launch(arm, tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
+def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):
+    flags = ("--virtual-ranks", "8", "--init", "none", "--model", "t5-micro")
+    run = launch("fsdp2", tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
     assert run.code != 0
-    assert words in run.output
+    assert "unavailable: PyTorch refuses: Parameter 'shared." in run.output
     assert not traceback_of_ours(run.output)
 
 

@@ -62,12 +62,8 @@ def device_is_full(error: BaseException) -> bool:
 
 def host_is_full(error: BaseException) -> bool:
     """Return whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
-    messages = (
-        "DefaultCPUAllocator: can't allocate memory",
-        "std::bad_alloc",
-        "Cannot allocate",
-        "CUDA error: out of memory",  # pinning host memory; a full device has the same message
-    )
+    # The last one is for pinning host memory; a full device has the same message.
+    messages = ("DefaultCPUAllocator: can't allocate", "std::bad_alloc", "Cannot allocate", "CUDA error: out of memory")
     return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
 
 

@@ -227,12 +227,12 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
 
 
-def give_up(run: "Run", part: str, reason: str) -> None:
+def give_up(run: "Run", part: str, why: str) -> None:
     """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
     observed = run.record.observed
     with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
-        reason = store.explain_what_failed(run.folder, f"{part}_failed", reason)
-    setattr(observed, f"{part}_failed", reason)
+        why = store.explain_what_failed(run.folder, f"{part}_failed", why)
+    setattr(observed, f"{part}_failed", why)
     for later in PARTS:
         if getattr(observed, f"{later}_failed") == store.UNFINISHED:
             setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
@@ -249,10 +249,10 @@ def end_with_the_others(run: "Run", over: threading.Event) -> None:
     while not over.wait(1):
         with contextlib.suppress(OSError, Stop):
             observed = store.load(run.folder).observed
-            reasons = {part: getattr(observed, f"{part}_failed") for part in PARTS}
-            failed = [part for part, reason in reasons.items() if reason not in (None, store.UNFINISHED)]
+            whys = {part: getattr(observed, f"{part}_failed") for part in PARTS}
+            failed = [part for part, why in whys.items() if why not in (None, store.UNFINISHED)]
             if failed and not over.wait(NOTICES_WITHIN_S):
-                give_up(run, failed[0], reasons[failed[0]])
+                give_up(run, failed[0], whys[failed[0]])
                 print_summary(run)
                 nvme.empty(run.disk)
                 if run.heartbeat is not None:
