@@ -1,11 +1,9 @@
 """The cache: an entry is whole, or it is made again; and one that may not be used is named with --cache-dir."""
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import python
 from safetensors import SafetensorError
 
 from study.errors import Stop
@@ -42,11 +40,6 @@ def test_an_entry_is_written_once(entry, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def replaced_by_a_link(path):
-    path.unlink()
-    path.symlink_to("/etc/hostname")
-
-
 @pytest.mark.parametrize(
     ("file", "damage", "problem"),
     [
@@ -57,7 +50,6 @@ def replaced_by_a_link(path):
         (CHECKSUMS, b"{", f"{CHECKSUMS} cannot be read"),
         (CHECKSUMS, b"{}", f"{CHECKSUMS} names no file"),
         (CHECKSUMS, b'{"../rows.bin": [4, 0, ""]}', f"{CHECKSUMS} cannot be read"),
-        ("rows.bin", replaced_by_a_link, "rows.bin is not a file"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -104,40 +96,6 @@ def test_of_two_that_write_at_once_the_first_stays(tmp_path, was_broken):
 
 
 # --- what may not be used ------------------------------------------------------------------------------------------
-
-
-def as_another_user(folder) -> str:
-    """What `cache.entry` says of an entry to a user who is not root and does not own it."""
-    code = f"""
-        import os, pathlib
-        from study.machine import cache
-        from study.errors import Stop
-        os.umask(0o022)
-        if os.geteuid() == 0:
-            os.setgid(65534), os.setuid(65534)
-        try:
-            cache.entry(pathlib.Path({str(folder)!r}), lambda part: (part / "rows.bin").write_text("rows"))
-        except Stop as stop:
-            print(stop.what, stop.remedy, sep=": ")
-    """
-    return python(code).stdout
-
-
-@pytest.fixture
-def common():
-    """A folder that every user may enter, in which no other user may write. Not pytest's, which is private."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        (Path(folder) / "data").mkdir(mode=0o755)
-        yield Path(folder) / "data"
-
-
-def test_another_user_reads_an_entry_unless_a_file_is_private(common):
-    entry = cache.entry(common / "name", write)
-    assert as_another_user(entry) == ""
-    (entry / "rows.bin").chmod(0)
-    output = as_another_user(entry)
-    assert output.startswith(f"the cache cannot be used: {entry / 'rows.bin'} (Permission denied): give a --cache-dir")
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,8 @@ def under(monkeypatch, *lines: str) -> None:
     "line",
     [
         f"/bin/python /bin/accelerate launch {AFTER}",
-        f"python -m accelerate.commands.launch {AFTER}",
         f"python -u -m accelerate.commands.accelerate_cli launch {AFTER}",
         "accelerate launch --config-file=a.yaml --num-processes=3 /repo/study/train.py",
-        "accelerate launch --config_file a.yaml --num_processes 3 -m study.train --steps 8",
     ],
 )
 def test_every_spelling_of_the_launcher_is_recognised(line, monkeypatch):
@@ -98,7 +96,6 @@ def test_every_spelling_of_the_launcher_is_recognised(line, monkeypatch):
     "line",
     [
         "torchrun --nproc_per_node 2 study/train.py",
-        "accelerate launch study/train.py",
         "accelerate launch --config_file a.yaml other.py",
         "accelerate launch study/train.py --config_file a.yaml",
     ],

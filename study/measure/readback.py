@@ -99,7 +99,8 @@ def _engine(engine, zero) -> dict:
     on_disk = bool(getattr(zero, "swap_optimizer", False))
     on_host = bool(getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False))
     home = "cpu" if on_host else "none"
-    home = "nvme" if on_disk else home
+    if on_disk:
+        home = "nvme"
     on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
     autocast = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
     second = [getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()]
