@@ -2,11 +2,10 @@
 
 import pytest
 from conftest import TRAINED
+from test_train import ALONE
 
 from study.errors import Stop
 from study.training.setup import tracker_options
-
-FLAGS = ("--steps", "12", "--no-instruments", "--eval-rows", "16")
 
 
 def test_without_one_accelerate_gets_none(tmp_path, trained):
@@ -26,10 +25,10 @@ def test_one_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
 def test_tensorboard_gets_what_the_record_has(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = trained("single", *FLAGS, "--log-with", "tensorboard")
+    run = trained("single", *ALONE, "--log-with", "tensorboard")
     assert run.record["observed"]["trackers"] == ["tensorboard"]
     events = EventAccumulator(str(run.folder / "zero-study")).Reload()
     assert {"loss", "lr", "eval_loss", "s/step"} <= set(events.Tags()["scalars"])
     seen = events.Scalars("loss")
-    assert [event.step for event in seen] == list(range(1, 13))
+    assert [event.step for event in seen] == list(range(1, 101))
     assert [event.value for event in seen] == pytest.approx(run.record["loss"]["train"], rel=1e-6)

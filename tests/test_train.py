@@ -246,7 +246,7 @@ ALONE = ("--no-instruments", "--eval-rows", "8")
 
 
 def test_both_tasks_are_learned_within_a_hundred_steps(trained):
-    reviews = trained("single", *ALONE).record["loss"]["train"]
+    reviews = trained("single", *ALONE, "--log-with", "tensorboard").record["loss"]["train"]
     assert len(reviews) == 100
     assert 0.6 < sum(reviews[:10]) / 10 < 0.8, "a coin would get 0.69"
     assert sum(reviews[-10:]) / 10 < 0.45, "one label in twenty is wrong, so the floor is near 0.2"
