@@ -33,19 +33,21 @@ def reset_peaks() -> None:
 def peaks() -> RankMemory:
     """This rank's peaks since `reset_peaks`. The device's are None without a GPU."""
     status = fields("/proc/self/status")
-    device = torch.cuda.mem_get_info() if CUDA else None
-    return RankMemory(
-        peak_allocated_bytes=torch.cuda.max_memory_allocated() if CUDA else None,
-        peak_reserved_bytes=torch.cuda.max_memory_reserved() if CUDA else None,
-        # Taken on the device by anyone: includes the CUDA context and NCCL, which PyTorch does not count.
-        device_used_bytes=device[1] - device[0] if device else None,
+    result = RankMemory(
         host_peak_bytes=_kib(status.get("VmHWM")),
-        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident depends on the driver.
-        host_pinned_peak_bytes=torch.cuda.host_memory_stats().get("allocated_bytes.peak") if CUDA else None,
         host_resident_bytes=_kib(status.get("VmRSS")),
         # Shared pages count in proportion, so this, unlike the resident set, can be added over ranks.
         host_proportional_bytes=_kib(fields("/proc/self/smaps_rollup").get("Pss")),
     )
+    if CUDA:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        result.peak_allocated_bytes = torch.cuda.max_memory_allocated()
+        result.peak_reserved_bytes = torch.cuda.max_memory_reserved()
+        # Taken on the device by anyone: includes the CUDA context and NCCL, which PyTorch does not count.
+        result.device_used_bytes = total_bytes - free_bytes
+        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident depends on the driver.
+        result.host_pinned_peak_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+    return result
 
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:

@@ -62,12 +62,6 @@ class Cost:
     written_bytes: int | None = None
 
 
-def is_due(run: Run, step: int) -> bool:
-    """Return whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
-    every = run.settings.checkpoint_every
-    return every is not None and step % every == 0 and step < run.steps
-
-
 def save(run: Run, history: History, step: int) -> None:
     """Write a checkpoint beside the others. It gets its final name once it is complete."""
     part = checkpoints.part_of(run.folder, step)

@@ -31,7 +31,7 @@ def finish(run: Run, history: History) -> None:
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
+    peaks = history.peaks if run.has_values else RankMemory()
     if run.arm.uses_nvme:
         disk = disk_bytes()
         peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
@@ -45,8 +45,8 @@ def finish(run: Run, history: History) -> None:
     record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
-    written = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown
-    if run.arm.uses_nvme and any(each is not None and each < nvme.LEAST_SWAPPED_BYTES for each in written):
+    written = [rank.nvme_written_bytes for rank in record.memory.per_rank if rank.nvme_written_bytes is not None]
+    if run.arm.uses_nvme and min(written, default=nvme.LEAST_SWAPPED_BYTES) < nvme.LEAST_SWAPPED_BYTES:
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
         what = f"the trained run does not match its settings: {'; '.join(wrong)}"

@@ -1,5 +1,6 @@
 """A run in progress: its settings and objects, and its windows of steps."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -67,6 +68,10 @@ class Run:
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data in a step."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
+
+    def is_due(self, every: int | None, step: int) -> bool:
+        """Return whether it is time to evaluate or save after so many steps. Both are done otherwise after the last."""
+        return every is not None and step % every == 0 and step < self.steps
 
     def at(self, position: str) -> None:
         """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
@@ -156,10 +161,10 @@ def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) 
     """Between windows: fetch and write the losses, print the last one, and stop if the run has diverged."""
     values = run.mean_losses(losses)
     history.losses += values
+    finite = [value if math.isfinite(value) else None for value in values]
     if run.accelerator.is_main_process:
-        for index, step in enumerate(window):
-            loss = values[index] if values and math.isfinite(values[index]) else None
+        for step, loss in itertools.zip_longest(window, finite):
             write_step(run, step + 1, {"loss": loss, "lr": history.rates[step]})
         print_window(run, window, history, values)
-    if values and not all(math.isfinite(value) for value in values):
+    if None in finite:
         raise Stop(f"the loss is no longer finite by step {window.stop}", "give a lower --lr", "diverged", "train")
