@@ -31,7 +31,7 @@ def finish(run: Run, history: History) -> None:
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    peaks = history.peaks if run.has_values else RankMemory()
+    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
     if run.arm.uses_nvme:
         disk = disk_bytes()
         peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
