@@ -15,7 +15,7 @@ import tyro
 
 from study.errors import Stop
 from study.machine import disk as nvme
-from study.machine import operators, software
+from study.machine import software
 from study.measure.collectives import Heartbeat
 from study.measure.hardware import CUDA
 from study.records.schema import Record, Time
@@ -112,6 +112,8 @@ def open_run(
 ) -> Run:
     """Open the accelerator, load the rows, and check that they are enough for the steps."""
     if arm.deepspeed is not None:
+        from study.machine import operators  # other arms need none
+
         setup.load_operators(operators.needed_by(arm, torch.cuda.device_count()), folder)
     with quiet():
         accelerator = setup.open_accelerator(settings, arm, disk, folder)

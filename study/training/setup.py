@@ -28,7 +28,7 @@ from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.training import loading, models, patches
+from study.training import models, patches
 from study.training.display import log_to, quiet, say
 from study.training.launch import Launch, on_several_machines
 
@@ -92,6 +92,7 @@ def load_operators(names: list[str], folder: Path) -> None:
 
     The first rank on this machine prints that it compiles a missing operator, or waits for another process to do so.
     """
+    from study.training import loading  # only arms with DeepSpeed need it
 
     def tell(text: str) -> None:
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
