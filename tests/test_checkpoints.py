@@ -33,7 +33,7 @@ FLAGS = (
 )
 QUICK = ("zero2", "fsdp2")
 CURVE = ("train", "eval")
-HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
+HAPPENINGS = ("DIES_AT", "FULL_AT", "GROWS")
 
 
 @pytest.fixture
@@ -106,17 +106,6 @@ def test_the_loss_scale_goes_on(arm, train):
     again = train(arm, "again", *flags, resume=killed, GROWS="4")
     assert whole.record["observed"]["loss_scale"] != 65536
     assert_equal(again, whole)
-
-
-@pytest.mark.slow  # test_sealed.py cuts off at each of 20 points
-@pytest.mark.parametrize("how", ["seal:2", "save:2"])
-def test_a_checkpoint_that_was_cut_off_is_passed_over_and_named(how, train, trained):
-    killed = train("zero2", "killed", *FLAGS, DIES_IN=how)
-    assert checkpoints_of(killed) == ["step-00000003", "step-00000006.part"]
-    again = train("zero2", "again", *FLAGS, resume=killed)
-    assert_equal(again, trained("zero2", *FLAGS))
-    assert resume_of(again)["passed_over"] == ["step-00000006: it was cut off while it was written"]
-    assert "goes on after step 3 of killed, which had reached step 6; passed over step-00000006" in again.output
 
 
 def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train):

@@ -1,18 +1,14 @@
 """What a user does wrong, or a machine lacks: one sentence with the remedy, no traceback, nothing left behind."""
 
-import contextlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
-from conftest import LAUNCH, ROOT, launch, left_running, traceback_of_ours
+from conftest import ROOT, launch, left_running, traceback_of_ours
 
 from study.machine.disk import PREFIX
-from study.records import store
 from study.records.schema import Record
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
@@ -74,55 +70,6 @@ def test_without_the_launcher_it_says_how(command):
     assert process.returncode == 1
     assert process.stdout.count("accelerate launch --config_file accelerate_configs/single.yaml study/train.py") == 1
     assert process.stdout.count("What to do:") == 1, "one rank speaks"
-
-
-@contextlib.contextmanager
-def training(arm: str, folder: Path, cache: Path, *launcher: str):
-    """A long training that has begun, in a process group of its own."""
-    command = [*launcher, "--config_file", f"accelerate_configs/{arm}.yaml", "study/train.py"]
-    flags = ["--epochs", "100", "--sequence", "32", "--micro-batch", "4", "--warmup-steps", "1", "--log-every", "1"]
-    with subprocess.Popen(
-        [*command, *flags, "--run-dir", str(folder), "--cache-dir", str(cache)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        next(line for line in process.stdout if "s/step" in line)
-        yield process
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
-    """In another spelling of the launcher. The survivor says which rank died, and the exit code is 1."""
-    spelling = (sys.executable, "-u", "-m", "accelerate.commands.accelerate_cli", "launch")
-    with training("ddp", tmp_path / "run", cache, *spelling) as launcher:
-        ranks = [rank for rank in psutil.Process(launcher.pid).children() if "study/train.py" in rank.cmdline()]
-        assert len(ranks) == 2
-        next(rank for rank in ranks if rank.environ()["RANK"] == "1").kill()
-        output = launcher.stdout.read()
-    assert launcher.returncode == 1
-    assert output.count("What to do:") == 1, output
-    error = store.load(tmp_path / "run").error
-    assert (error.message, error.where) == ("rank 1 ended without an error message", "rank 1")
-    assert "report" not in error.what_to_do
-    assert left_running(tmp_path / "run") == []
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-@pytest.mark.parametrize("arm", ["ddp", "zero3_nvme"])
-def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache):
-    """SIGINT to the whole group, as a terminal sends it: a record that says so, no process, no files on the disk."""
-    with training(arm, tmp_path / "run", cache, *LAUNCH) as process:
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, 2)
-        output = process.stdout.read()
-    assert process.returncode != 0, output
-    psutil.wait_procs(family, timeout=30)
-    assert left_running(tmp_path / "run") == []
-    assert store.load(tmp_path / "run").status == "interrupted"
-    assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"
 
 
 def test_a_loss_that_explodes_is_a_diverged_run(tmp_path, cache):
