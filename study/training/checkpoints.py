@@ -29,7 +29,7 @@ from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
 from study.spec.settings import flag
-from study.training import ending, setup
+from study.training import ending
 from study.training.display import quiet, say
 from study.training.run import History, Run
 
@@ -78,7 +78,7 @@ def save(run: Run, history: History, step: int) -> None:
                     run_id=run.folder.name,
                     arm=run.arm.name,
                     ranks=run.accelerator.num_processes,
-                    requested=setup.requested(run.settings, run.arm),
+                    requested=run.record.requested,
                     rows_per_step=run.rows_taken_per_step,
                     data_checksum=run.data.checksum,
                     step=step,

@@ -56,17 +56,13 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         store.reserve(folder)
         log_to(folder)
         record = store.new(folder.name, sys.argv)
-        record.requested = requested(settings, arm, launch.config_file)
+        record.requested = Requested(**as_dict(settings), arm=arm.name, config_file=launch.config_file)
         record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:
         raise Stop(f"--run-dir {folder} cannot be written ({error.strerror})", "give another folder") from None
     return folder, record
-
-
-def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> Requested:
-    return Requested(**as_dict(settings), arm=arm.name, config_file=config_file)
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
