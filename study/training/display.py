@@ -64,10 +64,11 @@ def _remove_handlers() -> None:
 def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None:
     """Print what is about to run."""
     kind = "virtual ranks" if settings.virtual_ranks else "ranks"
+    ranks = f"{num_ranks} {kind}" if num_ranks > 1 else "1 rank"
     names = {"embedded": "the embedded corpus", "synthetic": "random rows of its own shape"}
     data = names.get(settings.data, f"{settings.task} from {settings.data}")
-    place = f"{num_ranks} {kind} on {hardware.device_name() or 'CPU'}"
-    say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {place}")
+    device = hardware.device_name() or "CPU"
+    say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {device}")
 
 
 def write_step(run: "Run", step: int, values: dict) -> None:
