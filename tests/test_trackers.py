@@ -5,7 +5,7 @@ from conftest import TRAINED
 from test_train import ALONE
 
 from study.errors import Stop
-from study.training.setup import tracker_options
+from study.training.display import tracker_options
 
 
 def test_without_one_accelerate_gets_none(tmp_path, trained):

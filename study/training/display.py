@@ -1,6 +1,7 @@
 """What the user sees of a run: lines on the screen and in log.txt, and each step's values in steps.jsonl."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import statistics
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import transformers
 
+from study.errors import Stop
 from study.measure import hardware
 from study.records import metrics, store
 from study.records.schema import Evaluation, Record
@@ -69,6 +71,16 @@ def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None
     data = names.get(settings.data, f"{settings.task} from {settings.data}")
     device = hardware.device_name() or "CPU"
     say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {device}")
+
+
+def tracker_options(name: str | None, folder: Path) -> dict:
+    """Arguments for Accelerator. It would silently drop a tracker whose package is missing, so that is a Stop."""
+    if name is None:
+        return {}
+    if importlib.util.find_spec(name) is None:
+        package = name.replace("_", "-")  # comet_ml is in comet-ml
+        raise Stop(f"--log-with {name} needs {package}, which is not installed", f"pip install {package}")
+    return {"log_with": name, "project_dir": str(folder)}
 
 
 def write_step(run: "Run", step: int, values: dict) -> None:

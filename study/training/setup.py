@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -29,7 +28,7 @@ from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
 from study.training import models, patches
-from study.training.display import log_to, quiet, say
+from study.training.display import log_to, quiet, say, tracker_options
 from study.training.launch import Launch, on_several_machines
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
@@ -97,16 +96,6 @@ def load_operators(names: list[str], folder: Path) -> None:
 
     with quiet():  # DeepSpeed prints while it is imported
         loading.load(names, torch.cuda.device_count(), tell)
-
-
-def tracker_options(name: str | None, folder: Path) -> dict:
-    """Arguments for Accelerator. It would silently drop a tracker whose package is missing, so that is a Stop."""
-    if name is None:
-        return {}
-    if importlib.util.find_spec(name) is None:
-        package = name.replace("_", "-")  # comet_ml is in comet-ml
-        raise Stop(f"--log-with {name} needs {package}, which is not installed", f"pip install {package}")
-    return {"log_with": name, "project_dir": str(folder)}
 
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
