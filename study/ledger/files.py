@@ -27,6 +27,7 @@ class Head(BaseModel):
     fixed: date
     text: str | None = None
     read: str | None = None
+    names: tuple[str, ...] = Field(default=(), strict=False)
     suspected: bool = False
     tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
     source: list[Source] = []  # its own sources, besides those that all files share

@@ -37,6 +37,11 @@ from study.ledger.verdict import (
 from study.ledger.verdict import verdict as compare
 from study.records.runs import Runs
 
+# Why a claim is open.
+UNSAID, CONFLICTING = "depends on what is not said", "conflicting evidence"
+UNCERTAIN, UNCHECKABLE = "too uncertain to say", "cannot be checked"
+OPEN = (UNSAID, CONFLICTING, UNCERTAIN, UNCHECKABLE)
+HALF, TWICE = 0.5, 2.0  # of the tolerance
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
 
@@ -57,12 +62,32 @@ class Verdict:
     fails_under: tuple[str, ...] = ()
     sentence: str = ""  # of the source, verbatim
     claimed: object = None  # the value, or the finding that it refers to, in the claim's unit
+    cases: tuple[str, ...] = ()  # the verdict in each case of what the document leaves open
+    tolerances: tuple[str, ...] = ()  # the verdicts with half the tolerance, and with twice
     also: tuple["Verdict", ...] = ()
 
     @property
     def rests_on(self) -> str | None:
         """Return the basis; None if the claim was not tested."""
         return None if self.verdict == NOT_TESTED else self.basis
+
+    @property
+    def open_because(self) -> str | None:
+        """Return why a claim is inconclusive: one of OPEN. None for all other verdicts."""
+        if self.verdict != INCONCLUSIVE:
+            return None
+        deciding = [check.decides for check in self.claim.also]
+        if "evidence" in deciding:
+            return CONFLICTING
+        if "reading" in deciding or (set(self.cases) & set(HOLDS) and set(self.cases) & set(FAILS)):
+            return UNSAID
+        return UNCHECKABLE if self.claim.check == "searched" else UNCERTAIN
+
+    @property
+    def holding(self) -> str:
+        """Return in how many cases the claim holds; empty if nothing is left open."""
+        held = sum(word in HOLDS for word in self.cases)
+        return f"holds in {held} of {len(self.cases)} cases" if len(self.cases) > 1 else ""
 
 
 def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None) -> list[Verdict]:
@@ -136,6 +161,8 @@ def _over_cases(check: Check, verdicts: list[Verdict]) -> Verdict:
         missing=_joined(_each(verdicts, "missing")),
         holds_under=holds,
         fails_under=fails,
+        cases=tuple(words),
+        tolerances=tuple(over_cases([*each], check.relation) for each in zip(*_each(verdicts, "tolerances"))),
     )
 
 
@@ -184,7 +211,8 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
         replace(each, value=_scaled(each.value, check.factor), interval=_scaled(each.interval, check.factor))
         for each in findings
     ]
-    words = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
+    pairs = [*zip(values, findings, strict=True)]
+    words = [_compared(check, *pair) for pair in pairs]
     missing = _each(findings, "missing")
     if claimed is None:
         missing.append(f"{check.value}, which is not known")
@@ -193,7 +221,7 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
     basis = _basis(check, findings)
     return Verdict(
         claim=claim,
-        verdict=in_words_of(basis, min(words, key=WORST_FIRST.index)),  # all values must hold
+        verdict=_worst(basis, words),
         basis=basis,
         found=_one_or_all(_each(findings, "value")),
         interval=_one_or_all(_each(findings, "interval")),
@@ -203,7 +231,13 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
         missing=_joined(missing),
         sentence=_joined(_each(findings, "sentence"), " "),
         claimed=str(check.value) if claimed is None else claimed,
+        tolerances=tuple(_worst(basis, [_compared(check, *pair, scale) for pair in pairs]) for scale in (HALF, TWICE)),
     )
+
+
+def _worst(basis: str, words: list[str]) -> str:
+    """Return the verdict on several values, all of which must hold."""
+    return in_words_of(basis, min(words, key=WORST_FIRST.index))
 
 
 def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> list[Finding]:
@@ -217,8 +251,8 @@ def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> lis
         return [Finding(None, working, missing="records with possible numbers")] * len(case.calls)
 
 
-def _compared(check: Check, claimed: object, finding: Finding) -> str:
-    """Return the verdict on one value. Raise Stop if the check never finds a value of this kind."""
+def _compared(check: Check, claimed: object, finding: Finding, scale: float = 1) -> str:
+    """Return the verdict on one value, with a multiple of the tolerance. Raise Stop if the check never finds a value of this kind."""
     if claimed is None:
         return NOT_TESTED
     against = claimed if finding.instead_of is None else finding.instead_of
@@ -227,7 +261,7 @@ def _compared(check: Check, claimed: object, finding: Finding) -> str:
     number_for_text = is_number(result) and isinstance(against, str) and against != "never"
     if result not in (None, ABSENT) and (unlike or number_for_text):
         raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
-    return compare(finding, against, check.relation, check.tolerance, check.better)
+    return compare(finding, against, check.relation, check.tolerance * scale, check.better)
 
 
 def _elements(finding: Finding, number: int) -> list[Finding]:
@@ -315,6 +349,7 @@ def row(verdict: Verdict) -> dict:
     return {
         "claim": claim.id,
         **_fields(claim, "document", "title", "where", "says", "quote", "premise", "contradiction"),
+        "by_construction": claim.by_construction is not None,
         **_fields(verdict, "verdict", "basis"),
         "found": _without_unit(verdict.found, claim.unit),
         "working": verdict.working,
@@ -329,10 +364,11 @@ def _fields(thing: object, *names: str) -> dict:
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """Return the rows that count: no premises, and only the worst one of the claims that share a contradiction."""
+    """Return the rows that count: no premises, nothing by construction, the worst of those that share a contradiction."""
     best_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]), reverse=True)
     chosen = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in best_first}
-    return [row for row in rows if not row["premise"] and row["claim"] in chosen.values()]
+    named = [row for row in rows if row["claim"] in chosen.values()]
+    return [row for row in named if not row["premise"] and not row["by_construction"]]
 
 
 def totals(rows: list[dict]) -> dict:
@@ -369,9 +405,11 @@ def as_json(verdict: Verdict) -> dict:
         **_fields(claim, "id", "document", "quote", "where", "says", "kind"),
         "value": _json_value(verdict.claimed),
         **_fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid"),
+        **_fields(claim, "central", "suspected", "by_construction"),
         "fixed": str(claim.fixed),
         **_fields(claim, "conditions", "reading", "check"),
         **_result(verdict),
+        **_fields(verdict, "open_because", "holding", "tolerances"),
         "otherwise": otherwise(verdict),
         "also": also,
     }
