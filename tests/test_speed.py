@@ -62,41 +62,22 @@ def test_speeds_by_hand(tmp_path):
     assert bench.speeds(Bench(), runs)["ours"]["of measured"] is None
 
 
-def test_an_interrupted_bench_continues(tmp_path, monkeypatch, capsys):
-    """The second repeat stops after two of its three processes. Repeats are never mixed."""
+def test_a_bench_compares_and_keeps_every_number(tmp_path, monkeypatch, capsys):
+    """Three repeats of three processes; ours takes twice the time of the others."""
     called = []
 
     def measure(settings, name, out) -> dict:
         called.append(name)
-        if len(called) == 6:
-            raise KeyboardInterrupt
-        times = {"median_step_s": len(called) / 10, "fastest_tenth_step_s": 0.1, "losses_first_last": [1.0, 0.5]}
-        return KNOWN | times
+        step_s = 0.2 if name == "ours" else 0.1
+        return KNOWN | {"median_step_s": step_s, "fastest_tenth_step_s": step_s, "losses_first_last": [1.0, 0.5]}
 
     monkeypatch.setattr(bench, "measure", measure)
-    options = Bench(repeats=3, json=tmp_path / "b.json")
-    with pytest.raises(KeyboardInterrupt):
-        bench.run(options)
-    assert len(json.loads((tmp_path / "b.part").read_text())["runs"]["ours"]) == 1
-    bench.run(options)
-    assert len(called) == 6 + 6
+    bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
+    assert called == ["ours", "bare", "hf", "bare", "hf", "ours", "hf", "ours", "bare"]
     result = json.loads((tmp_path / "b.json").read_text())
     assert [len(runs) for runs in result["runs"].values()] == [3, 3, 3]
-    assert result["runs"]["ours"][0]["median_step_s"] == 0.1
-    printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines() if "ours/bare" in line] == ["repeat", *["ours/bare"] * 2]
-    assert not (tmp_path / "b.part").exists()
-    bench.run(Bench(repeats=2, steps=70, json=tmp_path / "b.json"))
-    assert len(called) == 12 + 6, "another bench is not a continuation"
-
-
-def test_flags_of_yes_and_no():
-    assert options({"compile": True, "micro_batch": 4, "tf32": False}) == [
-        "--compile",
-        "--micro-batch",
-        "4",
-        "--no-tf32",
-    ]
+    assert {name: ratio["ratio"] for name, ratio in result["ratios"].items()} == {"ours/bare": 2.0, "ours/hf": 2.0}
+    assert "ours/bare  2.000  (95 %: 2.000 to 2.000) of the median step" in capsys.readouterr().out
     with pytest.raises(Stop, match="does not exist"):
         bench.run(Bench(peaks=ROOT / "none.json"))
 
