@@ -10,7 +10,7 @@ import reprlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 
@@ -26,6 +26,8 @@ ROOT = PACKAGE.parent if (PACKAGE.parent / "accelerate_configs").is_dir() else P
 FOLDER = ROOT / "accelerate_configs"
 MAX_BYTES = 64 * 1024
 T = TypeVar("T", bound=BaseModel)
+Device = Literal["none", "cpu", "nvme"]
+DEVICES = get_args(Device)
 OFFLOADS = ("offload_optimizer", "offload_param")
 DISTRIBUTED_TYPES = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 # Keys of the yaml that Accelerate 1.15 refuses with a traceback if there is a json file.
@@ -72,7 +74,7 @@ class SequenceGroups(Section, extra="forbid"):
 
 
 class Offload(Section):
-    device: Literal["none", "cpu", "nvme"] = "none"
+    device: Device = "none"
 
 
 class Zero(Section):

@@ -170,9 +170,9 @@ def _failed_first(rank: str, number: str, output: str) -> Stop:
 
 def reported(output: str) -> list[RankKilled]:
     """Return the ranks that a signal ended, as the launcher reports. The root cause, which it prints last, is first."""
-    ranks = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
-    ranks = ranks or [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
-    if ranks:
+    reports = list(reversed(REPORTED.findall(output))) or [("", code, pid) for code, pid in LOGGED.findall(output)]
+    if reports:
+        ranks = [(int(code), int(rank) if rank else None, int(pid) if pid else None) for rank, code, pid in reports]
         later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
         return [RankKilled(_name(-code), rank, pid) for code, rank, pid in ranks if code < 0 and pid not in later]
     names = [first or second for first, second in DIED.findall(output)]

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import fnmatch
+import functools
 import glob
 import math
 import os
@@ -54,7 +55,7 @@ class Outcome:
     @classmethod
     def of(cls, record: Record) -> "Outcome":
         error = record.error
-        return cls(record.status, error and f"{error.message}. What to do: {error.what_to_do}")
+        return cls(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)
 
 
 class Progress(Protocol):
@@ -152,7 +153,7 @@ def sweep(
             turns = sorted(turns, key=lambda turn: bool(attempts(runs, turn)))
         for turn in turns:
             if turn.cell.rungs:
-                progress.say(search(turn.cell, lambda cell, turn=turn: run.attempt(Turn(cell, turn.repeat))))
+                progress.say(search(turn.cell, functools.partial(run.attempt_rung, turn.repeat)))
             else:
                 run.attempt(turn)
             progress.next()
@@ -169,6 +170,9 @@ class _Sweep:
     extensions: Extensions
     gpus: int
     outcomes: list[Outcome] = field(default_factory=list)
+
+    def attempt_rung(self, repeat: int, cell: Cell) -> str:
+        return self.attempt(Turn(cell, repeat))
 
     def attempt(self, turn: Turn) -> str:
         """Run a turn unless it is done, cannot run here, or has no time left. Return its status."""
