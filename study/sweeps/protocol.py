@@ -160,8 +160,8 @@ def read(name: str) -> dict:
 
 
 def _location(keys: list[str]) -> str:
-    """Return where a mistake is, such as part.0.tiny.ranks, without the types of a union."""
-    return ".".join(key for key in keys if key not in ("str", "int", "float", "function-wrap"))
+    """Return where a mistake is, such as part.0.tiny.ranks, without the types of a union (constrained-int)."""
+    return ".".join(key for key in keys if not key.startswith("constrained-") and key not in ("float", "int", "str"))
 
 
 def cells(protocol: dict, scale: str) -> list[Cell]:
