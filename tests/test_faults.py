@@ -87,9 +87,8 @@ FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
 REPORTS = [
     (TORCHRUN, [SEGV]),
     (TORCHRUN.replace("\n", "\n1: "), [SEGV]),  # as srun prints it
-    ("E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary", [outcomes.RankKilled("SIGBUS", None, 9)]),
     ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.RankKilled("SIGABRT")]),
-    ("exitcode  : -99 (pid: 7)", [outcomes.RankKilled("signal 99")]),
+    (TORCHRUN.replace("-11", "-99"), [outcomes.RankKilled("signal 99", 3, 71)]),
     (FORCED, [SEGV, outcomes.RankKilled("SIGKILL", 0, 70)]),
     # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
     (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),

@@ -197,8 +197,7 @@ def left(folder: Path, status: str, output: str = "", kind: str = "Stop", messag
 
 
 SIGKILLED = (
-    "failed (exitcode: -9) local_rank: 1",
-    "exitcode  : -9 (pid: 7)",
+    "rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)",
     "traceback : Signal 9 (SIGKILL) received by PID 7",
     "died with <Signals.SIGKILL: 9>",
 )

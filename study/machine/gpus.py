@@ -109,7 +109,7 @@ GPUS = {
 
 
 def gpu_named(text: str) -> str:
-    """The name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
+    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
     lower = text.lower()
     for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
         meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
@@ -120,14 +120,14 @@ def gpu_named(text: str) -> str:
 
 
 def _begins_a_word(part: str, name: str, gpu: Gpu) -> bool:
-    """Whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
+    """Return whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
     vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # PyTorch omits it for a Tesla
     words = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
     return any(re.match(rf"{part}(?!\d)" if part[-1].isdigit() else part, word) for word in words)
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
-    """The datasheet peak of a precision recipe; None if unknown."""
+    """Return the datasheet peak of a precision recipe; None if unknown."""
     gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
     if gpu is None:
         return None
@@ -137,7 +137,7 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
 
 
 def measured_flops(record: dict, folder: Path) -> float | None:
-    """FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
+    """Return FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
 
     They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
     """
@@ -151,7 +151,7 @@ def measured_flops(record: dict, folder: Path) -> float | None:
 
 
 def matrix_peak(peaks: dict, settings: dict) -> float:
-    """The measured FLOP/s for a precision recipe, from the content of a peaks.json."""
+    """Return the measured FLOP/s for a precision recipe, from the content of a peaks.json."""
     kind = settings["precision"].removesuffix("_cast")
     if kind == "fp32" and settings.get("tf32", True):
         kind = "tf32"
@@ -167,7 +167,7 @@ class Visible(NamedTuple):
 
 
 def gpus_here() -> list[Visible]:
-    """The GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
+    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
 
     CUDA and NVML number GPUs differently: NVML by slot, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
     otherwise. So CUDA lists the UUIDs, and NVML is asked by UUID.
@@ -204,7 +204,7 @@ def _handle(name: str):
 
 
 def _cuda_uuids() -> list[str]:
-    """The UUIDs of the GPUs that CUDA shows, in its order, with CUDA_VISIBLE_DEVICES applied. No context is created."""
+    """Return the UUIDs of the GPUs that CUDA shows, in its order and without those that are hidden."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         init = cuda.cuInit
@@ -225,7 +225,7 @@ def _cuda_uuids() -> list[str]:
 
 
 def num_gpus() -> int:
-    """The number of GPUs that a launch would see; 0 if the driver fails."""
+    """Return the number of GPUs that a launch would see; 0 if the driver fails."""
     try:
         return len(gpus_here())
     except Stop:
