@@ -121,7 +121,7 @@ def test_filters_choose():
         sweep.chosen(cells, ("colour=red",))
     with pytest.raises(Stop, match="--only task=imdb matches no cell") as caught:
         sweep.chosen([cell for cell in cells if cell.settings["task"] == "wikitext"], ("arm=ddp", "task=imdb"))
-    assert "left by the filters before it are wikitext" in caught.value.remedy
+    assert "the values of task here are wikitext" in caught.value.remedy
 
 
 REFUSED = {

@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
-    """Return the entry `folder`, whole and readable. If it is absent or broken, `write` fills a new folder in its place.
+    """Return the entry `folder`, whole and readable. If it is not there or broken, `write` fills a new folder.
 
     Several processes may do this at once, on several machines: each writes a folder of its own, and the first to finish
     renames it.
