@@ -302,7 +302,9 @@ def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
     turn, runs = turns(tmp_path)[0], tmp_path / "runs"
     for end in ("1", "10", "9", "bak", "1.bak", "1.tar.gz", "x2", "", "\N{SUPERSCRIPT TWO}"):
         (runs / f"{turn.name}.{end}").mkdir(parents=True)
-    assert list(sweep.attempts(runs, turn)) == [1, 9, 10]
+    (runs / f"{turn.name}.11").write_text("somebody's notes")
+    (runs / f"{turn.name}.12").symlink_to("elsewhere")
+    assert list(sweep.attempts(runs, turn)) == [1, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", '{"status": "well"}', None])
