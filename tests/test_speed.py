@@ -11,7 +11,7 @@ from study.bench import bench
 from study.bench import peaks as measured
 from study.bench.bench import Bench
 from study.errors import Stop
-from study.records.runs import Run
+from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.spec.settings import options
 
@@ -22,32 +22,33 @@ BF16 = {"precision": "bf16"}
 KNOWN = {"flops_per_rank_and_step": 35e12, "peak_flops_per_s": None, "requested": BF16}  # of one of our own runs
 
 
-def run(folder, times: dict | None = None, **requested) -> Run:
-    """A run of four steps of half a second, of 35e12 operations each."""
+def share(folder, times: dict | None = None, **requested) -> float | None:
+    """The share of the measured peak that a run of four steps of half a second reaches, of 35e12 operations each."""
     times = {"step_s": [0.5] * 4, "flops_per_rank_and_step": 35e12} if times is None else times
     record = {"run_id": "run", "started_utc": "2026-01-02", "hardware": {"devices": H200}, "time": times}
     record["requested"] = {"precision": "fp32", "tf32": True} | requested
-    return Run(folder / "runs" / "p" / "cell.1", Record.model_validate(record))
+    (row,) = Runs((Run(folder / "runs" / "p" / "cell.1", Record.model_validate(record)),)).rows()
+    return row["of measured"]
 
 
 SHARES = [(BF16, 0.1), ({"precision": "bf16_cast"}, 0.1), ({}, 0.2), ({"tf32": None}, 0.2), ({"tf32": False}, 1.4)]
 
 
-@pytest.mark.parametrize(("requested", "share"), SHARES)
-def test_the_share_of_the_measured_peak(requested, share, tmp_path):
+@pytest.mark.parametrize(("requested", "expected"), SHARES)
+def test_the_share_of_the_measured_peak(requested, expected, tmp_path):
     """70e12 operations per second, as a share of this machine's peak in the same arithmetic."""
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, **requested).share_of_measured_peak == pytest.approx(share)
+    assert share(tmp_path, **requested) == pytest.approx(expected)
 
 
 def test_no_share_without_this_machines_peaks(tmp_path):
-    assert run(tmp_path).share_of_measured_peak is None, "nothing was measured"
+    assert share(tmp_path) is None, "nothing was measured"
     other = PEAKS | {"hardware": {"devices": [{"name": "NVIDIA L4", "memory_bytes": 24_000_000_000}]}}
     for peaks in (other, PEAKS | {"hardware": {"devices": []}}, PEAKS | {"flops_per_s": {}}, []):
         (tmp_path / "peaks.json").write_text(json.dumps(peaks))
-        assert run(tmp_path).share_of_measured_peak is None, peaks
+        assert share(tmp_path) is None, peaks
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, times={}).share_of_measured_peak is None, "a run without values has no times"
+    assert share(tmp_path, times={}) is None, "a run without values has no times"
 
 
 def test_speeds_by_hand(tmp_path):
