@@ -400,9 +400,9 @@ def command_line() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="rounds at a time")
     parser.add_argument("--base", type=Path, help="where the rounds work")
     options = parser.parse_args()
-    faults = [fault for fault in FAULTS if fault.name in options.names]
-    if not faults:
-        faults = [fault for fault in FAULTS if not options.names or any(word in fault.name for word in options.names)]
+    exact = {fault.name for fault in FAULTS} & set(options.names)
+    words = [name for name in options.names if name not in exact] if options.names else [""]
+    faults = [fault for fault in FAULTS if fault.name in exact or any(word in fault.name for word in words)]
     base = options.base or Path(tempfile.mkdtemp(prefix="faults-"))
     (base / "cache").mkdir(parents=True, exist_ok=True)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become this process's children
