@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import json
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -75,8 +77,8 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
         values = texts.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
     except (OSError, ValueError):
         return  # the code that reads the config reports the mistake
-    wanted = _names(values.get("auto_map")) if isinstance(values, dict) else []
-    modules = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
+    wanted = json.dumps(values.get("auto_map") if isinstance(values, dict) else None, ensure_ascii=False)
+    modules = sorted({f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', wanted)})  # of "module.Class"
     if {file.name for file in Path(model).glob("*.py")} & set(modules):
         what = f"--model {model} has Python code of its own ({', '.join(modules)}), which was not run"
         own = "take auto_map out of its config.json to use transformers' own class, if it has one"
@@ -89,14 +91,6 @@ def code_digest(model: str) -> str | None:
         return None
     modules = sorted(Path(model).glob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in modules)).hexdigest()
-
-
-def _names(value) -> list[str]:
-    if isinstance(value, dict):
-        return [name for part in value.values() for name in _names(part)]
-    if isinstance(value, list):
-        return [name for part in value for name in _names(part)]
-    return [value] if isinstance(value, str) else []
 
 
 def not_found(model: str, error: Exception) -> Stop:
