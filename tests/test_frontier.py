@@ -42,15 +42,6 @@ def test_the_frontier_is_bracketed(limit):
     assert bad == 100 or bad in tried
 
 
-def test_the_ends_of_a_search():
-    """A short ladder is found exactly. A run that tells nothing ends the search."""
-    for limit in range(6):
-        assert bracket(lambda rung, limit=limit: rung < limit, 5) == (limit - 1, limit)
-    tried = []
-    assert bracket(lambda rung: tried.append(rung) or (True if rung < 3 else None), 100) == (1, 100)
-    assert tried == [0, 1, 3]
-
-
 def searched(tmp_path, text: str = SEARCH):
     return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
 

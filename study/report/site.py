@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
 
 import nbformat
@@ -33,16 +32,14 @@ from study.report import (
     notebook,
     run_pages,
     style,
-    tables,
 )
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
 from study.report.run_pages import Page
-from study.report.templating import TEMPLATES, write_page
+from study.report.templating import TEMPLATES, write_csv, write_page
 from study.report.topics import claims
 from study.report.topics.claims import Judged
-from study.report.topics.every_run import RunRow
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
@@ -72,7 +69,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             (site / name).mkdir()
         with ThreadPoolExecutor(1) as pool:
             scores = pool.submit(score, runs, say)
-            judged = Judged(runs, claims.judge(runs))
+            judged = claims.judge(runs)
         for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, scores.result())):
             (site / "data" / name).write_text(json.dumps(redact(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
@@ -124,8 +121,8 @@ def _answer(answer: Answer, out: Path) -> dict:
     if answer.figure:
         image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
         safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
-        tables.write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
-    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
+        write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
+    return {"about": answer, "image": image, "short": answer.first_sentence, "links": links}
 
 
 def titles_of(paths: list[Path]) -> dict[str, str]:
@@ -173,7 +170,7 @@ def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page]
         "problems": redact(problems),
         "failed": failed,
         "runs": pages,
-        "columns": [each.name for each in fields(RunRow) if each.name not in ("kind", "peak_of")],
+        "columns": [name for name in pages[0].row if name not in ("kind", "peak_of")] if pages else [],
         "built_utc": store.now_utc(),
     }
     titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])
