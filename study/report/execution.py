@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from study.records import store
+from study.io import files
 from study.records.privacy import redact
 
 RESET = "%reset -f"  # the names of the notebook before
@@ -91,4 +91,5 @@ def _write(book: NotebookNode, path: Path) -> None:
             output.update(nbformat.from_dict(redact(output)))
             if drawn:
                 output["data"].update(drawn)
-    store.replace(path, json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n")
+    text = json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n"
+    files.write_below(path.parent, path.name, text.encode())

@@ -32,7 +32,7 @@ ONE_MEMORY = "It holds what is offloaded as well: without a GPU, host and device
 def table(runs: Runs) -> pd.DataFrame:
     """Return for each arm under a memory cap the largest model or batch that ran, and the smallest that did not."""
     rows = []
-    capped = [run for run in runs if run.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    capped = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
@@ -40,7 +40,7 @@ def table(runs: Runs) -> pd.DataFrame:
             tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
                 row: dict[str, Any] = {"group": group, "line": line, "arm": mine[0].arm, "what": what}
-                row |= {"cap_gib": mine[0].memory_cap_gib}
+                row |= {"cap_gib": mine[0].requested.memory_cap_gib}
                 done = [run.value(what) for run in mine if run.done]
                 failed = [run.value(what) for run in mine if not run.done]
                 row["largest"] = max(done, key=lambda value: sizes[value], default=None)
