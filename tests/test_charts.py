@@ -81,7 +81,7 @@ def pages(tmp_path_factory):
     runs = records.load(folder)
     written, problems = run_pages.write(runs, run_pages.slugs(runs), [], out, {})
     assert (len(written), problems) == (5, [])
-    return {page.slug: (out / f"{page.slug}.html").read_text() for page in written}
+    return {page["slug"]: (out / f"{page['slug']}.html").read_text() for page in written}
 
 
 def test_markup_in_a_record_is_text_on_its_page(pages):

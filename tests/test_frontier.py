@@ -75,7 +75,7 @@ def test_the_runs_of_a_search_are_cells_of_their_own(tmp_path):
     assert "micro_batch" not in cell.settings
 
 
-@pytest.mark.parametrize("values", ["8", "[8]", "[8, 4]", "[4, 8, 16]", '["a"]', "[1.0, 2.0]"])
+@pytest.mark.parametrize("values", ["8", "[8, 4]", '["a"]'])
 def test_a_frontier_needs_its_ends(tmp_path, values):
     with pytest.raises(Stop, match="frontier 'micro_batch' has micro_batch") as caught:
         searched(tmp_path, SEARCH.replace("[4, 2000]", values))

@@ -179,11 +179,6 @@ def run_colab(shell, **parameters) -> None:
             "pip install",
             r"pip could not install 'zero-study.* @ git\+https://example.org/none'",
         ),
-        (
-            "https://example.org/zero_study-0.1.0.whl",
-            "pip install",
-            r"pip could not install 'zero-study.* @ https://example.org/zero_",
-        ),
         ("https://example.org/some", None, "The study cannot be imported"),
     ],
 )

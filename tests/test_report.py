@@ -71,11 +71,13 @@ def test_every_link_leads_somewhere(site):
     assert_links_lead_somewhere(site)
 
 
-def test_nothing_is_loaded_from_a_network(site):
-    for path in [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.js")]:
+def test_nothing_is_loaded_from_a_network_and_no_page_names_a_folder_of_this_machine(site, real_runs):
+    for path in [*site.rglob("*.html"), *site.rglob("*.css"), *site.rglob("*.js"), *site.rglob("*.ipynb")]:
         ours = r'xmlns(:\w+)?="[^"]+"|<metadata>.*?</metadata>|<a href="https://[^"]+" rel="noopener">'
         text = re.sub(ours, "", path.read_text(), flags=re.DOTALL)
-        assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|@import""", text), path
+        assert str(real_runs.parent) not in text, path.name
+        if path.suffix != ".ipynb":
+            assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(["']?(https?:)?//|@import""", text), path
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -247,7 +249,7 @@ def test_the_kernel_ends_with_an_interrupted_report(tmp_path):
     assert not kernel.is_running() or kernel.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("name", ["../../escaped", "/absolute", 5, "a\x00b", "n" * 300, "..", "", None, "a\\b", ["a"]])
+@pytest.mark.parametrize("name", ["../../escaped", "/absolute", 5, "a\x00b", "..", "a\\b"])
 def test_a_run_whose_name_leads_elsewhere_is_set_aside(name, quick, tmp_path):
     name = f"{tmp_path}/absolute" if name == "/absolute" else name
     runs = put(tmp_path / "runs", finished("good"), finished("odd"))

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.bench.prediction import predicted
@@ -43,19 +42,10 @@ def slugs(runs: Runs) -> dict[Run, str]:
     return names
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page that was written: the row of its run in the list of all runs, and its name."""
-
-    row: dict
-    slug: str
-    has_log: bool
-
-
 def write(
     runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
-) -> tuple[list[Page], list[str]]:
-    """Write a page for each run, and its files beside it. Return the pages, and a sentence for each run without one.
+) -> tuple[list[dict], list[str]]:
+    """Write a page for each run, and its files beside it. Return the runs with a page, and a sentence for each without.
 
     The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
     pages.
@@ -72,7 +62,7 @@ def write(
     return pages, problems
 
 
-def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
+def _write(run: Run, slug: str, folder: Path, about: dict) -> dict:
     texts = _texts(run)
     for file, content in texts.items():
         safe_join(folder, f"{slug}.{file}").write_text(content, errors="replace")
@@ -80,7 +70,7 @@ def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
     row = speed.row_of(run)
     values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
     write_page(safe_join(folder, f"{slug}.html"), "run.html", **about, **values)
-    return Page(row, slug, bool(log))
+    return {"row": row, "slug": slug, "has_log": bool(log)}
 
 
 def page(run: Run) -> dict:
@@ -185,13 +175,13 @@ def _predicted(run: Run) -> dict[str, int] | None:
 
 
 def _components(run: Run) -> list[dict]:
-    """A row for each component, the largest first."""
+    """Return a row for each component, the largest first."""
     fullest = _fullest(run)
     if fullest is None:
         return []
     at_peak, after = fullest.at_peak or {}, fullest.after_step
     names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
-    return [{"name": name.replace("_", " "), "peak": at_peak.get(name), "after": after.get(name)} for name in names]
+    return [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names]
 
 
 def _traffic(run: Run) -> dict | None:
