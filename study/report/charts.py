@@ -58,13 +58,15 @@ class Chart:
 
 def chart(series: Mapping[str, Iterable[tuple[float, float]]], x_label: str, y_label: str) -> Chart | None:
     """Return a chart of several lines: points (x, y) by the name of their line. None if there is no finite point."""
-    known = {name: np.array([*points], float).reshape(-1, 2) for name, points in series.items()}
-    known = {name: points[np.isfinite(points).all(axis=1)] for name, points in known.items()}
-    known = {name: points for name, points in known.items() if len(points)}
+    known = {}
+    for name, points in series.items():
+        every = np.array([*points], float).reshape(-1, 2)
+        if len(finite := every[np.isfinite(every).all(axis=1)]):
+            known[name] = finite
     if not known:
         return None
     (x_low, y_low), (x_high, y_high) = (end(np.concatenate([*known.values()]), axis=0) for end in (np.min, np.max))
-    y_ticks, x_ticks = ticks(y_low, y_high), ticks(x_low, x_high)
+    y_ticks, x_ticks = ticks(y_low, y_high), [tick for tick in ticks(x_low, x_high) if tick.is_integer()]
     x_range = (x_low, x_high) if x_high > x_low else (x_low - 0.5, x_low + 0.5)
     y_range = (y_ticks[0], y_ticks[-1])
     lines, words = [], []

@@ -65,8 +65,7 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
         values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": (before, after)}
         values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
         values["also"] = [
-            {"verdict": other.verdict, "basis": other.basis, "evidence": evidence(other, runs)}
-            | {"pairs": {label: text for label, text in _result(check, other).items() if text}}
+            {"verdict": other, "evidence": evidence(other, runs), "pairs": _result(check, other)}
             for check, other in zip(verdict.claim.also, verdict.also, strict=True)
         ]
         write_page(safe_join(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
@@ -110,8 +109,8 @@ def page(verdict: Verdict) -> dict:
     written = {"Where": " ".join(claim.where.split()), "What we read": " ".join((claim.read or "").split())}
     return {
         "sentence": words.plainly(verdict),
-        "written": {label: text for label, text in written.items() if text},
-        "found": {label: text for label, text in found.items() if text},
+        "written": written,
+        "found": found,
         "differs": list(verdict.differs),
         "changed_by": changed_by,
         "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",

@@ -94,8 +94,7 @@ def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
         return []
     name = "arm" if "arm" in rows else "line"
     real = rows[name].where(rows["kind"] == "real") if "kind" in rows else rows[name]
-    counts = (
-        rows.assign(real=real).groupby("group", sort=False).agg({"real": "nunique", name: "nunique", "group": "size"})
-    )
+    by_group = rows.assign(real=real).groupby("group", sort=False)
+    counts = by_group.agg(real=("real", "nunique"), lines=(name, "nunique"), rows=(name, "size"))
     in_order = counts.sort_values([*counts], ascending=False, kind="stable").index[:most]
     return [rows[rows["group"] == group] for group in in_order]

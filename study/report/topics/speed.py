@@ -258,17 +258,14 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
         if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
             for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
-                first, times = mine[0], seconds(mine)
                 row = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
-                row["final_loss"] = stats.median([run.losses[-1] for run in mine]) if first.losses else None
-                row["step_s"] = stats.median(times) if times else None
-                row["peak_mb"] = max(run.peak_bytes or 0 for run in mine) / 1e6 if first.peak_bytes else None
-                row["moved_mb"] = sum(first.traffic.values()) / 1e6 if first.traffic else None
-                rows.append(row)
+                of_runs = every_run(mine)[["loss", "step_s", "peak_mb", "moved_mb"]].astype(float)
+                medians = of_runs.rename(columns={"loss": "final_loss"}).median().to_dict()
+                rows.append(row | medians | {"peak_mb": of_runs["peak_mb"].max()})
     return pd.DataFrame(rows)
 
 
-def every_run(runs: Runs) -> pd.DataFrame:
+def every_run(runs: Iterable[Run]) -> pd.DataFrame:
     """Return a row for each run, however it ended."""
     return pd.DataFrame([row_of(run) for run in runs])
 
