@@ -81,7 +81,8 @@ def drawn(judged: Judged) -> str:
 def findings(folder: str, judged: Judged) -> str:
     """Return the picture, the answers and the findings as Markdown."""
     lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
-    lines += [f"- {each.question} {each.sentence}" for each in answers.answers(judged.runs) if each.figure]
+    shown = [each for each in answers.answers(judged.runs) if each.figure]
+    lines += [f"- {each.question} {each.sentence} ({', '.join(each.bases)})" for each in shown]
     found = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
     return "\n".join([*lines, "", claims.sentence(judged.table)]).strip() + "\n"

@@ -111,7 +111,8 @@ def sentence(rows: pd.DataFrame) -> str:
     items = []
     for arm in ordered(rows["arm"]):
         counted = spans.loc[arm].loc[[COUNTED]].reset_index("passes")
-        texts = [f"**{row.min:.3g} to {row.max:.3g}** (passes: {row.passes})" for row in each(counted)]
+        ranges = [(dict.fromkeys(f"{times:.3g}" for times in (row.min, row.max)), row.passes) for row in each(counted)]
+        texts = [f"**{' to '.join(times)}** (passes: {passes})" for times, passes in ranges]
         published = spans.loc[arm].drop(COUNTED).groupby("source")["max"].last()
         texts += [f"{source} {value:.3g}" for source, value in published.items()]
         items.append(f"- {arm}: {'; '.join(texts)}")
