@@ -219,10 +219,10 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
 
 def _wrap_titles(drawing: Figure) -> int:
     """Wrap titles at the edge of the figure: they begin where the panels do. Return the number of lines added."""
-    labels = [label.get_text() for axes in drawing.axes for label in axes.get_yticklabels()]
-    beside = max(map(len, labels)) / LETTERS_PER_INCH + (
-        0.5 if any(axes.get_ylabel() for axes in drawing.axes) else 0.2
-    )
+    beside = 0.0  # inches, of labels
+    for axes in drawing.axes:
+        letters = max(len(label.get_text()) for label in axes.get_yticklabels())
+        beside = max(beside, letters / LETTERS_PER_INCH + (0.4 if axes.get_ylabel() else 0.15))
     added = 0
     for axes in drawing.axes:
         lines = axes.get_title("left").splitlines()
@@ -301,7 +301,7 @@ def headed(axes: Axes, group: str, lead: str = "") -> None:
 
 def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
     """Write a number behind the end of an arm's bar."""
-    tell(axes.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
+    tell(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:
