@@ -105,6 +105,7 @@ def fork_server() -> str:
         try:
             listener.bind(address)
         except OSError:  # another worker has started it
+            time.sleep(0.2)  # it listens soon after it has bound
             return address
         listener.listen()
         listener.set_inheritable(True)
@@ -118,6 +119,7 @@ def forked(folder: Path, **request) -> Launched:
     with tempfile.NamedTemporaryFile(suffix=".txt") as output, socket.socket(socket.AF_UNIX) as server:
         started = time.monotonic()
         server.connect(fork_server())
+        server.settimeout(600)  # longer than a launch may take
         server.sendall((json.dumps(request | {"env": dict(os.environ), "output": output.name}) + "\n").encode())
         answer = json.loads(server.makefile().readline())
         seconds, text = time.monotonic() - started, Path(output.name).read_text(errors="replace")

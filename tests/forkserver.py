@@ -12,9 +12,9 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import itertools
 import json
 import os
-import random
 import runpy
 import signal
 import socket
@@ -56,7 +56,7 @@ from study.spec.settings import Flags
 from study.training import loading, main
 from study.training.launch import Launch
 
-MOST_SECONDS = 600  # then a rank prints where it is, and ends
+RANK_S, LAUNCH_S = 400, 480  # then a rank prints where it is and ends; then all of a launch is killed
 CORES = len(os.sched_getaffinity(0))
 # Also once, and not in every rank: DeepSpeed asks the CPU what it can do for seconds each time. A folder of compiled
 # operators that a test names is looked at in the ranks.
@@ -83,12 +83,16 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 class Request(socketserver.StreamRequestHandler):
     def handle(self) -> None:
+        self.server.socket.close()  # or a test could connect to a server that is gone, and wait
         request = json.loads(self.rfile.readline())
         pid = os.fork()
         if pid == 0:
             os.setsid()  # whatever a launch starts can be found by its session
             _end_with(launch, request)
+        signal.signal(signal.SIGALRM, lambda *_: os.killpg(pid, signal.SIGKILL))
+        signal.alarm(LAUNCH_S)
         _, status = os.waitpid(pid, 0)
+        signal.alarm(0)
         left = [process.pid for process in psutil.process_iter() if _session(process.pid) == pid]
         for process in left:
             os.kill(process, signal.SIGKILL)
@@ -130,7 +134,7 @@ def _fork(request: dict, origin: Launch, env: dict) -> int:
     if pid == 0:
         os.environ |= {name: str(value) for name, value in env.items()}
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", CORES)))
-        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(RANK_S, exit=True)
         sys.argv = [str(ROOT / request["script"]), *request["flags"]]
         if request["script"] == "study/train.py":
             _end_with(main.main, study.train.train, origin)
@@ -195,12 +199,12 @@ def _session(pid: int) -> int | None:
 
 
 def _free_port() -> int:
-    """Return a port below those that the kernel gives to connections, which another launch might get meanwhile."""
-    while True:
-        port = random.randrange(20_000, 32_000)
+    """Return a port below those that the kernel gives to connections. By process, as another launch looks as well."""
+    for port in itertools.count(20_000 + os.getpid() % 12_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_memory_is_that_of_the_records_with_prediction_and_published_beside_it(i
     """Recomputed from the records themselves. What offloads is predicted: without a GPU its split is not measured."""
     rows = index["memory"].rows
     rows = rows[rows["model"] == "Llama-3-8B"]
-    chosen = [run for run in kept.done if run.model == "llama3-8b" and run.ranks == 8 and run.checkpointing]
+    chosen = [run for run in kept.done if run.model == "llama3-8b" and run.ranks == 8 and run.requested.checkpointing]
     assert len(chosen) >= 8
     drawn = texts(index["memory"])
     measured, predicted = (answers.totals(rows, basis) for basis in (answers.VIRTUAL, answers.PREDICTED))
@@ -138,7 +138,8 @@ def test_marks_have_their_values_and_the_names_of_arms_are_keys(index):
 def test_findings_and_picture_have_the_records_numbers(kept):
     """Recomputed from the records themselves, without the tables that the picture is drawn from."""
     shown = answers.headline(kept)
-    at_scale = {run.arm: run for run in kept.done if run.folder.name.startswith("llama3-8b") and run.checkpointing}
+    llama = [run for run in kept.done if run.folder.name.startswith("llama3-8b")]
+    at_scale = {run.arm: run for run in llama if run.requested.checkpointing}
     text = " ".join(answers.findings(shown, []))
     for arm in ("zero1", "zero2", "zero3"):
         assert f"{at_scale[arm].tracked_bytes / 1e9:.1f} GB under stage {arm[-1]}" in text

@@ -261,7 +261,7 @@ def explain(
     from study.records import store
 
     a, b = store.load(run_a), store.load(run_b)
-    rows = explaining.explain(explaining.peak(a), explaining.peak(b))
+    rows = explaining.explain(a, b)
     warning = explaining.unlike(a, b)
     if as_json:
         return {"unlike": warning, "components": rows, "in_words": list(explaining.sentences(a, b))}

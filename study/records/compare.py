@@ -1,4 +1,4 @@
-"""Compares equal cells: a row is one cell in one environment."""
+"""Compare equal cells: a row is one cell in one environment."""
 
 import json
 from collections import Counter
@@ -39,12 +39,14 @@ def loss_partner(run: Run, members: Iterable[Run], baseline: str | None) -> Run 
     It has the same seed, rows per step and steps; of several, one with as many ranks is taken. Weights that are drawn
     in place differ from run to run, so such losses are not compared.
     """
-    if run.arm == baseline or run.init == "in_place" or not run.losses:
+
+    def alike(other: Run) -> tuple:
+        return other.seed, other.rows_per_step, len(other.losses), other.requested.init == "in_place"
+
+    if run.arm == baseline or run.requested.init == "in_place" or not run.losses:
         return None
-    sizes = (run.seed, run.rows_per_step, len(run.losses))
-    alike = [other for other in members if other.arm == baseline and other.done and other.init != "in_place"]
-    alike = [other for other in alike if (other.seed, other.rows_per_step, len(other.losses)) == sizes]
-    return min(alike, key=lambda other: other.ranks != run.ranks, default=None)
+    others = [other for other in members if other.arm == baseline and other.done and alike(other) == alike(run)]
+    return min(others, key=lambda other: other.ranks != run.ranks, default=None)
 
 
 def loss_distances(run: Run, partner: Run) -> list[float]:
@@ -53,82 +55,75 @@ def loss_distances(run: Run, partner: Run) -> list[float]:
 
 
 def compare(runs: Runs) -> Comparison:
-    """The finished runs as rows, with columns only for settings in which cells differ."""
-    cells: dict[tuple[str, str], list[Run]] = {}
+    """Return the finished runs as rows, with columns only for settings in which cells differ."""
+    cells: dict[str, dict[str, list[Run]]] = {}  # by the key of the cell, then by DeepSpeed's resolved config
     for run in runs.done:
-        key = run.key(without=("seed",)), json.dumps(run.resolved, sort_keys=True)
-        cells.setdefault(key, []).append(run)
+        resolved = json.dumps(run.resolved, sort_keys=True)
+        cells.setdefault(run.key(without=("seed",)), {}).setdefault(resolved, []).append(run)
+    columns = ["arm", *_differing([json.loads(key) for key in cells])]
+    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
+    columns += [name for configs in cells.values() for name in _differing([json.loads(each) for each in configs])]
+    rows = []
+    for key, configs in cells.items():
+        for resolved, members in configs.items():
+            settings = json.loads(resolved) | json.loads(key)
+            in_environment = by(members, "environment")
+            for (letter,) in sorted(in_environment, key=lambda each: list(runs.environments).index(*each)):
+                row = {name: settings.get(name) for name in columns} | {"environment": letter}
+                rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
     left_out = Counter(run.status for run in runs if not run.done)
     if runs.copies:
         left_out["copy"] = runs.copies
-    return Comparison(_rows(cells, list(runs.environments)), runs.environments, dict(left_out), list(runs.set_aside))
+    return Comparison(rows, runs.environments, dict(left_out), list(runs.set_aside))
 
 
 def notes(compared: Comparison) -> list[str]:
-    """Lines below the table: the letters of the environments, and the runs that are not in the table."""
+    """Return lines below the table: the letters of the environments, and the runs that are not in the table."""
     machines = list(compared.environments.values())
-    names = _differing(machines) or [*machines[0]] if machines else []
-    if "commit" not in names and any("changed" in machine.get("commit", "") for machine in machines):
-        names.append("commit")
-    text = [
+    names = _differing(machines) or [name for machine in machines[:1] for name in machine]
+    if any("changed" in machine.get("commit", "") for machine in machines):
+        names = list(dict.fromkeys([*names, "commit"]))
+    lines = [
         f"{letter}: " + ", ".join(f"{name} {short(machine.get(name))}" for name in names)
         for letter, machine in compared.environments.items()
     ]
-    text += [NOTE] if machines else []
-    text += [f"left out: {number} {why}" for why, number in compared.left_out.items()]
-    return text + [f"unreadable: {sentence}" for sentence in compared.unreadable]
-
-
-def _rows(cells: dict[tuple[str, str], list[Run]], letters: list[str]) -> list[dict]:
-    resolved_of: dict[str, list[dict]] = {}
-    for key, resolved in cells:
-        resolved_of.setdefault(key, []).append(json.loads(resolved))
-    columns = ["arm", *_differing([json.loads(key) for key in resolved_of])]
-    # Arms differ in many DeepSpeed keys. Show only those in which cells with the same settings differ.
-    columns += [name for several in resolved_of.values() for name in _differing(several)]
-    rows = []
-    for (key, resolved), runs in cells.items():
-        settings, in_environment = json.loads(resolved) | json.loads(key), by(runs, "environment")
-        for letter in (letter for letter in letters if (letter,) in in_environment):
-            row = {name: settings.get(name) for name in columns} | {"environment": letter}
-            rows.append(row | _numbers(in_environment[letter,], in_environment.get(("A",), [])))
-    return rows
+    lines += [NOTE] if machines else []
+    lines += [f"left out: {number} {status}" for status, number in compared.left_out.items()]
+    return lines + [f"unreadable: {sentence}" for sentence in compared.unreadable]
 
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
-    """Medians over the runs of one cell in one environment, and their step time over that in A."""
+    """Return medians over the runs of one cell in one environment, and their step time over that in A."""
     step_s, step_s_at_a = _median(runs, "step_s"), _median(at_a, "step_s")
-    ratio = step_s / step_s_at_a if step_s and step_s_at_a else None
     low = high = None
     if step_s is not None and len(runs) >= stats.FEWEST_RUNS:
-        in_order = sorted(runs, key=lambda run: run.folder)  # the interval depends on the order
-        _, low, high = stats.median_with_interval(
-            [value(run.record, "step_s") for run in in_order], np.random.default_rng(0)
-        )
-    peaks = {"allocated": _median(runs, "peak_allocated_bytes"), "tracked": _median(runs, "tracked_peak_bytes")}
-    kind = next((kind for kind, size_bytes in peaks.items() if size_bytes is not None), None)
-    peak = peaks[kind] if kind else None
+        in_order = [value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]
+        _, low, high = stats.median_with_interval(in_order, np.random.default_rng(0))  # it depends on the order
+    kind = "allocated"
+    peak_bytes = _median(runs, "peak_allocated_bytes")
+    if peak_bytes is None:
+        kind, peak_bytes = "tracked", _median(runs, "tracked_peak_bytes")
     return {
         "runs": len(runs),
         "seeds": len({run.seed for run in runs}),
         "s/step": step_s,
         "from": low,
         "to": high,
-        "vs A": ratio,
-        "peak MB": peak / 1e6 if peak is not None else None,
-        "peak of": kind,
+        "vs A": step_s / step_s_at_a if step_s and step_s_at_a else None,
+        "peak MB": None if peak_bytes is None else peak_bytes / 1e6,
+        "peak of": None if peak_bytes is None else kind,
         "loss": _median(runs, "train_loss"),
         "eval loss": _median(runs, "eval_loss"),
     }
 
 
 def _median(runs: list[Run], quantity: str) -> float | None:
-    """The median over runs; None if one value is unknown, because a median of the rest would hide that."""
+    """Return the median over runs; None if one value is unknown, because a median of the rest would hide that."""
     values = [value(run.record, quantity) for run in runs]
     return stats.median(values) if values and None not in values else None
 
 
 def _differing(several: list[dict]) -> list[str]:
-    """The names whose values are not the same in all of them."""
+    """Return the names whose values are not the same in all of them."""
     names = dict.fromkeys(name for each in several for name in each)
     return [name for name in names if len({json.dumps(each.get(name)) for each in several}) > 1]

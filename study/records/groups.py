@@ -1,8 +1,9 @@
-"""Sorts runs into groups that may share a figure, each with a short label that distinguishes it."""
+"""Sort runs into groups that may share a figure, each with a short label that distinguishes it."""
 
+import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from study.records.runs import Run
 
@@ -21,14 +22,14 @@ VARIES = ("arm", "seed", "ranks")  # may differ within a group
 
 
 def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str] | None = None) -> dict[str, list[Run]]:
-    """Runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
+    """Return runs of equal cells in one environment by label; arm, seed and ranks may differ within a group.
 
     `without` names more settings that may differ. `only` names the few settings that must be equal, for quantities such
     as bytes that depend on nothing else. Then the device and the measure version must be equal too.
     """
-    members: dict[tuple, list[Run]] = {}
+    members: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        left_out = {*VARIES, *without, *(("epochs",) if run.steps else ())}  # --steps overrides --epochs
+        left_out = {*VARIES, *without, *(("epochs",) if run.requested.steps else ())}  # --steps overrides --epochs
         cell = {name: value for name, value in json.loads(run.key(left_out, only)).items() if value is not None}
         conditions = [f"on {run.device}", f"measured by version {run.record.measure_version}"]
         if only is None:
@@ -36,8 +37,8 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
         members.setdefault((json.dumps(cell, sort_keys=True), *conditions), []).append(run)
     cells = list(dict.fromkeys(cell for cell, *_ in members))
     names = dict(zip(cells, labels([json.loads(cell) for cell in cells]), strict=True))
-    columns = [set(column) for column in zip(*members, strict=True)]
-    differing = {text for column in columns if len(column) > 1 for text in column}
+    columns = [column for column in zip(*members, strict=True) if len(set(column)) > 1]
+    differing = {text for column in columns for text in column}
     return {
         ", ".join([names[cell], *(text for text in conditions if text in differing)]): runs_of_group
         for (cell, *conditions), runs_of_group in members.items()
@@ -45,30 +46,31 @@ def groups(runs: Iterable[Run], without: Iterable[str] = (), only: Iterable[str]
 
 
 def labels(cells: list[dict]) -> list[str]:
-    """A short name for each cell: task, model, precision, and the settings that distinguish cells of the same name."""
+    """Return a name for each cell: task, model, precision, and the settings that tell cells of the same name apart."""
     names = [", ".join(str(cell[name]) for name in ALWAYS_NAMED if name in cell) for cell in cells]
+    settings = {name for cell in cells for name in cell}.difference(ALWAYS_NAMED)
+    in_order = [*(name for name in LABELS if name in settings), *sorted(settings - LABELS.keys())]
     for quiet in (RARELY_NAMED, set()):
-        for alike in [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]:
-            settings = {name for i in alike for name in cells[i]} - {*ALWAYS_NAMED, *quiet}
-            for name in [*(name for name in LABELS if name in settings), *sorted(settings - LABELS.keys())]:
-                if len({json.dumps(cells[i].get(name)) for i in alike}) > 1:
-                    for i in alike:
-                        names[i] += _setting(name, cells[i].get(name))
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
-    ]
+        places = defaultdict(list)
+        for place, name in enumerate(names):
+            places[name].append(place)
+        for alike, setting in itertools.product(places.values(), in_order):
+            if setting not in quiet and len({json.dumps(cells[place].get(setting)) for place in alike}) > 1:
+                for place in alike:
+                    names[place] += _setting(setting, cells[place].get(setting))
+    return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 
-def _setting(name: str, value) -> str:
-    """A setting as part of a label; empty if it is off or was not given."""
+def _setting(name: str, value: object) -> str:
+    """Return a setting as part of a label; empty if it is off or was not given."""
+    words = LABELS.get(name, name.replace("_", " "))
     if value in (None, False):
         return ""
-    words = LABELS.get(name, name.replace("_", " "))
     return f", {words}" if value is True else f", {words} {value}"
 
 
 def lines(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
+    """Return the runs of a group by line of a figure: by arm, and by ranks and kind if an arm has several."""
     ranks = {arm: {run.ranks for run in runs_of_arm} for (arm,), runs_of_arm in by(runs, "arm").items()}
     members: dict[str, list[Run]] = {}
     for run in runs:
@@ -80,15 +82,9 @@ def lines(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def by(items: Iterable, *names: str) -> dict[tuple, list]:
-    """Rows or runs grouped by these fields, in the order in which they come."""
+    """Return runs, or rows, grouped by these values, in the order in which they come."""
     members: dict[tuple, list] = {}
     for item in items:
-        key = tuple(_field(item, name) for name in names)
-        members.setdefault(key, []).append(item)
+        value = item.value if isinstance(item, Run) else item.get
+        members.setdefault(tuple(value(name) for name in names), []).append(item)
     return members
-
-
-def _field(item: object, name: str) -> Any:
-    if isinstance(item, dict):
-        return item[name]
-    return item.value(name) if isinstance(item, Run) else getattr(item, name)

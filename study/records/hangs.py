@@ -1,12 +1,11 @@
-"""Explains a run that hangs: which rank waits in which collective for which rank, from the ranks' log files."""
+"""Explain a run that hangs: which rank waits in which collective for which rank, from the ranks' log files."""
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from study.records.collectives import Collective, RankLog
-from study.records.findings import Finding
 
 MAX_NAMED = 8  # ranks in a sentence
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce")  # all ranks must give the same size
@@ -14,9 +13,22 @@ DEFAULT = "0"  # the name of the group of all ranks
 STUCK = "PyTorch ends the wait after its timeout, 30 minutes with gloo and 10 with NCCL; end the processes yourself"
 
 
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong or costly in a run. `evidence` is the claim or the script of reproductions/ that shows it."""
+
+    sentence: str
+    remedy: str | None = None
+    evidence: str | None = None
+    id: str | None = None  # the rule that found it
+    memory_bytes: int | None = None  # what it costs at the peak of a rank
+    traffic_bytes: int | None = None  # what it costs in a step
+
+
 def hangs(logs: list[RankLog]) -> list[Finding]:
     """Return where ranks wait for each other, by their logs. Empty if no rank is seen to wait."""
-    return [finding for group in _groups(logs) for finding in _in_group(_group_state(group, logs))]
+    groups = dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)])
+    return [finding for name in groups for finding in _in_group(_group(name, logs))]
 
 
 def state(logs: list[RankLog], now_unix_s: float | None = None) -> str:
@@ -25,18 +37,13 @@ def state(logs: list[RankLog], now_unix_s: float | None = None) -> str:
     if not any(log.recorded for log in logs):
         return "PyTorch recorded no collectives: TORCH_FR_BUFFER_SIZE is 0, or there is no process group"
     still = [log.rank for log in logs if log.recent]
-    how = f"{_ranks(still, low=True)} stood still" if still else "collectives came and went"
-    return f"{len(logs)} of {logs[0].ranks} ranks have a log, the newest of {age_s:.0f} s ago: {how}"
-
-
-def _groups(logs: list[RankLog]) -> list[str]:
-    """Return the names of all groups; the group of all ranks comes first."""
-    return list(dict.fromkeys([DEFAULT, *(entry.group for log in logs for entry in log.recent)]))
+    motion = f"{_ranks(still)} stood still" if still else "collectives came and went"
+    return f"{len(logs)} of {logs[0].ranks} ranks have a log, the newest of {age_s:.0f} s ago: {motion}"
 
 
 @dataclass(frozen=True)
-class GroupState:
-    """Where the ranks of one group are, by the last logs of all ranks."""
+class Group:
+    """Where the ranks of one process group are, by the last logs of all ranks."""
 
     name: str
     logs: dict[int, RankLog]  # by rank, of all groups
@@ -50,155 +57,118 @@ class GroupState:
         return self.waits[min(self.waits)]
 
     @property
-    def waiting(self) -> str:
-        return f"{_ranks(list(self.waits))} {_plural('wait', self.waits)} in {_name(self.first)}"
+    def begun(self) -> dict[int, int]:
+        """Return the index of the last collective that each rank has begun."""
+        # A log has the last collectives of all groups: of this group there may be none among them.
+        before = [self.first.index - 1] if self.waits else []
+        return {rank: max(entries or before) for rank, entries in self.calls.items() if entries or before}
+
+    @property
+    def last_ones(self) -> list[int]:
+        """Return the ranks that have begun fewer collectives than others, at most as many as a person reads."""
+        begun = self.begun
+        return [rank for rank in sorted(begun) if begun[rank] < max(begun.values())][:MAX_NAMED]
 
 
-def _group_state(group: str, logs: list[RankLog]) -> GroupState:
-    calls = {log.rank: {e.index: e for e in log.recent if e.group == group} for log in logs if log.recent}
-    members = {rank for log in logs for rank in log.groups.get(group, [])}
-    members |= {rank for rank, entries in calls.items() if entries}
-    if group == DEFAULT and logs:
+def _group(name: str, logs: list[RankLog]) -> Group:
+    members = {rank for log in logs for rank in log.groups.get(name, [])}
+    if name == DEFAULT and logs:
         members |= set(range(logs[0].ranks))
-    calls = {rank: entries for rank, entries in calls.items() if rank in members}
-    by_rank = {log.rank: log for log in logs}
-    waits = {}
-    for rank, entries in calls.items():
+    group = Group(name, {log.rank: log for log in logs}, members, {}, {})
+    for log in logs:
+        entries = {entry.index: entry for entry in log.recent if entry.group == name}
+        if entries or (log.recent and log.rank in members):
+            members.add(log.rank)
+            group.calls[log.rank] = entries
         # On a GPU collectives begin ahead of time: a rank waits in the first that has not ended.
-        pending = [entries[index] for index in sorted(entries) if not entries[index].ended]
-        if pending and not _has_ended(by_rank[rank]):
-            waits[rank] = pending[0]
-    return GroupState(group, by_rank, members, calls, waits)
+        pending = [index for index, entry in entries.items() if not entry.ended]
+        if pending and not _has_ended(log):
+            group.waits[log.rank] = entries[min(pending)]
+    return group
 
 
 def _has_ended(log: RankLog) -> bool:
     return (log.place or "").startswith("ended")
 
 
-def _in_group(state: GroupState) -> list[Finding]:
+def _in_group(group: Group) -> list[Finding]:
     """Return what the first rule that fits finds."""
-    for rule in (_different_branches, _ended_early):
-        if found := rule(state):
-            return found
-    if not state.waits:
-        return []
-    for rule in (_without_log, _at_work, _behind_others, _left_by_some):
-        if found := rule(state):
-            return found
-    words = f"All {len(state.members)} ranks wait in {_name(state.first)} together"
-    return [Finding(f"{words}: what fails is the connection between them", STUCK)]
+    if branches := _different_branches(group):
+        return [branches]
+    if not group.waits:  # ranks that waited for one that ended early may have ended with an error by now
+        return [_behind(group, rank) for rank in group.last_ones if _has_ended(group.logs[rank])]
+    waiting = f"{_ranks(group.waits).capitalize()} {_verb(group.waits, 'waits', 'wait')} in {_name(group.first)}"
+    if gone := group.members - group.logs.keys():
+        sentence = f"{waiting}, and {_ranks(gone)} left no log: ended, never started, or died at once"
+        return [Finding(sentence, f"read the output of {_ranks(gone)}")]
+    if busy := group.members - group.calls.keys():
+        sentence = f"{waiting}, and {_ranks(busy)} {_verb(busy, 'was', 'were')} at work when last heard of"
+        remedy = f"look at what {_ranks(busy)} does: a long step, or code that lets no other thread run"
+        return [Finding(sentence, remedy)]
+    if group.last_ones:
+        return [_behind(group, rank) for rank in group.last_ones]
+    if left := group.members - group.waits.keys():
+        remedy = "wait: all ranks have called it; if it lasts, look at the network"
+        return [Finding(f"{waiting}, which {_ranks(left)} left", remedy)]
+    together = f"All {len(group.members)} ranks wait in {_name(group.first)} together"
+    return [Finding(f"{together}: what fails is the connection between them", STUCK)]
 
 
-def _different_branches(state: GroupState) -> list[Finding]:
+def _different_branches(group: Group) -> Finding | None:
     """Find the first index at which ranks called different kinds, or gave different sizes where they must be equal."""
-    for index in sorted({index for entries in state.calls.values() for index in entries}):
-        calls: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for rank, entries in state.calls.items():
-            if index in entries:
-                calls[entries[index].kind, _size(entries[index])].append(rank)
+    for index in sorted({index for entries in group.calls.values() for index in entries}):
+        calls: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, entries in group.calls.items():
+            if entry := entries.get(index):
+                size = f" of {entry.elements} elements" if entry.kind in EQUAL_SIZES and entry.elements else ""
+                calls[entry.kind + size].append(rank)
         if len(calls) > 1:
-            sentence = f"Ranks took different branches: at collective {index}{_of(state.name)}, {_sides(calls)}"
+            in_order = sorted(calls.items(), key=lambda call: -len(call[1]))
+            sides = ", ".join(f"{_ranks(ranks)} in {call}" for call, ranks in in_order)
+            sentence = f"Ranks took different branches: at collective {index}{_of(group.name)}, {sides}"
             remedy = "look for an `if` on the rank, or for data that differs, around a call that all ranks must make"
-            return [Finding(sentence, remedy)]
-    return []
+            return Finding(sentence, remedy)
+    return None
 
 
-def _size(entry: Collective) -> str:
-    return f" of {entry.elements} elements" if entry.kind in EQUAL_SIZES and entry.elements else ""
-
-
-def _sides(calls: dict[tuple[str, str], list[int]]) -> str:
-    """Return which ranks are in which call, most ranks first. Sizes matter only between calls of one kind."""
-    same_kind = len({kind for kind, _ in calls}) == 1
-    in_order = sorted(calls.items(), key=lambda call: -len(call[1]))
-    return ", ".join(f"{_ranks(r, low=True)} in {kind}{size if same_kind else ''}" for (kind, size), r in in_order)
-
-
-def _ended_early(state: GroupState) -> list[Finding]:
-    """Find ranks that ended before the others. Ranks that waited for them may have ended with an error by now."""
-    if state.waits:
-        return []
-    begun = {rank: max(entries) for rank, entries in state.calls.items() if entries}
-    return [_behind(state, rank, begun) for rank in _last_ones(begun) if _has_ended(state.logs[rank])]
-
-
-def _last_ones(begun: dict[int, int]) -> list[int]:
-    """Return the ranks that have begun fewer collectives than others, at most as many as a person reads."""
-    return [rank for rank in sorted(begun) if begun[rank] < max(begun.values())][:MAX_NAMED]
-
-
-def _without_log(state: GroupState) -> list[Finding]:
-    gone = sorted(state.members - state.logs.keys())
-    if not gone:
-        return []
-    sentence = f"{state.waiting}, and {_ranks(gone, low=True)} left no log: ended, never started, or died at once"
-    return [Finding(sentence, f"read the output of {_ranks(gone, low=True)}")]
-
-
-def _at_work(state: GroupState) -> list[Finding]:
-    busy = sorted(state.members - state.calls.keys())
-    if not busy:
-        return []
-    sentence = f"{state.waiting}, and {_ranks(busy, low=True)} {_plural('was', busy)} at work when last heard of"
-    remedy = f"look at what {_ranks(busy, low=True)} does: a long step, or code that lets no other thread run"
-    return [Finding(sentence, remedy)]
-
-
-def _behind_others(state: GroupState) -> list[Finding]:
-    # A log has the last collectives of all groups: of this group there may be none among them.
-    begun = {rank: max(entries, default=state.first.index - 1) for rank, entries in state.calls.items()}
-    return [_behind(state, rank, begun) for rank in _last_ones(begun)]
-
-
-def _left_by_some(state: GroupState) -> list[Finding]:
-    left = sorted(state.members - state.waits.keys())
-    if not left:
-        return []
-    sentence = f"{state.waiting}, which {_ranks(left, low=True)} left"
-    return [Finding(sentence, "wait: all ranks have called it; if it lasts, look at the network")]
-
-
-def _behind(state: GroupState, rank: int, begun: dict[int, int]) -> Finding:
+def _behind(group: Group, rank: int) -> Finding:
     """Return the finding for a rank that has not begun the collective in which others wait: where it is instead."""
-    log, missing = state.logs[rank], begun[rank] + 1
-    others = [other for other in sorted(begun) if begun[other] >= missing]
-    ahead = next((state.calls[other][missing] for other in others if missing in state.calls[other]), None)
-    where = _name(ahead) if ahead else f"collective {missing}{_of(state.name)}"
-    sentence = _instead(state, log, where, f"{_ranks(others, low=True)} {_plural('is', others)}")
+    log = group.logs[rank]
+    missing = group.begun[rank] + 1
+    others = [other for other, begun in group.begun.items() if begun >= missing]
+    ahead = next((group.calls[other][missing] for other in others if missing in group.calls[other]), None)
+    place = _name(ahead) if ahead else f"collective {missing}{_of(group.name)}"
+    others_are = f"{_ranks(others)} {_verb(others, 'is', 'are')}"
+    elsewhere = next((entry for entry in log.recent if not entry.ended), None)
+    sentence = f"Rank {rank} has not begun {place}, where {others_are}"
+    if rank in group.waits:
+        sentence = f"Rank {rank} waits in {_name(group.waits[rank])}, {others_are} at {place}"
+    elif _has_ended(log):
+        sentence += f": it {log.place}"
+    elif elsewhere:
+        sentence = f"Rank {rank} waits in {_name(elsewhere)} and has not begun {place}, where {others_are}"
+    elif log.place:
+        sentence += f": it is at {log.place}"
     return Finding(sentence, f"look at what rank {rank} does there: all ranks of a group must make the same calls")
-
-
-def _instead(state: GroupState, log: RankLog, where: str, others_are: str) -> str:
-    """Say where a rank is, while the others are `where`."""
-    ended = _has_ended(log)
-    elsewhere = None if ended else next((entry for entry in log.recent if not entry.ended), None)
-    if log.rank in state.waits:
-        return f"Rank {log.rank} waits in {_name(state.waits[log.rank])}, {others_are} at {where}"
-    if elsewhere:
-        return f"Rank {log.rank} waits in {_name(elsewhere)} and has not begun {where}, where {others_are}"
-    sentence = f"Rank {log.rank} has not begun {where}, where {others_are}"
-    if not log.place:
-        return sentence
-    return f"{sentence}: it {log.place}" if ended else f"{sentence}: it is at {log.place}"
 
 
 def _name(entry: Collective) -> str:
     return f"{entry.kind} {entry.index}{_of(entry.group)}"
 
 
-def _plural(verb: str, ranks: Collection[int]) -> str:
-    several = {"wait": "wait", "is": "are", "was": "were"}
-    return several[verb] if len(ranks) > 1 else {"wait": "waits"}.get(verb, verb)
-
-
 def _of(group: str) -> str:
     return "" if group == DEFAULT else f" of group {group[:12]}"
 
 
-def _ranks(ranks: list[int], low: bool = False) -> str:
-    """`Rank 3`, `Ranks 0, 1 and 2`; of many ranks the first few and the number of the others."""
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    shown = [str(rank) for rank in ranks[:MAX_NAMED]]
-    last = f"{len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else shown.pop()
-    names = f"{', '.join(shown)} and {last}" if shown else last
-    return f"{noun if low else noun.capitalize()} {names}"
+def _verb(ranks: Iterable[int], one: str, several: str) -> str:
+    return one if len(list(ranks)) == 1 else several
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Return `rank 3`, or `ranks 0, 1 and 2`; of many ranks the first few and the number of the others."""
+    names = [str(rank) for rank in sorted(ranks)]
+    if len(names) > MAX_NAMED:
+        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} more"]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"

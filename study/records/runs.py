@@ -31,7 +31,7 @@ NOT_IN_A_CELL = (
 )
 FIRST_OPTIMIZER = "adamw"  # the optimizer of records that name none, when there was no other
 PLACES = ("nvme_path", "output_path", "output_file")  # keys of a DeepSpeed config that change no number either
-SETTINGS = frozenset(Requested.model_fields)
+FIELDS = ("folder", "record", "environment", "sealed")  # of a Run
 LEFTOVERS = ("steps.jsonl", "log.txt", "output.txt")  # a folder with one of these but no record was a run
 
 
@@ -72,7 +72,7 @@ class Run:
         """
         if self.virtual:
             return "virtual"
-        if self.memory_cap_gib:
+        if self.requested.memory_cap_gib:
             return "capped"
         return "emulated" if self.hosts else "real"
 
@@ -119,20 +119,8 @@ class Run:
         return self.requested.precision
 
     @property
-    def optimizer(self) -> str | None:
-        return self.requested.optimizer
-
-    @property
-    def init(self) -> str | None:
-        return self.requested.init
-
-    @property
     def seed(self) -> int | None:
         return self.requested.seed
-
-    @property
-    def steps(self) -> int | None:
-        return self.requested.steps
 
     @property
     def micro_batch(self) -> int | None:
@@ -147,28 +135,8 @@ class Run:
         return self.requested.sequence
 
     @property
-    def checkpointing(self) -> bool | None:
-        return self.requested.checkpointing
-
-    @property
-    def lora_rank(self) -> int | None:
-        return self.requested.lora_rank
-
-    @property
-    def train_only(self) -> str | None:
-        return self.requested.train_only
-
-    @property
-    def memory_cap_gib(self) -> float | None:
-        return self.requested.memory_cap_gib
-
-    @property
     def hosts(self) -> int | None:
         return self.requested.hosts
-
-    @property
-    def repair(self) -> str | None:
-        return self.requested.repair
 
     # --- measured ---
 
@@ -187,18 +155,13 @@ class Run:
         return metrics.tracked_peak_bytes(self.record)
 
     @cached_property
-    def allocated_bytes(self) -> float | None:
-        """Return the peak of the device's allocator. None without a GPU."""
-        return metrics.peak_allocated_bytes(self.record)
-
-    @cached_property
     def peak_bytes(self) -> float | None:
         return metrics.peak_bytes(self.record)
 
     @property
     def peak_of(self) -> str | None:
         """Return whose peak it is. allocated: by PyTorch on a GPU. tracked: held by tensors on a CPU."""
-        if self.allocated_bytes:
+        if metrics.peak_allocated_bytes(self.record):
             return "allocated"
         return "tracked" if self.tracked_bytes else None
 
@@ -213,20 +176,9 @@ class Run:
         per_rank = self.record.traffic.per_rank
         return {kind: moved.bytes for kind, moved in per_rank[0].items()} if per_rank else {}
 
-    @property
-    def share_of_measured_peak(self) -> float | None:
-        """Return the model's operations over the peak of matrix products that was measured on this machine."""
-        measured = measured_flops(self.record.model_dump(exclude_none=True), self.folder)
-        reached = metrics.flops_per_s(self.record)
-        return reached / measured if reached and measured else None
-
     def value(self, name: str) -> Any:
-        """Return a value by its name: a property of this class, or a setting."""
-        if name in Requested.model_fields and not hasattr(type(self), name):
-            return getattr(self.requested, name)
-        if hasattr(type(self), name) or name in ("environment", "sealed"):
-            return getattr(self, name)
-        raise AttributeError(f"a run has no {name!r}")
+        """Return a value by its name: a property of this class, or a setting. Raise AttributeError for another name."""
+        return getattr(self if hasattr(type(self), name) or name in FIELDS else self.requested, name)
 
     # --- equal cells and equal machines ---
 
@@ -289,7 +241,7 @@ def _watched_cell(record: Record) -> dict[str, Any]:
 
 
 def _flat(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """The keys of a nested config joined by dots, without those of file locations."""
+    """Return the keys of a nested config joined by dots, without those of file locations."""
     for name, value in config.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -318,29 +270,33 @@ class Runs:
 
     @property
     def environments(self) -> dict[str, dict]:
-        """The machines of the finished runs, by their letter: A to Z, then A1."""
+        """Return the machines of the finished runs, by their letter: A to Z, then A1."""
         machines = {run.environment: run.machine for run in self.done}
         return dict(sorted(machines.items(), key=lambda item: (int(item[0][1:] or 0), item[0])))
 
     def select(self, **wanted) -> "Runs":
-        """Only the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
+        """Return the runs that have all of these: `select(arm=["ddp", "zero2"], ranks=2)`. A list means any of them."""
         choices = {name: value if isinstance(value, (list, tuple)) else [value] for name, value in wanted.items()}
-        if unknown := next((name for name in wanted if name not in SETTINGS and not hasattr(Run, name)), None):
-            raise AttributeError(f"runs have no {unknown!r}")
         chosen = [run for run in self.runs if all(run.value(name) in choice for name, choice in choices.items())]
         return replace(self, runs=tuple(chosen))
 
     def rows(self) -> list[dict]:
-        """A row for each run, as `study runs` shows it."""
+        """Return a row for each run, as `study runs` shows it."""
         return [_row(run) for run in self.runs]
 
 
 def _row(run: Run) -> dict:
-    def mega(size_bytes: float | None) -> float | None:
-        return None if size_bytes is None else size_bytes / 1e6
-
-    written = [rank.nvme_written_bytes for rank in run.record.memory.per_rank]
-    known = [size for size in written if size is not None]
+    record = run.record
+    collectives_bytes = sum(run.traffic.values()) if record.traffic.per_rank else None
+    written = [rank.nvme_written_bytes for rank in record.memory.per_rank]
+    known = [size_bytes for size_bytes in written if size_bytes is not None]
+    sizes = {
+        "tracked peak MB": run.tracked_bytes,
+        "collectives MB": collectives_bytes,
+        "to disk MB": sum(known) if known and len(known) == len(written) else None,
+    }
+    measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
+    reached = metrics.flops_per_s(record)
     return {
         "run": run.folder.name,
         "status": run.status,
@@ -349,15 +305,12 @@ def _row(run: Run) -> dict:
         "precision": run.precision,
         "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks,
         "stage": run.stage,
-        "loss": metrics.final_train_loss(run.record),
-        "eval loss": metrics.value(run.record, "eval_loss"),
+        "loss": metrics.final_train_loss(record),
+        "eval loss": metrics.value(record, "eval_loss"),
         "s/step": run.median_step_s,
-        "MFU": metrics.mfu(run.record),
-        "of measured": run.share_of_measured_peak,
-        "tracked peak MB": mega(run.tracked_bytes),
-        "collectives MB": mega(sum(run.traffic.values()) if run.record.traffic.per_rank else None),
-        "to disk MB": mega(sum(known) if known and len(known) == len(written) else None),
-    }
+        "MFU": metrics.mfu(record),
+        "of measured": reached / measured if reached and measured else None,
+    } | {name: None if size_bytes is None else size_bytes / 1e6 for name, size_bytes in sizes.items()}
 
 
 def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool = False) -> Runs:
@@ -367,10 +320,12 @@ def load(folders: str | Path | Iterable[str | Path], every_folder_has_runs: bool
     """
     if isinstance(folders, (str, Path)):
         folders = [part.strip() for part in str(folders).split(",") if part.strip()]
-    tops = [Path(folder) for folder in folders]
-    if every_folder_has_runs and (empty := next((top for top in tops if not run_folders(top)), None)):
-        raise Stop(f"there is no run below {empty}", "name a folder that holds run folders")
-    paths = list(dict.fromkeys(path.resolve() for top in tops for path in run_folders(top)))
+    paths_below = {Path(top): run_folders(Path(top)) for top in folders}
+    tops = list(paths_below)
+    for top in tops:
+        if every_folder_has_runs and not paths_below[top]:
+            raise Stop(f"there is no run below {top}", "name a folder that holds run folders")
+    paths = list(dict.fromkeys(path.resolve() for below in paths_below.values() for path in below))
     seals = seal.find([*paths, *tops])
     set_aside = [f"{top} is not a folder" for top in tops if not top.is_dir()]
     set_aside += [*seals.unreadable, *(f"{path} is listed in the manifest but missing" for path in seals.gone(tops))]
@@ -411,7 +366,7 @@ def _with_environments(runs: Iterable[Run]) -> list[Run]:
 
 
 def load_to_share(folders: str | Iterable[str | Path]) -> Runs:
-    """The same runs without private information, so that everything in them may be published."""
+    """Return the same runs without private information, so that everything in them may be published."""
     loaded = load(folders)
     return replace(loaded, runs=tuple(replace(run, record=_to_share(run.record)) for run in loaded))
 
@@ -426,6 +381,6 @@ def _machine_key(run: Run) -> str:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run folder below a folder. Folders inside a run folder are not runs."""
+    """Return every run folder below a folder. Folders inside a run folder are not runs."""
     holders = {path.parent for name in (store.RECORD, *LEFTOVERS) for path in folder.glob(f"**/{name}")}
     return sorted(path for path in holders if not any(above in holders for above in path.parents))

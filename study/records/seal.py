@@ -1,4 +1,4 @@
-"""Seals kept records: a manifest beside them lists the SHA-256 of each, so that a later change is noticed.
+"""Seal kept records: a manifest beside them lists the SHA-256 of each, so that a later change is noticed.
 
 A seal shows that a record is as `study keep` wrote it. It does not show who wrote it: a change of both a record and its
 manifest is visible only in the history of the repository.
@@ -10,13 +10,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from study.errors import Stop
 from study.io import files
-from study.io import parsing as texts
 from study.records import store
 
 MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
-MANIFEST = "manifest.jsonl"  # a line for each record: file, sha256, commit, machine
+MANIFEST = "manifest.jsonl"  # a line for each record
+
+
+class Line(BaseModel):
+    file: str
+    sha256: str
+    commit: str | None = None
+    machine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -30,19 +38,19 @@ class Seals:
         return path in self.sums and self.sums[path] != _sum(path)
 
     def gone(self, folders: Iterable[Path]) -> list[Path]:
-        """The sealed files below these folders that no longer exist."""
+        """Return the sealed files below these folders that no longer exist."""
         tops = {folder.resolve() for folder in folders}
         return [path for path in self.sums if tops & set(path.parents) and not path.is_file()]
 
 
 def find(folders: Iterable[Path]) -> Seals:
-    """The seals of all manifests in these folders or above them."""
+    """Return the seals of all manifests in these folders or above them."""
     sums: dict[Path, str] = {}
     unreadable = []
     resolved = {folder.resolve() for folder in folders}
     for folder in sorted(resolved.union(*(folder.parents for folder in resolved))):
         try:
-            sums |= {_sealed(folder, line["file"]): line["sha256"] for line in _read(folder / MANIFEST)}
+            sums |= {path: line.sha256 for path, line in _read(folder).items()}
         except Stop as stop:
             unreadable.append(f"{stop.what}, so what it sealed counts as not sealed")
     return Seals(sums, tuple(unreadable))
@@ -50,30 +58,26 @@ def find(folders: Iterable[Path]) -> Seals:
 
 def add(top: Path, folders: Iterable[Path]) -> None:
     """Add the records of these run folders to the manifest of `top`, or renew their lines."""
-    lines = {line["file"]: line for line in _read(top / MANIFEST)}
+    lines = {line.file: line for line in _read(top).values()}
     for folder in folders:
         path, record = folder / store.RECORD, store.load(folder)
         name = path.relative_to(top).as_posix()
-        lines[name] = {"file": name, "sha256": _sum(path), "commit": record.commit, "machine": record.machine_line}
-    text = "".join(f"{json.dumps(lines[name])}\n" for name in sorted(lines))
-    store.replace(top / MANIFEST, text)
+        lines[name] = Line(file=name, sha256=_sum(path), commit=record.commit, machine=record.machine_line)
+    text = "".join(f"{json.dumps(lines[name].model_dump())}\n" for name in sorted(lines))
+    files.write_below(top, MANIFEST, text.encode())
 
 
-def _read(path: Path) -> list[dict]:
+def _read(top: Path) -> dict[Path, Line]:
+    """Return the lines of a folder's manifest by path. It may be a stranger's: no name leads out of the folder."""
     try:
-        lines = [texts.from_json(line) for line in files.read(path, MAX_BYTES).decode().splitlines()]
-        if all(isinstance(line["sha256"], str) and _sealed(path.parent, line["file"]) for line in lines):
-            return lines
+        content = files.read(top / MANIFEST, MAX_BYTES).decode()
+        lines = [Line.model_validate_json(line) for line in content.splitlines()]
+        return {files.safe_join(top, *line.file.split("/")): line for line in lines}
     except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, Stop):
-        pass
-    raise Stop(f"{path} is not a manifest of sealed records", "restore it from the repository's history")
-
-
-def _sealed(top: Path, name: str) -> Path:
-    """The path of a file in a manifest. The manifest may be a stranger's: a name outside the folder is a Stop."""
-    return files.safe_join(top, *name.split("/"))
+        return {}
+    except (OSError, ValueError, Stop):
+        what = f"{top / MANIFEST} is not a manifest of sealed records"
+        raise Stop(what, "restore it from the repository's history") from None
 
 
 def _sum(path: Path) -> str:

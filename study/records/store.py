@@ -22,8 +22,7 @@ from typing import IO
 from pydantic import ValidationError
 
 from study.errors import Stop
-from study.io import files
-from study.io import parsing as texts
+from study.io import files, parsing
 from study.io.load import load as load_file
 from study.records.schema import Cell, Error, Record
 
@@ -44,7 +43,7 @@ def now_utc() -> str:
 
 
 def new(run_id: str, argv: list[str]) -> Record:
-    """The record of a run that has just begun."""
+    """Return the record of a run that has just begun."""
     commit, dirty = commit_of_this_tree()
     cell = Cell()
     with contextlib.suppress(ValidationError):
@@ -58,33 +57,17 @@ def write(folder: Path, record: Record) -> None:
     If the disk is full, use the room that this process reserved in the folder. A number that is not finite is a
     ValueError: JSON has none, and pydantic would write null, which means unknown.
     """
-    content = record.model_dump(mode="json", by_alias=True)
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(record.model_dump(mode="json", by_alias=True), indent=1, allow_nan=False) + "\n"
     try:
-        replace(folder / RECORD, text)
+        files.write_below(folder, RECORD, text.encode())
     except OSError as error:
         if error.errno not in FULL or not release_reserved_space(folder):
             raise
-        replace(folder / RECORD, text)
-
-
-def replace(path: Path, text: str) -> None:
-    """Replace a file by renaming a second one, so that nobody sees it half-written, even after a power cut."""
-    partial = path.with_name(f"{path.name}.part{os.getpid()}")
-    try:
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:  # a full disk, or Ctrl-C
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+        files.write_below(folder, RECORD, text.encode())
 
 
 def reserve(folder: Path) -> None:
-    """Reserve disk space for a record in a folder while this process lives. An OSError if there is none.
+    """Reserve disk space for a record in a folder while this process lives. Raise OSError if there is none.
 
     The space is a file without a name: the kernel frees it when the process ends, however it ends.
     """
@@ -110,7 +93,7 @@ os.register_at_fork(after_in_child=_forget_reserved)
 
 
 def release_reserved_space(folder: Path) -> bool:
-    """Free the space that this process reserved in a folder. Returns whether there was any."""
+    """Free the space that this process reserved in a folder. Return whether there was any."""
     file = _reserved.pop(folder.resolve(), None)
     if file is not None:
         file.close()
@@ -118,7 +101,7 @@ def release_reserved_space(folder: Path) -> bool:
 
 
 def load(folder: Path) -> Record:
-    """The record of a run folder. A Stop if it is missing or broken."""
+    """Return the record of a run folder. Raise Stop if it is missing or broken."""
     return read(folder / RECORD)
 
 
@@ -143,17 +126,17 @@ def append_step(folder: Path, line: dict) -> None:
 
 
 def read_steps(folder: Path) -> list[dict]:
-    """The lines of steps.jsonl. The last line may be incomplete, and there may be none."""
+    """Return the lines of steps.jsonl. The last line may be incomplete, and there may be none."""
     lines = []
     with contextlib.suppress(OSError):
         for line in files.read_below(folder, "steps.jsonl", MAX_BYTES).decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                lines.append(texts.from_json(line))
+                lines.append(parsing.from_json(line))
     return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
 def end_badly(folder: Path, stop: Stop, kind: str, launched_s: float = 0.0) -> bool | None:
-    """Write the reason into the record, unless the record has ended already. Returns whether this call wrote it.
+    """Write the reason into the record, unless the record has ended already. Return whether this call wrote it.
 
     None: there is no record to write to, or its status is done and stays so. A record that began before `launched_s`
     (seconds since 1970) belongs to an earlier launch into the same folder.
@@ -177,7 +160,7 @@ def ended(record: Record, stop: Stop, kind: str) -> Record:
 
 
 def explain_what_failed(folder: Path, name: str, reason: str) -> str:
-    """Record why a part after the training failed. Returns the reason of the rank that failed first."""
+    """Record why a part after the training failed. Return the reason of the rank that failed first."""
     with locked(folder):
         record = load(folder)
         if getattr(record.observed, name) in (None, UNFINISHED):
@@ -198,7 +181,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def commit_of_this_tree() -> tuple[str | None, bool | None]:
-    """The commit of this source tree and whether it has changed since; None outside a checkout of it."""
+    """Return the commit of this source tree and whether it has changed since; None outside a checkout of it."""
     try:
         top, commit = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
         if Path(top).resolve() != ROOT:
@@ -210,7 +193,7 @@ def commit_of_this_tree() -> tuple[str | None, bool | None]:
 
 @functools.cache
 def unknown_commits(commits: frozenset[str]) -> set[str] | None:
-    """The commits that this checkout does not have. None if unknown, as outside a checkout with all history."""
+    """Return the commits that this checkout does not have. None if unknown, as outside a checkout with all history."""
     named = [commit for commit in sorted(commits) if re.fullmatch("[0-9a-f]{7,64}", commit)]
     try:
         if commit_of_this_tree()[0] is None or _git("rev-parse", "--is-shallow-repository") == "true":

@@ -147,7 +147,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
     protocol = [run for run in runs.done if run.record.cell.protocol == PROTOCOL]
     of_model = {}
     for (model,), members in by([run for run in protocol if run.ranks == RANKS and run.components], "model").items():
-        mine = [run for run in members if run.checkpointing] or members
+        mine = [run for run in members if run.requested.checkpointing] or members
         if len(mine) > 1 and BASELINE in {run.arm for run in mine}:
             of_model[model] = mine
     by_size = sorted(of_model, key=lambda model: -(of_model[model][0].parameters or 0))
@@ -158,7 +158,7 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 def trained_here(runs: Runs) -> list[Run]:
     """Return one run per arm of the model whose losses are shown; if there is none, of the group with the most arms."""
     real = [run for run in runs.done if run.components and not run.virtual and (run.ranks or 1) > 1]
-    known = [run for run in real if not run.memory_cap_gib]
+    known = [run for run in real if not run.requested.memory_cap_gib]
     for choice in (Runs(tuple(known)).select(**TINY).runs, known):
         alike = groups(choice, only=grouping.SETTINGS).values()
         for members in sorted(alike, key=lambda mine: -len({run.arm for run in mine})):
@@ -221,7 +221,7 @@ def _split(run: Run, about: dict) -> list[dict]:
 def conditions(run: Run) -> str:
     """Return what a rank did in a pass: `1 row of 2048 tokens per pass, activations recomputed`."""
     rows = f"{run.micro_batch} row{'s' * (run.micro_batch != 1)} of {run.sequence} tokens per pass"
-    return f"{rows}, activations {'recomputed' if run.checkpointing else 'kept'}"
+    return f"{rows}, activations {'recomputed' if run.requested.checkpointing else 'kept'}"
 
 
 def _published(model: str) -> list[dict]:

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from study.records import store
+from study.io import files
 from study.records.privacy import redact
 
 RESET = "%reset -f"  # the names of the notebook before
@@ -100,7 +100,8 @@ def _write(book: NotebookNode, path: Path) -> None:
         cell.source = redact(cell.source)
         cell.metadata.pop("execution", None)  # times of day
         cell.outputs = [_shared(output) for output in cell.outputs]
-    store.replace(path, json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n")
+    text = json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n"
+    files.write_below(path.parent, path.name, text.encode())
 
 
 def _shared(output: NotebookNode) -> NotebookNode:

@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 from study.errors import Stop
+from study.io import files
 from study.ledger import ledger
 from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
 from study.records import runs as records
-from study.records import store
 from study.report import answer_figures, answers, style
 from study.report.templating import literal, machine
 from study.report.topics import claims
@@ -50,7 +50,7 @@ def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
     """Renew the marked parts of a file, and the figure beside the runs that each names."""
     text = check(readme)
     by_folder = judge(text, known)
-    store.replace(readme, renewed(text, by_folder))
+    files.write_below(readme.parent, readme.name, renewed(text, by_folder).encode())
     for folder, judged in by_folder.items():
         (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
         if shown := answers.headline(judged.runs):

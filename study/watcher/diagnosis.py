@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from study.io.numbers import size
-from study.records.findings import Finding
+from study.records.hangs import Finding
 from study.records.schema import Record
 from study.watcher import rules
 from study.watcher.facts import Facts, Unknown

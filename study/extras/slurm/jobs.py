@@ -13,8 +13,7 @@ from pathlib import Path
 from study.errors import Stop
 from study.extras.slurm import slurm
 from study.extras.slurm.slurm import Cluster, Job
-from study.io.files import safe_join
-from study.records import store
+from study.io.files import safe_join, write_below
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.launches import Turn
@@ -60,7 +59,8 @@ class Submission:
         return script_of(self.folder)
 
     def write(self, collected: bool = False) -> None:
-        store.replace(self.folder / STATE, json.dumps({"job": self.job.id, "collected": collected}) + "\n")
+        text = json.dumps({"job": self.job.id, "collected": collected}) + "\n"
+        write_below(self.folder, STATE, text.encode())
 
 
 def script_of(folder: Path) -> str:

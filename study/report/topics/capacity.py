@@ -31,7 +31,7 @@ SEQUENCE = 128  # tokens, as in document 002, if a cell does not say
 def table(runs: Runs) -> pd.DataFrame:
     """Return for each arm under a memory cap the largest model or batch that ran, and the smallest that did not."""
     rows = []
-    capped = [run for run in runs if run.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
+    capped = [run for run in runs if run.requested.memory_cap_gib and run.status in ("done", "oom", "host_oom")]
     for what in ("model", "micro_batch"):
         alike = [name for name in ("memory_cap_gib", *SETTINGS) if name not in (what, "attention")]
         for group, members in groups(capped, only=alike).items():
@@ -39,7 +39,7 @@ def table(runs: Runs) -> pd.DataFrame:
             tried = [run for run in members if run.value(what) in sizes]
             for line, mine in lines(tried).items() if len(sizes) > 1 else ():
                 place = {"group": group, "line": line, "arm": mine[0].arm, "what": what}
-                rows.append(place | {"cap_gib": mine[0].memory_cap_gib} | _search(mine, what, sizes))
+                rows.append(place | {"cap_gib": mine[0].requested.memory_cap_gib} | _search(mine, what, sizes))
     return pd.DataFrame(rows)
 
 

@@ -51,7 +51,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
         place |= {"ranks": RANKS_000, "parameters": parameters(shape), "kind": "real"}
         measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
         for recompute, how in ((False, ""), (True, ", recomputing")):
-            if repeats := [run for run in measured if bool(run.checkpointing) == recompute]:
+            if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:
                 run = max(repeats, key=memory.held_bytes)
                 held = memory.part_bytes(run.components)
                 rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", held, len(repeats))
@@ -153,7 +153,11 @@ def script(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for run in runs.select(arm="single").done:
         for number, training in enumerate(run.record.observed.runs, 1):
-            about: dict[str, Any] = {"script": REPAIRS[run.repair or "none"], "seed": run.seed, "training": number}
+            about: dict[str, Any] = {
+                "script": REPAIRS[run.requested.repair or "none"],
+                "seed": run.seed,
+                "training": number,
+            }
             about |= {"name": training.name, "batch": training.batch, "weights_from": training.weights_from}
             about |= {"deepspeed_calls": training.deepspeed_initialize_calls, "training_s": training.training_s}
             every = run.record.observed.logging_steps or 1

@@ -56,7 +56,11 @@ def predicted_parts(run: Run) -> dict[str, float]:
 def _of_paper(run: Run) -> dict[str, float]:
     """Return the states by the ZeRO paper's formula; none for what it does not describe: FSDP2, other optimizers."""
     recipe = papers.OF_PRECISION.get(run.precision or "")
-    trains_all_with_adam = run.optimizer in (None, FIRST_OPTIMIZER) and not run.lora_rank and not run.train_only
+    trains_all_with_adam = (
+        run.requested.optimizer in (None, FIRST_OPTIMIZER)
+        and not run.requested.lora_rank
+        and not run.requested.train_only
+    )
     if not (recipe and run.parameters and trains_all_with_adam) or run.record.observed.fsdp:
         return {}
     return papers.states_bytes(run.parameters, run.stage or 0, run.ranks or 1, recipe)
@@ -299,7 +303,7 @@ def claimed(run: Run) -> dict[str, float]:
 
     They count a master copy of 16-bit weights alone, and nothing that an engine keeps beside the moments.
     """
-    recipe = papers.recipe_of(run.precision or "fp32", run.optimizer or FIRST_OPTIMIZER)
+    recipe = papers.recipe_of(run.precision or "fp32", run.requested.optimizer or FIRST_OPTIMIZER)
     weights, _, whole_states = papers.RECIPES[recipe]
     master = 4 if run.precision == "bf16_cast" else 0
     observed = run.record.observed
@@ -315,9 +319,9 @@ def claimed(run: Run) -> dict[str, float]:
 
 def what_changes(run: Run) -> str:
     """Return the optimizer of a run, and which part of the model trains."""
-    part = f", only {run.train_only}" if run.train_only else ""
-    part = f", LoRA of rank {run.lora_rank}" if run.lora_rank else part
-    return f"{run.optimizer or FIRST_OPTIMIZER}{part}"
+    part = f", only {run.requested.train_only}" if run.requested.train_only else ""
+    part = f", LoRA of rank {run.requested.lora_rank}" if run.requested.lora_rank else part
+    return f"{run.requested.optimizer or FIRST_OPTIMIZER}{part}"
 
 
 def _place(run: Run) -> dict:
