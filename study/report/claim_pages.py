@@ -85,21 +85,17 @@ def page(verdict: Verdict) -> dict:
     claim = verdict.claim
     left_open = {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
     names = {name: words.NAMES.get(name, name.replace("_", " ")) for name in left_open}
-    tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
-    result = _result(claim, verdict)
     found = {
-        "Claimed": result["Claimed"] and result["Claimed"] + tolerance,
-        "Found": result["Found"],
+        "Claimed": words.claimed_in_full(verdict),
+        "Found": words.found_words(verdict, claim.unit),
         "Rests on": words.basis_words(verdict),
-        "Conditions": ", ".join(
-            f"{name} {words.condition_words(name, value)}" for name, value in claim.conditions.items()
-        ),
+        "Conditions": words.conditions_words(claim),
         "The document leaves open": "; ".join(
             f"{names[each]}: {words.values_words(left_open[each])}" for each in names
         ),
         "Holds with": _cases(verdict.holds_under),
         "Fails with": _cases(verdict.fails_under),
-        "Working": result["Working"],
+        "Working": verdict.working,
         "How we read the claim": " ".join((claim.reading or "").split()),
         "The claims of this error count once": claim.contradiction,
     }
@@ -118,13 +114,12 @@ def page(verdict: Verdict) -> dict:
 
 
 def _result(check: Check, verdict: Verdict) -> dict[str, str]:
-    claimed = words.value_words(verdict.claimed, check.unit) and words.claimed_words(check, verdict)
     found = words.found_words(verdict, check.unit)
-    return {"Claimed": claimed, "Found": found, "Working": verdict.working}
+    return {"Claimed": words.claimed_words(check, verdict), "Found": found, "Working": verdict.working}
 
 
 def _cases(cases: tuple[str, ...]) -> str:
-    return "; ".join(words.case_words(case) for case in cases if case.partition(" ")[0] not in words.INTERNAL)
+    return "; ".join(case for case in cases if case.partition(" ")[0] not in words.INTERNAL)
 
 
 def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
