@@ -79,7 +79,7 @@ def test_held_out_cells_are_predicted_from_theorys_bytes(rows):
     assert all(row["median"] > 2 * row["unlimited_s"] for row in held_out), "else the links would decide nothing"
     text = network.sentence(pd.DataFrame(rows))
     assert text.startswith("**Over 4 held-out cells, the median error of the prediction is 0.")
-    assert "- 2 ranks, 1 pass, 50 Mbit/s: zero2 1." in text
+    assert "- 2 ranks, passes: 1, 50 Mbit/s: zero2 1." in text
 
 
 def test_an_arm_that_sends_more_is_slower_by_as_much(rows):

@@ -127,8 +127,8 @@ def sentence(rows: pd.DataFrame, most: int = 2) -> str:
     totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source") if len(rows) else rows
     if "predicted" in totals:
         errors = (totals["predicted"] / totals["measured"] - 1).abs().dropna()
-        median = f"{errors.median():.2%} in the median over {len(errors)} peaks"
-        sentences.append(f"The error of the formulas is {median}, and {errors.max():.2%} at worst.")
+        median = f"{100 * errors.median():.2g} % in the median over {len(errors)} peaks"
+        sentences.append(f"The error of the formulas is {median}, and {100 * errors.max():.2g} % at worst.")
     return " ".join(sentences)
 
 
