@@ -61,7 +61,7 @@ SHAPES = (
 TESTS = {  # name: pytest's -k for tests/test_gpu.py. Each set ends within a window
     "instruments": "components or cap or peaks or clock or energy or wait or full",
     "arms": "every_arm or bytes or offloading",
-    "precision": "sixteen or virtual or values or compiled or dropout",
+    "precision": "sixteen or virtual or values",
 }
 # The steps of each profile, the most important first.
 PROFILES: dict[str, list[tuple[str, ...]]] = {
