@@ -40,17 +40,6 @@ def test_what_is_wrong_with_a_hosts_file_is_one_sentence(tmp_path, text, words):
         hosts.read(hosts_file(tmp_path, text))
 
 
-@pytest.mark.parametrize("count", [2, 3, 6])
-def test_each_pair_is_measured_in_both_directions_and_no_host_twice_at_a_time(count):
-    names = [Host(str(number), "") for number in range(count)]
-    turns = hosts.rounds(names)
-    pairs = [(a.name, b.name) for turn in turns for a, b in turn]
-    assert sorted(pairs) == sorted((a.name, b.name) for a in names for b in names if a is not b)
-    for turn in turns:
-        busy = [each.name for pair in turn for each in pair]
-        assert len(busy) == len(set(busy))
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [

@@ -1,8 +1,6 @@
 """What is packed for a machine without a network: which wheels, of which folders what, and within which limit."""
 
 import json
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -130,20 +128,3 @@ def test_a_pack_is_replaced_as_a_whole(tmp_path, index, folders):
     assert "data/imdb/README.md" in packed(tmp_path / "pack"), "what was there stays where a new one cannot be made"
     pack.pack(Pack(out=tmp_path / "pack"))
     assert "data/imdb/README.md" not in packed(tmp_path / "pack")
-
-
-@pytest.mark.slow
-def test_a_real_pack_installs_into_an_empty_python_without_compiling(tmp_path):
-    """Wheels for this Python, from the registry; installed by a Python that has nothing, from the folder alone."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    manifest = pack.pack(Pack(out=tmp_path / "pack", python=version))
-    assert {"deepspeed", "datasets", "evaluate", "tyro"} <= names(manifest)
-    assert manifest["bytes"] < 10 * MIB
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "empty"], check=True)
-    python, site = tmp_path / "empty" / "bin" / "python", tmp_path / "site"
-    wheels = [str(tmp_path / "pack" / "wheels" / name) for name in manifest["wheels"]]
-    words = ["install", "--no-index", "--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(site)]
-    subprocess.run([python, "-m", "pip", *words, *wheels], check=True)
-    assert not [path for path in (site / "deepspeed").rglob("*.so")]
-    done = subprocess.run([python, "-c", "import dill, hjson"], env={"PYTHONPATH": str(site)}, capture_output=True)
-    assert done.returncode == 0, done.stderr

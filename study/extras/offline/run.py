@@ -153,7 +153,7 @@ def compile_operators(ends: float) -> bool:
 
 
 def needs_operators(step: tuple[str, ...]) -> bool:
-    """Whether an arm of a step offloads: on a GPU the others need none of DeepSpeed's operators."""
+    """Return whether an arm of a step offloads: on a GPU the others need none of DeepSpeed's operators."""
     return step[0] == "tests" or (step[0] == "sweep" and step[1] != "h100")
 
 
