@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from study.measure import memory, roles, traffic
-from study.measure.clock import Marks
+from study.measure.clock import now, seconds_between
 from study.measure.components import ComponentLook
 from study.measure.readback import device_of
 from study.records.schema import Collective, RankComponents
@@ -191,6 +191,28 @@ class Counts(NamedTuple):
     tokens: int | None
     evaluated: bool
     rate: float | None
+
+
+class Marks:
+    """Seconds per step of a user's own loop: a mark after each step, without waiting."""
+
+    FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
+
+    def __init__(self):
+        self._marks = [now()]
+        self._step_s: list[float] = []
+
+    def tick(self) -> None:
+        self._marks.append(now())
+        if len(self._marks) > 2 * self.FAR:  # a long run does not keep all its events
+            self._step_s += seconds_between(self._marks[: self.FAR + 1])
+            del self._marks[: self.FAR]
+
+    def read(self) -> list[float]:
+        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
+        if isinstance(last := self._marks[-1], torch.cuda.Event):
+            last.synchronize()
+        return self._step_s + seconds_between(self._marks)
 
 
 class History:
