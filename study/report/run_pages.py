@@ -22,7 +22,6 @@ from study.report.templating import write_page
 from study.report.topics import memory, speed
 from study.spec.shapes import SHAPES, shape_of
 from study.watcher import diagnosis
-from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
@@ -198,7 +197,7 @@ def _traffic(run: Run) -> dict | None:
 
 def _asked(record: Record) -> Iterator[dict]:
     """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
-    promised, wanted, seen = Facts(record).promised, record.requested, record.observed
+    promised, wanted, seen = diagnosis.promised(record), record.requested, record.observed
     weights = seen.dtypes.get("weights")
     precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
     pairs = {
