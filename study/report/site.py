@@ -178,5 +178,5 @@ def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page]
     }
     titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])
     write_page(site / "index.html", "index.html", titles=titles, here="index", **values)
-    for name in ("site.css", "site.js", *calculator.SCRIPTS):
+    for name in ("site.css", "site.js", calculator.SCRIPT):
         shutil.copyfile(TEMPLATES / name, site / name)
