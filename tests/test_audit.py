@@ -13,7 +13,7 @@ import pytest
 import shaped
 from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
-from test_parity import flags_for
+from test_parity import CAST
 
 from study.ledger import audit, evidence, files, ledger, record_checks
 from study.ledger.verdict import MEASURED
@@ -42,7 +42,7 @@ def test_records_that_are_right_have_no_fault(arm):
 
 def test_the_shape_is_that_of_a_record_really_written(trained):
     """Every field of the shaped records, at any depth, is also in a real record, with the same type."""
-    real = trained("zero2", *flags_for("wikitext", "bf16_cast", 1)).record
+    real = trained("zero2", *CAST).record
     assert faults(real) == []
     assert unlike(finished(), real) == []
 
