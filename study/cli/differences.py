@@ -8,8 +8,7 @@ from study.cli.diagnosis import wrapped
 from study.io.tables import say
 from study.spec.options import AsJson
 from study.watcher import differences, sources
-from study.watcher.contradictions import contradictions
-from study.watcher.differences import Comparison, Difference, is_secret, printable, shown
+from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 from study.watcher.sources import Source
 
 MOST = 24  # names that a line lists

@@ -21,7 +21,6 @@ from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import each, parts
 from study.report.style import INK, OPEN, colour, ordered
-from study.report.topics.memory import extremes
 from study.report.topics.speed import middle, note, seconds, timed
 from study.spec import node_traffic
 
@@ -128,39 +127,19 @@ def _prediction(row: dict, link: SlowLink | None) -> dict[str, float | bool | No
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """Return how well a slow link is predicted, and what it costs the arms."""
+    """Return how well a slow link is predicted, and what it costs the arms on the most hosts."""
     limited = rows[rows["error"].notna()] if len(rows) else rows
     if limited.empty:
         return ""
-    text = ""
-    errors = limited[limited["held_out"] == True]["error"].abs()  # noqa: E712  (a column of True, False and None)
-    if len(errors):
-        words = f"median error of the prediction is {errors.median():.1%}, and the largest {errors.max():.0%}"
-        text = f"**Over {len(errors)} held-out cells, the {words}.**"
-    return "\n".join([text, "", *_costs(limited)])
-
-
-def _costs(limited: pd.DataFrame) -> list[str]:
-    """Return for each place what the arms take over DDP, on the most hosts."""
-    items = []
+    errors = limited[limited["held_out"].astype(bool)]["error"].abs()
+    words = f"median error of the prediction is {errors.median():.1%}, and the largest {errors.max():.0%}"
+    lines = [f"**Over {len(errors)} held-out cells, the {words}.**" if len(errors) else "", ""]
     for (ranks, passes, mbit), mine in limited.groupby(["ranks", "passes", "mbit"], sort=False):
-        most = mine[mine["hosts"] == mine["hosts"].max()]
-        of_arm = dict(zip(most["arm"], most["median"], strict=True))
+        of_arm = mine[mine["hosts"] == mine["hosts"].max()].set_index("arm")["median"].to_dict()
         if "ddp" in of_arm:
             others = [f"{arm} {of_arm[arm] / of_arm['ddp']:.2f}" for arm in ordered(of_arm) if arm != "ddp"]
-            count = "1 pass" if passes == 1 else f"{passes} passes"
-            items.append(f"- {ranks} ranks, {count}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's seconds")
-    return items
-
-
-def title(rows: pd.DataFrame) -> str:
-    slowest = rows["mbit"].min()
-    at_slowest = rows[rows["mbit"] == slowest]
-    step_s = dict(zip(at_slowest["arm"], at_slowest["median"], strict=True))
-    if len(step_s) < 2:
-        return "Seconds of a step"
-    fast, slow = extremes(step_s)
-    return f"At {slowest:g} Mbit/s, {slow} takes {step_s[slow] / step_s[fast]:.2g} times as long as {fast}"
+            lines.append(f"- {ranks} ranks, passes: {passes}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's seconds")
+    return "\n".join(lines)
 
 
 @style.figure
@@ -190,6 +169,4 @@ def _draw(ax: Axes, mine: pd.DataFrame, free: float) -> None:
     ax.margins(y=0.15)
     style.plain(ax.yaxis)
     first = mine.iloc[0]
-    passes = "pass" if first["passes"] == 1 else "passes"
-    place = f"{first['ranks']} ranks on {first['hosts']} hosts, {first['passes']} {passes} in a step"
-    style.headed(ax, title(mine), place)
+    style.headed(ax, f"{first['ranks']} ranks on {first['hosts']} hosts, passes {first['passes']}")
