@@ -29,8 +29,9 @@ from study.records.schema import Evaluation, Memory
 from study.spec.settings import learning_rate
 from study.training import checkpoints, finish, tasks
 from study.training.data import Rows
+from study.training.display import report
 from study.training.main import main
-from study.training.run import History, Run, arrange, report, show, windows
+from study.training.run import History, Run, arrange, show, windows
 
 
 def train(run: Run) -> Callable[[], object]:
@@ -77,9 +78,9 @@ def train_window(run: Run, window: range, history: History) -> None:
         # --- end of timed ---------------------------------------------------------------------------------------------
     history.last_batch = batches[-1]
     show(run, window, history, losses)
-    if (every := run.settings.eval_every) and window.stop % every == 0 and window.stop < run.steps:
+    if run.is_due(run.settings.eval_every, window.stop):
         history.evals.append(evaluate(run, window.stop))
-    if checkpoints.is_due(run, window.stop):
+    if run.is_due(run.settings.checkpoint_every, window.stop):
         checkpoints.save(run, history, window.stop)
     if window.stop == run.settings.dies_after and run.source is None:
         checkpoints.die(run)

@@ -42,7 +42,7 @@ MOMENTS = {
     "record": ("study.training.finish", "finish"),
     "after the record": ("study.training.finish", "after_training"),
     "instruments": ("study.training.finish", "inspect"),
-    "summary": ("study.training.finish", "print_summary"),
+    "summary": ("study.training.main", "print_summary"),
 }
 ANY = ""
 

@@ -1,10 +1,9 @@
 """The published script as printed and repaired: what starts DeepSpeed, and where the second training begins."""
 
 import pytest
-from conftest import launch, traceback_of_ours
+from conftest import launch
 
 from study.records import store
-from study.records.runs import Run, Runs
 from study.records.schema import Record
 
 SCRIPT = "study/bench/as_printed.py"
@@ -59,19 +58,3 @@ def test_the_counter_that_is_never_reset_spans_all_before(sessions):
         peaks, printed = column(record, "peak_bytes"), column(record, "printed_peak_bytes")
         assert printed == [max(peaks[: i + 1]) for i in range(3)]
     assert all(column(sessions["none"], "checkpoint_bytes")), "its times have the writing of a checkpoint in them"
-
-
-def test_its_record_is_one_like_all_others(sessions, tmp_path):
-    record = sessions["engaged"]
-    (row,) = Runs((Run(tmp_path, record),)).rows()
-    assert (row["status"], row["loss"]) == ("done", record.observed.runs[-1].losses[-1])
-    assert row["s/step"] is None, "it times trainings, not steps"
-    assert record.requested.repair == "engaged"
-    assert record.is_script
-
-
-def test_an_arm_of_its_own_is_refused(tmp_path, cache):
-    run = launch("zero3", tmp_path / "run", *FLAGS, "--repair", "none", cache=cache, script=SCRIPT)
-    assert run.code != 0
-    assert "launch it with arm `single`" in run.output
-    assert not traceback_of_ours(run.output)

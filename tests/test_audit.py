@@ -13,7 +13,7 @@ import pytest
 import shaped
 from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
-from test_parity import flags_for
+from test_parity import CAST
 
 from study.ledger import audit, evidence, files, ledger, record_checks
 from study.ledger.verdict import MEASURED
@@ -31,16 +31,10 @@ def faults(fields: dict, reached: float | None = None) -> list[str]:
     return audit.faults(shaped.record(fields), reached)
 
 
-# --- records that are right ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arm", ["ddp", "zero1", "zero2", "zero3"])
-@pytest.mark.parametrize("how", [{}, GPU, VIRTUAL, {"accumulation": 4}, {"precision": "fp32"}])
-def test_a_record_that_is_right_has_no_fault(arm, how):
-    assert faults(finished(arm=arm, **how)) == []
-
-
-def test_other_records_that_are_right_have_no_fault():
+def test_records_that_are_right_have_no_fault(arm):
+    for how in ({}, GPU, VIRTUAL, {"accumulation": 4}, {"precision": "fp32"}):
+        assert faults(finished(arm=arm, **how)) == []
     without_windows = changed(finished(), measure_version=2, time__window_s=None)
     for fields in (script(), script(repair="engaged"), failed("run"), without_windows):
         assert faults(fields) == []
@@ -48,7 +42,7 @@ def test_other_records_that_are_right_have_no_fault():
 
 def test_the_shape_is_that_of_a_record_really_written(trained):
     """Every field of the shaped records, at any depth, is also in a real record, with the same type."""
-    real = trained("zero2", *flags_for("wikitext", "bf16_cast", 1)).record
+    real = trained("zero2", *CAST).record
     assert faults(real) == []
     assert unlike(finished(), real) == []
 
@@ -67,81 +61,85 @@ def unlike(ours, theirs, path: str = "") -> list[str]:
     return [f"{path} is {ours!r}, but in a real record {theirs!r}"]
 
 
-# --- planted faults ------------------------------------------------------------------------------------------------
+PLANTED = [
+    # incomplete, or an empty run counted as a success
+    ({}, {"requested__micro_batch": None}, "requested.micro_batch is None"),
+    ({}, {"observed__steps": 0}, "observed.steps is 0"),
+    ({}, {"time__step_s": []}, "no step was timed"),
+    ({}, {"loss__train": [2.0, 1.0]}, "the number of losses is 2"),  # also of a logger of every tenth step
+    ({}, {"loss__train": [2.0] * 12}, "the loss is the same at every step"),
+    (VIRTUAL, {"loss__train": [1.0, 2.0]}, "the run is virtual, but has a loss"),
+    # impossible
+    ({}, {"loss__train__4": -1.0}, "the smallest loss is -1"),
+    ({}, {"loss__eval__0__accuracy": 90.0}, "the accuracy is 90"),
+    ({}, {"loss__eval__0__perplexity": 2.0}, "the perplexity is 2"),
+    ({}, {"loss__eval__0__step": 99}, "the last evaluated step is 99"),
+    ({}, {"finished_utc": "2026-01-02T03:04:05"}, "is not a span of time"),  # without its time zone
+    ({}, {"time__setup_s": 100.0}, "the time of set-up and steps in s is"),
+    ({}, {"time__window_s": None}, "the wall time of the timed windows is not recorded"),
+    ({}, {"energy__steps": 12}, "the number of steps of the energy is 12"),
+    (GPU, {"energy__joules_per_rank": [1e6, 1e6]}, "more than a GPU takes"),
+    (GPU | {"step": 0.001}, {}, "more than the peak of the GPU's datasheet"),
+    # observed is not what was requested
+    ({}, {"observed__stage": 1}, "stage is 1, but should be 2"),
+    ({}, {"observed__arm": "zero3"}, "arm is 'zero3', but should be 'zero2'"),
+    ({}, {"observed__wrapper": "DistributedDataParallel"}, "wrapper is 'DistributedDataParallel'"),
+    ({}, {"observed__offload_optimizer": "cpu"}, "offload_optimizer is 'cpu'"),
+    ({}, {"observed__optimizer": "SGD"}, "the optimizer is SGD"),
+    ({"arm": "fsdp2"}, {}, "the arm is sharded by FSDP2, but none was observed"),
+    ({}, {"observed__deepspeed": None}, "DeepSpeed's resolved config is not recorded"),
+    ({}, {"observed__deepspeed__zero_optimization__stage": 3}, "the stage of the objects is 2"),
+    ({}, {"observed__clipping": 5.0}, "the clipping of the objects is 5"),
+    ({}, {"requested__config_file": "accelerate_configs/zero3.yaml"}, "the arm is zero2, its file zero3"),
+    ({"precision": "bf16"}, {"observed__autocast": None}, "autocast is None, but should be 'bf16'"),
+    ({"arm": "ddp"}, {"observed__dtypes__moments": "bfloat16"}, "the dtype of the moments is bfloat16"),
+    ({"arm": "ddp"}, {"observed__dtypes__weights": "float32"}, "the dtype of the weights is 'float32'"),
+    ({"ranks": 4}, {"observed__ranks_counted": 1}, "ranks_counted is 1, but should be 4"),
+    ({}, {"observed__tokens_per_step": 255}, "tokens_per_step is 255, but should be 256"),
+    # 2: the batch lacks the world size, or contains it twice; 6: it lacks the passes
+    ({"ranks": 4}, {"observed__rows_per_step": 2}, "rows_per_step is 2, but should be 8"),
+    ({"ranks": 4}, {"observed__rows_per_step": 32}, "rows_per_step is 32, but should be 8"),
+    ({"accumulation": 4}, {"observed__rows_per_step": 4}, "rows_per_step is 4, but should be 16"),
+    ({"accumulation": 4}, {ENGINE_PASSES: 1}, "DeepSpeed's gradient_accumulation_steps is 1, but should be 4"),
+    # 5: profilers, which prevent overlap
+    ({}, {"observed__deepspeed__wall_clock_breakdown": True}, "DeepSpeed's wall_clock_breakdown was on"),
+    ({}, {"observed__deepspeed__flops_profiler": {"enabled": True}}, "DeepSpeed's flops_profiler was on"),
+    # memory: parts fit into wholes
+    (GPU, {f"{DEVICE}peak_reserved_bytes": 10**6}, "rank 0: peak_allocated is"),
+    ({}, {f"{DEVICE}host_peak_bytes": 10**12}, "rank 0: host_peak is 1e+12, more than the host has"),
+    (GPU, {f"{DEVICE}peak_allocated_bytes": 10**6}, "more than the allocator's peak"),
+    ({}, {f"{DEVICE}host_peak_bytes": 600}, "more than the process's peak"),
+    ({}, {f"{PART}at_peak__weights": 10**10}, "the sum of components at_peak is"),
+    ({}, {f"{PART}after_step__weights": 10**10}, "the sum of components after_step is 1e+10"),
+    ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),
+    ({"arm": "zero3"}, {"observed__held_parameters_per_rank": [100, 100]}, "the held parameters is 100 elements"),
+    # bytes
+    ({}, {"traffic__per_rank__0__all_reduce__bytes": 1}, "all_reduce by dtype is"),
+    ({}, {"traffic__per_rank__0__all_reduce__calls": 0}, "all_reduce moved bytes without a call"),
+    ({}, {"traffic__kernel_bytes_written": [10**5, 10**5]}, "what the kernel saw written is 100000, less than"),
+    ({}, {"traffic__kernel_bytes_written": [10**8, 10**8]}, "what the kernel saw written is 1e+08, more than"),
+    # the published script
+    (SCRIPT, {"observed__runs": []}, "no training is recorded"),
+    (SCRIPT, {"observed__runs__1__steps": 0}, "training 2 took no step"),
+    (SCRIPT, {"observed__runs__2__losses": []}, "training 3 took no step, or has no loss"),
+    (SCRIPT, {"observed__runs__0__training_s": 0}, "training 1 took no time"),
+    (SCRIPT, {"observed__runs__0__training_s": 100.0}, "the time of set-up and steps in s is 102"),
+]
+IMPOSSIBLE_ON_A_GPU = [
+    (GPU, {f"{DEVICE}peak_reserved_bytes": 2 * 10**11}, "rank 0: peak_reserved is 2e+11, more than the device has"),
+    (GPU, {f"{DEVICE}device_used_bytes": 2 * 10**11}, "rank 0: device_used is 2e+11, more than the device has"),
+    (
+        GPU,
+        {f"{DEVICE}peak_allocated_bytes": 2 * 10**11, f"{DEVICE}peak_reserved_bytes": None},
+        "rank 0: peak_allocated is 2e+11, more than the device has",
+    ),
+    (GPU, {"hardware__devices": []}, "the run was on a GPU, but no GPU is recorded"),
+    (GPU, {f"{DEVICE}peak_allocated_bytes": None}, "whether a GPU's allocator has a peak is False, but should be True"),
+    ({}, {f"{DEVICE}peak_allocated_bytes": 10**9}, "whether a GPU's allocator has a peak is True, but should be False"),
+]
 
 
-@pytest.mark.parametrize(
-    ("how", "changes", "words"),
-    [
-        # incomplete, or an empty run counted as a success
-        ({}, {"requested__micro_batch": None}, "requested.micro_batch is None"),
-        ({}, {"observed__steps": 0}, "observed.steps is 0"),
-        ({}, {"time__step_s": []}, "no step was timed"),
-        ({}, {"loss__train": []}, "the number of losses is 0"),
-        ({}, {"loss__train": [2.0] * 12}, "the loss is the same at every step"),
-        ({}, {"loss__train": [2.0, 1.0]}, "the number of losses is 2"),  # also of a logger of every tenth step
-        (VIRTUAL, {"loss__train": [1.0, 2.0]}, "the run is virtual, but has a loss"),
-        # impossible
-        ({}, {"loss__train__4": -1.0}, "the smallest loss is -1"),
-        ({}, {"loss__eval__0__accuracy": 90.0}, "the accuracy is 90"),
-        ({}, {"loss__eval__0__perplexity": 2.0}, "the perplexity is 2"),
-        ({}, {"loss__eval__0__step": 99}, "the last evaluated step is 99"),
-        ({}, {"finished_utc": "yesterday"}, "is not a span of time"),
-        ({}, {"finished_utc": "2026-01-02T03:04:05"}, "is not a span of time"),  # without its time zone
-        ({}, {"time__setup_s": 100.0}, "the time of set-up and steps in s is"),
-        ({}, {"time__window_s": None}, "the wall time of the timed windows is not recorded"),
-        ({}, {"energy__steps": 12}, "the number of steps of the energy is 12"),
-        (GPU, {"energy__joules_per_rank": [1e6, 1e6]}, "more than a GPU takes"),
-        (GPU | {"step": 0.001}, {}, "more than the peak of the GPU's datasheet"),
-        # observed is not what was requested
-        ({}, {"observed__stage": 1}, "stage is 1, but should be 2"),
-        ({}, {"observed__stage": None}, "stage is None, but should be 2"),
-        ({}, {"observed__arm": "zero3"}, "arm is 'zero3', but should be 'zero2'"),
-        ({}, {"observed__wrapper": "DistributedDataParallel"}, "wrapper is 'DistributedDataParallel'"),
-        ({}, {"observed__offload_optimizer": "cpu"}, "offload_optimizer is 'cpu'"),
-        ({}, {"observed__checkpointing": True}, "checkpointing is True"),
-        ({}, {"observed__deepspeed": None}, "DeepSpeed's resolved config is not recorded"),
-        ({}, {"observed__deepspeed__zero_optimization__stage": 3}, "the stage of the objects is 2"),
-        ({}, {"requested__config_file": "accelerate_configs/zero3.yaml"}, "the arm is zero2, its file zero3"),
-        ({"precision": "bf16"}, {"observed__autocast": None}, "autocast is None, but should be 'bf16'"),
-        ({"arm": "ddp"}, {"observed__dtypes__moments": "bfloat16"}, "the dtype of the moments is bfloat16"),
-        ({"arm": "ddp"}, {"observed__dtypes__weights": "float32"}, "the dtype of the weights is 'float32'"),
-        ({"ranks": 4}, {"observed__ranks_counted": 1}, "ranks_counted is 1, but should be 4"),
-        ({}, {"observed__tokens_per_step": 255}, "tokens_per_step is 255, but should be 256"),
-        # 2: the batch lacks the world size, or contains it twice; 6: it lacks the passes
-        ({"ranks": 4}, {"observed__rows_per_step": 2}, "rows_per_step is 2, but should be 8"),
-        ({"ranks": 4}, {"observed__rows_per_step": 32}, "rows_per_step is 32, but should be 8"),
-        ({"accumulation": 4}, {"observed__rows_per_step": 4}, "rows_per_step is 4, but should be 16"),
-        ({"accumulation": 4}, {"observed__accumulation": 1}, "accumulation is 1, but should be 4"),
-        ({"accumulation": 4}, {ENGINE_PASSES: 1}, "DeepSpeed's gradient_accumulation_steps is 1, but should be 4"),
-        # 5: profilers, which prevent overlap
-        ({}, {"observed__deepspeed__wall_clock_breakdown": True}, "DeepSpeed's wall_clock_breakdown was on"),
-        ({}, {"observed__deepspeed__flops_profiler": {"enabled": True}}, "DeepSpeed's flops_profiler was on"),
-        # 10: recomputation counted as work
-        (GPU, {"time__flops_per_rank_and_step": 2.4e12}, "the operations of gpt2 for a rank and step is"),
-        ({}, {"observed__parameters": 10**6}, "the parameters of gpt-tiny is 1000000"),
-        # memory: parts fit into wholes
-        (GPU, {f"{DEVICE}peak_reserved_bytes": 10**6}, "rank 0: peak_allocated is"),
-        (GPU, {f"{DEVICE}peak_reserved_bytes": 2 * 10**11}, "rank 0: peak_reserved is 2e+11, more than the device"),
-        (GPU, {f"{DEVICE}device_used_bytes": 2 * 10**11}, "rank 0: device_used is 2e+11, more than the device has"),
-        (GPU, {f"{DEVICE}peak_allocated_bytes": 10**6}, "more than the allocator's peak"),
-        ({}, {f"{DEVICE}host_peak_bytes": 10**12}, "rank 0: host_peak is 1e+12, more than the host has"),
-        ({}, {f"{PART}at_peak__weights": 10**10}, "the sum of components at_peak is"),
-        ({}, {f"{PART}after_step__weights": 10**10}, "the sum of components after_step is 1e+10"),
-        ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),
-        # bytes
-        ({}, {"traffic__per_rank__0__all_reduce__bytes": 1}, "all_reduce by dtype is"),
-        ({}, {"traffic__per_rank__0__all_reduce__calls": 0}, "all_reduce moved bytes without a call"),
-        ({}, {"traffic__kernel_bytes_written": [10**5, 10**5]}, "what the kernel saw written is 100000, less than"),
-        ({}, {"traffic__kernel_bytes_written": [10**8, 10**8]}, "what the kernel saw written is 1e+08, more than"),
-        # the published script
-        (SCRIPT, {"observed__runs": []}, "no training is recorded"),
-        (SCRIPT, {"observed__runs__1__steps": 0}, "training 2 took no step"),
-        (SCRIPT, {"observed__runs__2__losses": []}, "training 3 took no step, or has no loss"),
-        (SCRIPT, {"observed__runs__0__training_s": 0}, "training 1 took no time"),
-        (SCRIPT, {"observed__runs__0__training_s": 100.0}, "the time of set-up and steps in s is 102"),
-    ],
-)
+@pytest.mark.parametrize(("how", "changes", "words"), PLANTED + IMPOSSIBLE_ON_A_GPU)
 def test_a_planted_fault_is_named(how, changes, words):
     fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
     named = faults(fields)
@@ -151,19 +149,14 @@ def test_a_planted_fault_is_named(how, changes, words):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"observed": [1]},
-        {"observed__ranks": "two"},
         {"observed__ranks": 0},
         {"time__step_s": [0.1, 0.0, 0.1]},
         {"memory__per_rank__1__host_peak_bytes": -1},
         {"memory__per_rank__1__host_peak_bytes": 0},
         {"time__mfu": 0.9},
         {"schema": 0},
-        {"observed__colour": "red"},
         {"loss__train__3": float("nan")},
-        {"time__setup_s": float("inf")},
         {"run_id": "../../x"},
-        {"run_id": "x" * 300},
     ],
 )
 def test_what_is_not_a_record_at_all_is_refused_before(tmp_path, changes):

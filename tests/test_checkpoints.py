@@ -1,6 +1,7 @@
 """A run that was killed and goes on is the run that was never killed: losses, rates, order, dropout and weights."""
 
 import hashlib
+import types
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from conftest import DECODERS_ALONE, RANKS, Launched, launch, traceback_of_ours
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from study.errors import Stop
 from study.records import checkpoints
-from study.spec.arms import NAMES
+from study.spec.arms import NAMES, all_paths, read
 from study.spec.settings import Flags, resolve
 from study.spec.shapes import VOCABULARY
+from study.training import checkpoints as resuming
 from study.training import models
 
 FLAGS = ("--steps", "9", "--warmup-steps", "2", "--sequence", "32", "--micro-batch", "4", "--train-rows", "32")
@@ -30,7 +33,7 @@ FLAGS = (
 )
 QUICK = ("zero2", "fsdp2")
 CURVE = ("train", "eval")
-HAPPENINGS = ("DIES_AT", "DIES_IN", "FULL_AT", "GROWS")
+HAPPENINGS = ("DIES_AT", "FULL_AT", "GROWS")
 
 
 @pytest.fixture
@@ -93,40 +96,6 @@ def test_killed_and_resumed_is_never_killed(arm, train, trained):
     assert checkpoints_of(whole) == ["step-00000003", "step-00000006"]
 
 
-VARIANTS = [
-    ("zero2", ("--accumulation", "2")),
-    ("zero3", ("--accumulation", "2")),
-    ("ddp", ("--accumulation", "2", "--precision", "bf16")),
-    ("ddp", ("--precision", "bf16_cast")),
-    ("zero3", ("--precision", "bf16_cast")),
-    ("fsdp2", ("--accumulation", "2", "--precision", "bf16")),
-    ("ddp", ("--optimizer", "muon", "--task", "wikitext")),
-    ("zero2", ("--lora-rank", "4")),
-    ("ddp", ("--compile",)),
-    ("zero2", ("--compile",)),
-    ("fsdp2", ("--compile",)),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arm", "flags"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "".join(value)
-)
-def test_so_it_is_with_other_settings(arm, flags, train, trained):
-    whole = trained(arm, *FLAGS, *flags)
-    killed = train(arm, "killed", *FLAGS, *flags, DIES_AT="1:8")
-    assert_equal(train(arm, "again", *FLAGS, *flags, resume=killed), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", range(4, 10))
-def test_killed_at_any_step(step, train, trained):
-    killed = train("zero2", "killed", *FLAGS, DIES_AT=f"1:{step}")
-    again = train("zero2", "again", *FLAGS, resume=killed)
-    assert_equal(again, trained("zero2", *FLAGS))
-    assert resume_of(again)["step"] == (step - 1) // 3 * 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["zero2", "zero3"])
 def test_the_loss_scale_goes_on(arm, train):
@@ -139,50 +108,34 @@ def test_the_loss_scale_goes_on(arm, train):
     assert_equal(again, whole)
 
 
-@pytest.mark.slow  # test_sealed.py cuts off at each of 20 points
-@pytest.mark.parametrize("how", ["seal:2", "save:2"])
-def test_a_checkpoint_that_was_cut_off_is_passed_over_and_named(how, train, trained):
-    killed = train("zero2", "killed", *FLAGS, DIES_IN=how)
-    assert checkpoints_of(killed) == ["step-00000003", "step-00000006.part"]
-    again = train("zero2", "again", *FLAGS, resume=killed)
-    assert_equal(again, trained("zero2", *FLAGS))
-    assert resume_of(again)["passed_over"] == ["step-00000006: it was cut off while it was written"]
-    assert "goes on after step 3 of killed, which had reached step 6; passed over step-00000006" in again.output
-
-
-def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train, trained):
+def test_a_full_disk_ends_the_run_and_spoils_no_checkpoint(train):
     full = train("zero2", "full", *FLAGS, FULL_AT="2")
     assert full.code != 0
     assert full.record["error"]["message"].startswith("the checkpoint of step 6 could not be written")
     assert not traceback_of_ours(full.output)
-    again = train("zero2", "again", *FLAGS, resume=full)
-    assert_equal(again, trained("zero2", *FLAGS))
-    assert resume_of(again)["step"] == 3
+    assert checkpoints.last_good(full.folder)[0].name == "step-00000003"
 
 
-@pytest.mark.slow
-def test_states_on_the_disk_are_not_gone_on_with(train, trained):
-    """DeepSpeed would go on without them, and say nothing."""
-    whole = trained("zero3_nvme", *FLAGS)
-    again = train("zero3_nvme", "again", *FLAGS, resume=whole)
-    assert again.code != 0
-    assert again.record["status"] == "unavailable"
-    assert again.record["error"]["message"].startswith("DeepSpeed 0.19.8 does not restore optimizer states")
+def test_what_is_no_checkpoint_of_this_training_is_refused(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(resuming, "broadcast_object_list", lambda values: values)
+    folder = trained("zero2", *FLAGS).folder
+    progress = checkpoints.read_progress(checkpoints.last_good(folder)[0])
+    accelerator = types.SimpleNamespace(is_main_process=True, num_processes=2)
 
+    def resume(arm: str, folder: Path, **changed):
+        settings = types.SimpleNamespace(**progress.requested.model_dump() | changed | {"resume": folder})
+        data = types.SimpleNamespace(checksum=progress.data_checksum)
+        rows = progress.rows_per_step
+        values = {"arm": read(all_paths()[arm]), "accelerator": accelerator, "data": data, "steps": progress.steps}
+        return resuming.find(types.SimpleNamespace(settings=settings, rows_taken_per_step=rows, **values))
 
-def test_another_training_is_refused(train, trained):
-    whole = trained("zero2", *FLAGS)
-    other = train("zero2", "other", *FLAGS, "--lr", "0.5", "--seed", "7", resume=whole)
-    assert other.code != 0
-    assert other.record["error"]["message"] == (
-        "the checkpoint is of another training (--lr was 0.001 and is 0.5; --seed was 42 and is 7)"
-    )
-
-
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(train, tmp_path):
-    (tmp_path / "empty").mkdir()
-    run = train("ddp", "run", *FLAGS, "--resume", str(tmp_path / "empty"))
-    assert "has no good checkpoint (there is none)" in run.record["error"]["message"]
+    assert resume("zero2", folder).progress.step == 6
+    with pytest.raises(Stop, match=r"another training \(--lr was 0.001 and is 0.5; --seed was 42 and is 7\)"):
+        resume("zero2", folder, lr=0.5, seed=7)
+    with pytest.raises(Stop, match=r"has no good checkpoint \(there is none\)"):
+        resume("zero2", tmp_path)
+    with pytest.raises(Stop, match="does not restore optimizer states"):
+        resume("zero3_nvme", folder)
 
 
 def weights_in(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ import shaped
 from shaped import changed, failed, finished, put, script
 
 from study.errors import Stop
-from study.ledger import evidence, pairing
+from study.ledger import evidence
 from study.ledger.evidence import Evidence, choose
 from study.ledger.record_checks import counted, equal, measured_trend, observed, order, ran, ratio, same_loss
 from study.records import metrics
@@ -87,13 +87,6 @@ def test_names_that_mean_the_same(wanted, has, same):
     assert (evidence.differences(shaped.run(**has), claim("time", **wanted)) == {}) == same
 
 
-def test_what_is_worth_knowing_of_the_runs_is_reported():
-    runs = gathered(finished("old", measure_version=1), finished("dirty", dirty=True), finished("good"))
-    differs = choose(runs, claim("bytes"), ZERO2).differs
-    assert "1 of 3 runs are from another version of the instruments" in differs
-    assert "1 of 3 runs are from a changed source tree" in differs
-
-
 def test_runs_are_chosen_by_what_they_are():
     cell = {"protocol": "h100", "part": "stages", "scale": "tiny", "repeat": 1}
     runs = gathered(finished("a"), finished("b", "zero3", cell=cell), finished("c", ranks=4), script("d"), failed("e"))
@@ -114,13 +107,9 @@ def test_runs_are_chosen_by_what_they_are():
     ("where", "words"),
     [
         ({"arm": "zreo3"}, "did you mean 'zero3'"),
-        ({"arm": ["zero2", 3]}, "choose one of"),
         ({"precision": "bf61"}, "'bf16'"),
-        ({"micro_batch": "4"}, "a whole number"),
-        ({"offload": "npu"}, "'cpu'"),
         ({"offload": "disk"}, "choose one of nvme, cpu, none"),
         ({"armm": "zero3"}, "did you mean 'arm'"),
-        ({"colour": "red"}, "records have no 'colour'"),
     ],
 )
 def test_a_value_that_no_run_can_have_is_an_error(where, words):
@@ -135,19 +124,14 @@ def test_an_arm_of_somebody_else_is_known_by_its_records():
     assert len(choose(foreign, claim("bytes"), {"arm": "their_own"}).runs) == 1
 
 
-@pytest.mark.parametrize(
-    "path", ["energy.joules", "memory.peak", "tme.mfu", "requested.modle", "time.forward_s", "forward_s"]
-)
-@pytest.mark.parametrize("runs", [(), (finished(),)], ids=["no runs", "a run"])
-def test_a_path_that_leads_nowhere_in_any_record_is_an_error(path, runs):
-    """The verdict used to be inconclusive, as if these records lacked the value.
-
-    DeepSpeed's autotuner times the forward pass. Records have whole steps.
-    """
-    with pytest.raises(Stop, match=r"record has no field|There is no quantity"):
-        observed(gathered(*runs), claim("time"), field=path, where=ZERO2)
-    with pytest.raises(Stop, match=r"record has no field|There is no quantity"):
-        ratio(gathered(*runs), claim("time"), quantity=path, **SIDES)
+@pytest.mark.parametrize("path", ["energy.joules", "tme.mfu", "time.forward_s", "forward_s"])
+def test_a_path_that_leads_nowhere_in_any_record_is_an_error(path):
+    """The verdict used to be inconclusive, as if these records lacked the value."""
+    for runs in ((), (finished(),)):
+        with pytest.raises(Stop, match=r"record has no field|There is no quantity"):
+            observed(gathered(*runs), claim("time"), field=path, where=ZERO2)
+        with pytest.raises(Stop, match=r"record has no field|There is no quantity"):
+            ratio(gathered(*runs), claim("time"), quantity=path, **SIDES)
 
 
 def test_runs_are_gathered_once_and_without_the_half_written(tmp_path):
@@ -226,14 +210,9 @@ def test_weights_without_values_do_not_show_that_a_model_fits():
     without = finished("b", virtual=True, ranks=8, requested__init="none")
     assert ran(gathered(without), claim("memory", ranks=8), where=ZERO2).value is None
     assert ran(gathered(with_values, without), claim("memory", ranks=8), where=ZERO2).evidence == ("a",)
-
-
-def test_a_finding_on_virtual_ranks_says_so():
-    """One virtual run, or one run without values, is enough."""
-    real, unreal = finished("a"), finished("b", virtual=True, ranks=8)
     how = {"field": "observed.wrapper", "kind": "configuration"}
-    assert seen(real, **how).basis == "measured"
-    assert seen(real, unreal, **how).basis == "virtual"
+    assert seen(finished("a"), **how).basis == "measured"
+    assert seen(finished("a"), with_values | {"run_id": "c"}, **how).basis == "virtual"
     assert seen(finished("c", requested__init="none"), **how).basis == "virtual"
 
 
@@ -293,13 +272,16 @@ def test_a_size_needs_a_single_run_of_each():
 
 def test_unlike_cells_are_not_compared():
     """Another batch, machine, or version: there is no ratio."""
-    requests = {"requested__micro_batch": 4, "requested__lr": 0.1, "requested__instruments": False}
-    machines = {"hardware__cpu": "Other CPU", "measure_version": 1, "software__torch": "2.14.0", "commit": "fedcba"}
-    for field, value in (requests | machines | {"dirty": True}).items():
+    others = {
+        "requested__micro_batch": 4,
+        "hardware__cpu": "Other CPU",
+        "software__torch": "2.14.0",
+        "commit": "fedcba",
+    }
+    for field, value in others.items():
         finding = time_ratio(*seeds("zero2"), *(changed(fields, **{field: value}) for fields in seeds("ddp")))
         assert (finding.value, finding.without) == (None, "inconclusive")
-        name = "commit" if field == "dirty" else field.rpartition("__")[2]
-        assert finding.working == f"no cell was run on both sides: they differ in {name}"
+        assert finding.working == f"no cell was run on both sides: they differ in {field.rpartition('__')[2]}"
 
 
 def test_scaling_needs_runs_on_a_single_rank():
@@ -485,19 +467,7 @@ def test_the_trainings_inside_a_run_of_the_published_script():
         ratio(runs, claim("time"), quantity="step_s", **sides, where={"repair": "none"})
 
 
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-def test_a_path_leads_where_it_says():
-    record = shaped.record(energy__joules_per_rank=[1.0, 2.0], observed__deepspeed={"a": {"b": 2}})
-    paths = {"energy.joules_per_rank.1": 2, "energy.joules_per_rank.-1": 2, "energy.joules_per_rank.7": None}
-    paths |= {"error.kind": None, "observed.deepspeed.a.b": 2, "observed.deepspeed.x": None}
-    assert {path: metrics.dig(record, path) for path in paths} == paths
-    for path in paths:
-        metrics.refuse_unknown(path)
-    for wrong in ("per_rank.0.peak", "per_rank.0.host_peak_bytes.kib", "components.per_rank.0.x"):
-        with pytest.raises(Stop, match="record has no field"):
-            metrics.refuse_unknown(f"memory.{wrong}")
+# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def test_of_ranks_the_one_that_holds_most():
@@ -516,13 +486,3 @@ def test_every_quantity_is_in_a_complete_record_and_unknown_in_an_empty_one():
     complete, empty = shaped.record(fields), Record(run_id="empty", started_utc="")
     assert [name for name in metrics.QUANTITIES if metrics.value(complete, name) is None] == []
     assert [name for name in metrics.QUANTITIES if metrics.value(empty, name) is not None] == []
-
-
-def test_pairs_take_the_free_conditions_out_of_the_cell():
-    ours, theirs = gathered(finished("a", "zero2", ranks=2)).runs, gathered(finished("b", "ddp", ranks=4)).runs
-    assert pairing.paired(ours, theirs, {"arm"})[0] == []
-    assert len(pairing.paired(ours, theirs, {"arm", "ranks"})[0]) == 1
-    other = (shaped.run(run_id="b", arm="ddp", ranks=4, observed__dtypes__weights="float32"),)
-    pairs, refused = pairing.paired(ours, other, {"arm", "ranks"})
-    assert (pairs, refused) == ([], ["weights are bfloat16 on one side and float32 on the other"])
-    assert len(pairing.paired(ours, other, {"arm", "ranks", "precision"})[0]) == 1, "the precision is compared"

@@ -1,33 +1,24 @@
 """What a user does wrong, or a machine lacks: one sentence with the remedy, no traceback, nothing left behind."""
 
-import contextlib
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
-from conftest import LAUNCH, ROOT, launch, left_running, traceback_of_ours
+from conftest import ROOT, launch, left_running, traceback_of_ours
 
 from study.machine.disk import PREFIX
-from study.records import store
 from study.records.schema import Record
 
 UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 
-MISTAKES = {
-    "unknown model": ("single", ("--model", "bert-huge"), ("bert-huge", "bert-large")),
-    "missing folder": ("single", ("--data", "no/such/folder"), ("no/such/folder", "embedded")),
-    "micro-batch 0": ("single", ("--micro-batch", "0"), ("--micro-batch must be greater than 0 (got 0)",)),
+MISTAKES = {  # a launch each; what the settings, an arm's file or a data folder can have wrong is tested without one
+    "micro-batch 0": ("ddp", ("--micro-batch", "0"), ("--micro-batch must be greater than 0 (got 0)",)),
     "unreachable data": ("single", ("--data", "hub"), ("--data embedded", "local folders")),
     "unreachable weights": ("single", ("--init", "pretrained"), ("bert-tiny", "--init random")),
-    "model of the other task": ("single", ("--model", "gpt2"), ("gpt2", "--task wikitext")),
     "more rows than there are": ("ddp", ("--train-rows", "10"), ("16 rows", "there are 10", "--micro-batch")),
-    "no room on the disk": ("zero3_nvme", ("--task", "wikitext", "--model", "gpt-neox-20b"), ("free", "needs 329 GB")),
     "a disk folder that is a file": ("zero3_nvme", ("--nvme-dir", "README.md"), ("README.md", "--nvme-dir")),
 }
 
@@ -57,33 +48,16 @@ def test_too_little_memory_is_not_the_trainers_fault(tmp_path, cache):
     assert_ended(large, "oom", "tried to allocate", "--memory-cap-gib")
 
 
-# A launch with another environment forks nothing: it imports everything.
-SLOW = dict.fromkeys(("unreachable weights", "unreachable data"), pytest.mark.slow)
-
-
-@pytest.mark.parametrize("mistake", [pytest.param(name, marks=SLOW.get(name, ())) for name in MISTAKES])
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=pytest.mark.slow if "unreachable" in name else ()) for name in MISTAKES]
+)
 def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache):
     arm, flags, words = MISTAKES[mistake]
-    alone = ()
-    if arm == "zero3_nvme":
-        alone = ("--num_processes", "1")  # one rank is enough to look at a disk
-    if mistake == "no room on the disk" and shutil.disk_usage(tmp_path).free > 320e9:
-        pytest.skip("this disk has room for what the test thinks there is no room for")
-    env = UNREACHABLE if "unreachable" in mistake else None
+    alone = ("--num_processes", "1") if arm == "zero3_nvme" else ()  # one rank is enough to look at a disk
+    env = UNREACHABLE if "unreachable" in mistake else None  # such a launch forks nothing: it imports everything
     run = launch(arm, tmp_path / "run", *flags, cache=cache, env=env, launcher=alone)
-    assert_ended(run, "unavailable" if mistake == "no room on the disk" else "failed", *words)
+    assert_ended(run, "failed", *words)
     assert not list(tmp_path.glob(f"**/{PREFIX}*")), "the disk folder is gone"
-
-
-def test_a_run_is_not_overwritten(tmp_path, cache):
-    first = launch("single", tmp_path / "run", *SHORT, cache=cache)
-    assert first.code == 0, first.output
-    before = (tmp_path / "run" / "record.json").read_bytes()
-    second = launch("single", tmp_path / "run", *SHORT, cache=cache)
-    assert second.code != 0
-    assert "already holds record.json" in second.output
-    assert not traceback_of_ours(second.output)
-    assert (tmp_path / "run" / "record.json").read_bytes() == before
 
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
@@ -98,93 +72,17 @@ def test_without_the_launcher_it_says_how(command):
     assert process.stdout.count("What to do:") == 1, "one rank speaks"
 
 
-@contextlib.contextmanager
-def training(arm: str, folder: Path, cache: Path, *launcher: str):
-    """A long training that has begun, in a process group of its own."""
-    command = [*launcher, "--config_file", f"accelerate_configs/{arm}.yaml", "study/train.py"]
-    flags = ["--epochs", "100", "--sequence", "32", "--micro-batch", "4", "--warmup-steps", "1", "--log-every", "1"]
-    with subprocess.Popen(
-        [*command, *flags, "--run-dir", str(folder), "--cache-dir", str(cache)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        next(line for line in process.stdout if "s/step" in line)
-        yield process
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-def test_a_rank_that_is_killed_is_not_the_survivors_fault(tmp_path, cache):
-    """In another spelling of the launcher. The survivor says which rank died, and the exit code is 1."""
-    spelling = (sys.executable, "-u", "-m", "accelerate.commands.accelerate_cli", "launch")
-    with training("ddp", tmp_path / "run", cache, *spelling) as launcher:
-        ranks = [rank for rank in psutil.Process(launcher.pid).children() if "study/train.py" in rank.cmdline()]
-        assert len(ranks) == 2
-        next(rank for rank in ranks if rank.environ()["RANK"] == "1").kill()
-        output = launcher.stdout.read()
-    assert launcher.returncode == 1
-    assert output.count("What to do:") == 1, output
-    error = store.load(tmp_path / "run").error
-    assert (error.message, error.where) == ("rank 1 ended without an error message", "rank 1")
-    assert "report" not in error.what_to_do
-    assert left_running(tmp_path / "run") == []
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-@pytest.mark.parametrize("arm", ["ddp", "zero3_nvme"])
-def test_ctrl_c_leaves_nothing_behind(arm, tmp_path, cache):
-    """SIGINT to the whole group, as a terminal sends it: a record that says so, no process, no files on the disk."""
-    with training(arm, tmp_path / "run", cache, *LAUNCH) as process:
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, 2)
-        output = process.stdout.read()
-    assert process.returncode != 0, output
-    psutil.wait_procs(family, timeout=30)
-    assert left_running(tmp_path / "run") == []
-    assert store.load(tmp_path / "run").status == "interrupted"
-    assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"
-
-
 def test_a_loss_that_explodes_is_a_diverged_run(tmp_path, cache):
     assert_ended(launch("ddp", tmp_path / "run", *SHORT, "--lr", "1e38", cache=cache), "diverged", "--lr")
 
 
-# --- configurations that go wrong without a word -------------------------------------------------------------------
-
-NVME = {"offload_optimizer_device": "nvme"}
-TRAPS = {
-    "clipping 0.0 in a yaml means 1.0": (
-        {"zero_stage": 2, "gradient_clipping": 0.0},
-        ("clipping: promised 0.0, observed 1.0",),
-    ),
-    "stage 2 takes nvme for cpu": ({"zero_stage": 2} | NVME, ("stage 2 with nvme", "use stage 3")),
-    "an nvme path in a yaml is ignored": (
-        {"zero_stage": 3, "offload_optimizer_nvme_path": "/tmp/swap"} | NVME,
-        ("offload_optimizer_nvme_path", "--nvme-dir"),
-    ),
-    "FSDP of the first version is not read back": (None, ("fsdp_version must be 2", "fix arm.yaml")),
-}
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_a_silent_trap_is_refused(trap, tmp_path, cache):
-    deepspeed, words = TRAPS[trap]
-    arm = {"num_machines": 1, "num_processes": 1, "main_process_port": 0}
-    if deepspeed is None:
-        fsdp = {"fsdp_version": 1, "fsdp_cpu_ram_efficient_loading": False}
-        arm |= {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": fsdp}
-    else:
-        arm |= {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}
+def test_a_yaml_that_deepspeed_reads_otherwise_is_refused(tmp_path, cache):
+    """In a yaml, Accelerate takes a clipping of 0.0 for none given, and DeepSpeed then clips at 1.0."""
+    arm = {"num_machines": 1, "num_processes": 1, "main_process_port": 0, "distributed_type": "DEEPSPEED"}
+    arm["deepspeed_config"] = {"zero_stage": 2, "gradient_clipping": 0.0}
     (tmp_path / "arm.yaml").write_text(yaml.safe_dump(arm))
     run = launch(tmp_path / "arm.yaml", tmp_path / "run", *SHORT, cache=cache)
-    assert run.code != 0
-    assert not traceback_of_ours(run.output)
-    assert [word for word in words if word not in run.output] == []
-    if (tmp_path / "run" / "record.json").exists():  # a yaml that cannot be an arm is refused before there is a run
-        assert run.record["status"] == "failed"
-    assert not (ROOT / "none").exists(), "where Accelerate lets the swap files fall"
+    assert_ended(run, "failed", "clipping: promised 0.0, observed 1.0")
 
 
 @pytest.mark.slow
@@ -196,13 +94,3 @@ def test_partitions_too_small_for_the_disk_are_not_called_done(tmp_path, cache):
     assert run.record["observed"]["ranks"] == 4, "what was seen is kept, though the run failed"
     assert run.record["loss"]["train"]
     assert not list(tmp_path.glob("nvme/*")), "the disk folder is left empty"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_forty_finished_runs_exit_with_0(tmp_path, cache):
-    """Gloo sometimes aborts a process that leaves in the ordinary way (about 3 in 20): ours never does."""
-    for i in range(40):
-        run = launch(("ddp", "zero2")[i % 2], tmp_path / str(i), *SHORT, cache=cache)
-        assert run.code == 0, f"launch {i}: {run.output}"
-        assert run.record["status"] == "done"

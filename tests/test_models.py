@@ -54,11 +54,6 @@ def test_images_where_the_config_has_their_size_in_a_part_or_not_at_all(name):
     assert (losses.shape, len(logits), configs.kind_of(config)) == ((2,), 2, "vision")
 
 
-def test_text_alone_of_a_model_that_also_sees():
-    config = configs.of_dict({"model_type": "gemma3", "text_config": SMALL["gemma3_text"]})
-    assert (config.model_type, configs.kind_of(config)) == ("gemma3_text", "decoder")
-
-
 def test_code_of_a_model_is_refused_and_not_run(tmp_path):
     ran = tmp_path / "ran"
     (tmp_path / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")

@@ -19,7 +19,7 @@ from study.errors import Stop
 from study.extras.hosts import multinode
 from study.extras.hosts.multinode import Place
 from study.records import store
-from study.records.schema import Hardware
+from study.records.schema import Hardware, Machine
 from study.spec.arms import all_paths
 from study.training import ending
 from study.training import launch as machines
@@ -127,8 +127,8 @@ def test_what_cannot_be_launched_is_one_sentence(call, words, monkeypatch):
 # --- one record of all machines ---------------------------------------------------------------------------------------
 
 
-def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> machines.RankMachine:
-    return machines.RankMachine(number, Hardware(cores=cores), {"torch": torch, "numpy": None}, "eth0")
+def seen(number: int, torch: str = "2.13.0", cores: int = 8) -> tuple:
+    return number, Machine(hardware=Hardware(cores=cores)), {"torch": torch, "numpy": None}
 
 
 def test_machines_are_told_apart_by_number_and_hold_their_ranks():

@@ -82,9 +82,12 @@ def test_losses_equal_ddp_in_bf16(arm, trained):
     assert largest_difference(trained, arm, flags) <= TOLERANCE["bf16"]
 
 
+CAST = (*flags_for("wikitext", "bf16_cast", 1), "--save")
+
+
 def test_bf16_cast_holds_what_it_says_and_is_another_algorithm(trained):
     """Weights and gradients in bf16, master and moments in fp32: in DDP by our optimizer, in ZeRO by DeepSpeed's."""
-    flags = flags_for("wikitext", "bf16_cast", 1)
+    flags = CAST
     for arm in ("ddp", "zero2"):
         seen = trained(arm, *flags).record["observed"]
         assert seen["dtypes"]["weights"] == "bfloat16", arm

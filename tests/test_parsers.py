@@ -23,7 +23,6 @@ from study.predictor.outside import published
 from study.records import collectives, seal, store
 from study.records.privacy import redact
 from study.spec import arms
-from study.spec.settings import Settings, build
 from study.sweeps import protocol
 from study.watcher import sources as configs
 
@@ -201,19 +200,6 @@ def test_a_bomb_is_refused_in_a_sentence(tmp_path, name, bomb):
     is_valid_or_a_sentence(PARSERS[name].read, path)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"tiny": {"steps": 9, "seed": list(range(200)), "lr": [0.1] * 200}},
-        {"paper": {"frontier": "micro_batch", "micro_batch": [1, 10**12]}},
-        {"paper": {"frontier": "model", "model": ["gpt-tiny"] * 20_000}},
-    ],
-)
-def test_a_protocol_of_too_many_cells_is_refused(tmp_path, more):
-    (tmp_path / "mine.toml").write_text(toml_file(PROTOCOL | {"part": [PART | more]}))
-    is_valid_or_a_sentence(read_cells, tmp_path / "mine.toml")
-
-
 @QUICK
 @given(st.one_of(st.from_regex(r"\A\s?[-+]?[\d٣.e]{0,6} ?[KMGTkx]?i?B?(/s)?\Z"), TEXTS, st.text(max_size=20)))
 @example("9" * 400 + "TB")
@@ -226,12 +212,6 @@ def test_sizes_and_counts_on_the_command_line(text):
     except Stop:
         return
     assert 0 < size_bytes < float("inf")
-
-
-@QUICK
-@given(st.dictionaries(st.sampled_from([*Settings.__dataclass_fields__, "other"]), SCALARS, max_size=4))
-def test_settings(values):
-    is_valid_or_a_sentence(build, values, "mine.toml")
 
 
 @QUICK

@@ -18,16 +18,6 @@ def test_a_patch_ends_with_its_block_and_keeps_its_name(monkeypatch):
     assert patches.applied == {"some_patch"}
 
 
-def test_a_value_without_memory_reads_as_zero_of_its_kind():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from study.models.build import WithoutValues
-
-    with FakeTensorMode(), WithoutValues():
-        values = [torch.empty(1, dtype=dtype).item() for dtype in (torch.float32, torch.int64, torch.bool)]
-    assert [(type(value), value) for value in values] == [(float, 0.0), (int, 0), (bool, False)]
-
-
 def test_a_hook_before_updates_is_gone_when_a_step_fails():
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer, calls = torch.optim.SGD([parameter], lr=0.1), []

@@ -12,6 +12,7 @@ from study.records import metrics, store
 from study.records.schema import Record
 from study.spec.settings import Flags
 from study.training import ending, finish
+from study.training.display import print_summary
 from study.training.run import Run
 
 RANK = '''
@@ -25,13 +26,14 @@ from accelerate import Accelerator
 from study.records import store
 from study.records.schema import Record
 from study.training import ending, finish
-from study.training.run import Run, log_to
+from study.training.display import log_to, print_summary
+from study.training.run import Run
 from study.spec.settings import Flags, Settings
 
 folder, way = Path(sys.argv[1]), sys.argv[2]
 accelerator = Accelerator(cpu=True)
 rank = accelerator.process_index
-finish.NOTICES_WITHIN_S = 1
+ending.NOTICES_WITHIN_S = 1
 
 
 def instruments(run, step):
@@ -50,7 +52,7 @@ record = store.load(folder) if rank == 0 else Record(run_id="run", started_utc=s
 run = Run(Flags(save=False), None, folder, record, accelerator, None)
 in_step = finish.after_training(run, None)
 assert not in_step
-finish.print_summary(run)
+print_summary(run)
 ending.leave(0)
 '''
 
@@ -109,7 +111,7 @@ def test_the_training_is_kept_before_what_follows_it(part, error, folder, monkey
     assert getattr(kept.observed, f"{part}_failed") == ending.reason(error).what
     later = kept.observed.instruments_failed
     assert later == ("not begun, because of: save" if part == "save" else ending.reason(error).what)
-    finish.print_summary(run)
+    print_summary(run)
     assert f"but without its {part}" in capsys.readouterr().out
 
 
@@ -120,7 +122,7 @@ def test_a_part_that_succeeds_is_not_called_failed(folder, monkeypatch, capsys):
     kept = store.load(folder)
     assert (kept.status, kept.observed.instruments_failed, kept.observed.backend) == ("done", None, "step")
     assert kept.observed.save_failed is None
-    finish.print_summary(run)
+    print_summary(run)
     assert "but without" not in capsys.readouterr().out
 
 

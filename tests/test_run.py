@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import ranks_of
 
-from study.errors import Stop
 from study.records import store
 from study.records.schema import Loss
 from study.spec.settings import Flags
@@ -54,18 +53,6 @@ def test_what_was_kept_stays_when_another_rank_ends_badly(tmp_path):
     assert (kept.status, kept.error.message, kept.loss) == ("failed", "it went wrong", Loss(train=[0.5]))
 
 
-@pytest.mark.parametrize("status", ["failed", "oom", "interrupted"])
-def test_a_record_that_has_ended_is_not_written_over(tmp_path, status):
-    """A rank that fails while the first one writes must not be unsaid."""
-    store.write(tmp_path, store.new("run", []))
-    mine = store.load(tmp_path).model_copy(update={"loss": Loss(train=[0.5])})
-    store.end_badly(tmp_path, Stop("it went wrong", "fix it", status), "Stop")
-    store.keep(tmp_path, mine)
-    kept = store.load(tmp_path)
-    assert (kept.status, kept.error.message) == (status, "it went wrong")
-    assert kept.loss == Loss(train=[0.5]), "and what is known is kept all the same"
-
-
 # --- windows -------------------------------------------------------------------------------------------------------
 
 
@@ -104,9 +91,3 @@ def test_each_loss_is_gathered_once_and_then_kept_as_a_number(tmp_path):
     assert gathered == [2, 3]
     assert history.losses == [1.5, 2.5, 3.5, 4.5, 5.5]
     assert [line["loss"] for line in store.read_steps(tmp_path)] == history.losses
-
-
-def test_the_first_windows_of_very_many_steps_come_at_once():
-    run = a_run(10**18, warmup_steps=5, log_every=4)
-    first = list(itertools.islice(windows(run, 5, run.steps), 3))
-    assert first == [range(5, 9), range(9, 10), range(10, 13)]

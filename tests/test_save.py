@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, launch, traceback_of_ours
+from test_parity import CAST
 from transformers import AutoModelForCausalLM
 
 FLAGS = ("--task", "wikitext", "--steps", "8", "--train-rows", "200", "--eval-rows", "8", "--sequence", "32")
@@ -25,12 +26,12 @@ def test_what_stage_3_saves_is_what_ddp_saves(trained):
 
 
 @pytest.mark.parametrize(
-    ("arm", "precision", "dtype", "size_bytes"),
-    [("ddp", (), "float32", 4), ("zero3", (), "float32", 4), ("zero2", ("--precision", "bf16_cast"), "bfloat16", 2)],
+    ("arm", "flags", "dtype", "size_bytes"),
+    [("ddp", FLAGS, "float32", 4), ("zero3", FLAGS, "float32", 4), ("zero2", CAST, "bfloat16", 2)],
 )
-def test_the_file_is_of_the_runs_precision(trained, arm, precision, dtype, size_bytes):
+def test_the_file_is_of_the_runs_precision(trained, arm, flags, dtype, size_bytes):
     """`save_16bit_model` makes 16 bits of nothing: an fp32 run is saved in fp32."""
-    seen = trained(arm, *FLAGS, *precision, advised=not precision).record["observed"]
+    seen = trained(arm, *flags, advised=flags is FLAGS).record["observed"]
     assert seen["saved"]["parameters"] == seen["parameters"], "tied weights are written once"
     assert seen["saved"]["dtypes"] == [dtype]
     assert seen["saved"]["bytes"] == pytest.approx(seen["parameters"] * size_bytes, rel=0.01)

@@ -1,5 +1,6 @@
 """The run folder and the disk folder: whose they are, what is refused, and how much room is asked for."""
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def test_a_sweeps_output_may_be_in_the_folder(tmp_path):
     assert (tmp_path / "output.txt").read_text() == "launching"
 
 
-@pytest.mark.parametrize("name", ["steps.jsonl", "log.txt", "model"])
+@pytest.mark.parametrize("name", ["record.json", "steps.jsonl", "model"])
 def test_a_file_of_somebody_else_is_not_added_to(name, tmp_path):
     (tmp_path / name).write_text("mine")
     with pytest.raises(Stop, match=f"already holds {name} of another run"):
@@ -58,12 +59,15 @@ def test_on_several_machines_the_folder_has_to_be_named(rank, tmp_path, monkeypa
     assert opened(None, rank).parent == tmp_path / "runs"
 
 
-def test_on_several_machines_each_disk_has_to_be_named(tmp_path, monkeypatch):
-    """The folder beside the run folder may be on another machine's disk."""
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+def test_a_disk_that_would_go_wrong_in_silence_is_refused(tmp_path, monkeypatch):
+    """DeepSpeed takes nvme for cpu below stage 3; and beside the run folder may be another machine's disk."""
+    arm = read(all_paths()["zero3_nvme"])
     settings = resolve(Flags(task="wikitext", model="gpt2"), gpu=False)
+    with pytest.raises(Stop, match="is stage 2 with nvme"):
+        setup.claim_disk(settings, dataclasses.replace(arm, stage=2), LAUNCH, tmp_path / "run")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(Stop, match="zero3_nvme on several machines needs --nvme-dir"):
-        setup.claim_disk(settings, read(all_paths()["zero3_nvme"]), LAUNCH, tmp_path / "run")
+        setup.claim_disk(settings, arm, LAUNCH, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ none of the others is set aside for it. CONTRIBUTING has the list of what no tes
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,21 +34,14 @@ def scaled(factor: float, *paths: str) -> Edit:
     """Multiply the numbers at these paths; * is every place of a list or section."""
 
     def multiply(value, names: list[str]):
-        if value is None:
-            return None
-        if not names:
-            return type(value)(value * factor)
+        if value is None or not names:
+            return value and type(value)(value * factor)
         places = range(len(value)) if isinstance(value, list) else list(value)
         for place in places if names[0] == "*" else [int(names[0]) if names[0].isdigit() else names[0]]:
             value[place] = multiply(value[place], names[1:])
         return value
 
-    def edit(fields: dict) -> dict:
-        for path in paths:
-            multiply(fields, path.split("."))
-        return fields
-
-    return edit
+    return lambda fields: [multiply(fields, path.split(".")) for path in paths] and fields
 
 
 def put_in(**changes) -> Edit:
@@ -67,76 +59,42 @@ def relabelled(arm: str, stage: int | None) -> Edit:
 
 def collectives(change: Callable[[dict], object]) -> Edit:
     """Change what each rank moved."""
-
-    def edit(fields: dict) -> dict:
-        for kinds in fields["traffic"]["per_rank"]:
-            change(kinds)
-        return fields
-
-    return edit
+    return lambda fields: [change(kinds) for kinds in fields["traffic"]["per_rank"]] and fields
 
 
-def called_fp32(kinds: dict) -> None:
-    for moved in kinds.values():
-        moved["bytes_by_dtype"] = {"float32": sum(moved["bytes_by_dtype"].values())}
-
-
-def activations(factor: float = 1, moments: float = 0) -> Edit:
-    """The activations times a factor, with a share of the moments called activations, and the peak with them."""
-
-    def edit(fields: dict) -> dict:
-        for part in fields["memory"]["components"]["per_rank"]:
-            at_peak = part["at_peak"]
-            at_peak["activations"] = int(factor * at_peak["activations"] + moments * at_peak["moments"])
-            if moments:
-                del at_peak["moments"]
-            part["tracked_peak_bytes"] = sum(at_peak.values())
-        return fields
-
-    return edit
-
-
-def slower(factor: float) -> Edit:
-    return scaled(factor, *TIMES)
+def activations(fields: dict) -> dict:
+    """The activations doubled, and the peak with them."""
+    for part in fields["memory"]["components"]["per_rank"]:
+        part["at_peak"]["activations"] *= 2
+        part["tracked_peak_bytes"] = sum(part["at_peak"].values())
+    return fields
 
 
 SENT = {"calls": 1, "bytes": 10**6, "bytes_by_dtype": {"float32": 10**6}}
 GPU_IN_NAME = {"hardware__devices": [shaped.GPU] * 2}
 CAUGHT = {
     # memory
-    **{f"tracked peak x {x}": (scaled(x, f"{PARTS}.tracked_peak_bytes"), "components at_peak") for x in (0.9, 2)},
-    **{f"all components x {x}": (scaled(x, *COMPONENTS), "the share of") for x in (0.9, 1.1, 1e-6, 1 / 1024)},
-    **{f"moments x {x}": (scaled(x, f"{PARTS}.at_peak.moments"), "components at_peak") for x in (0.9, 2)},
-    "moments called activations": (activations(moments=0.5), "the tracked peak is"),
-    "activations and the peak x 2": (activations(2), "the tracked peak is"),
-    "after the step more than at the peak": (scaled(100, f"{PARTS}.after_step.*"), "components after_step"),
+    "tracked peak x 0.9": (scaled(0.9, f"{PARTS}.tracked_peak_bytes"), "components at_peak"),
+    **{f"all components x {x}": (scaled(x, *COMPONENTS), "the share of") for x in (0.9, 1.1, 1e-6)},
+    "activations and the peak x 2": (activations, "the tracked peak is"),
     "MB for bytes of the process": (scaled(1e-6, "memory.per_rank.*.host_peak_bytes"), "the process's peak"),
     "parameters held": (scaled(0.5, "observed.held_parameters_per_rank.*"), "the held parameters"),
     # losses
-    **{f"losses x {x}": (scaled(x, *LOSSES), "the first loss is") for x in (0.5, 0.9, 1.1, 2)},
-    "a curve cut short": (lambda fields: fields["loss"]["train"].pop(3) and fields, "the number of losses is 11"),
+    **{f"losses x {x}": (scaled(x, *LOSSES), "the first loss is") for x in (0.9, 1.1)},
     # times
     **{f"step times x {x}": (scaled(x, "time.step_s.*"), "timed windows") for x in (0.9, 100)},
-    **{f"all times x {x}": (slower(x), "set-up and steps|the median") for x in (100, 0.001)},
+    **{f"all times x {x}": (scaled(x, *TIMES), "set-up and steps|the median") for x in (100, 0.001)},
     "the end before the start": (put_in(finished_utc="2026-01-01T00:00:00+00:00"), "that of the run"),
-    "more operations": (scaled(1e6, "time.flops_per_rank_and_step"), "the operations of"),
     # bytes
-    **{f"bytes alone x {x}": (scaled(x, COUNTED[0]), "by dtype") for x in (0.9, 2)},
-    **{f"bytes by dtype x {x}": (scaled(x, *COUNTED), "moved is") for x in (0.5, 1.1)},
     **{f"bytes and wires x {x}": (scaled(x, *COUNTED, WIRES), "moved is") for x in (0.9, 2, 1e-6)},
     "a collective that no stage needs": (collectives(lambda kinds: kinds.update(send=SENT)), "what a step moves is"),
     "the kernel's count x 0.9": (scaled(0.9, WIRES), "what the kernel saw written"),
-    "bf16 called fp32 on the wire": (collectives(called_fp32), "moved is"),
-    "no gather": (collectives(lambda kinds: kinds.pop("all_gather")), "what stage 2 gathers is"),
+    "no gather": (collectives(lambda kinds: kinds.pop("all_gather")), "what the kernel saw written"),
     "no reduction": (collectives(lambda kinds: kinds.pop("all_reduce")), "moved is 0 elements"),
     # the arm, and what was asked for
     "relabelled in the request": (put_in(requested__arm="zero3"), "arm is 'zero2', but should be 'zero3'"),
-    "relabelled zero3": (relabelled("zero3", 3), "reduce_scatter"),
-    "relabelled ddp": (relabelled("ddp", None), "what DDP gathers"),
     "relabelled zero2_cpu": (relabelled("zero2_cpu", 2), "the measured home of offload_optimizer is 'none'"),
     "another precision": (put_in(requested__precision="fp32"), "the dtype of the weights"),
-    "another model": (put_in(requested__model="bert-tiny"), "the parameters of bert-tiny"),
-    "more ranks": (put_in(observed__ranks=4), "ranks_counted is 2"),
     "more rows": (put_in(requested__micro_batch=8), "rows_per_step is 4"),
     # copies
     "another seed's curve": (lambda fields: fields | {"loss": of("zero2-2")["loss"]}, "those of another seed"),
@@ -150,20 +108,12 @@ CAUGHT = {
 }
 # What is not caught, and why. CONTRIBUTING says the same in words.
 NOT_CAUGHT = {
-    "all times x 1.1": (slower(1.1), "a run may have been this much slower; its wall time has room for it"),
-    "all times x 2": (slower(2), "as before"),
-    **{
-        f"step times x {x}": (scaled(x, "time.step_s.*"), "with two ranks, slow steps may overlap in a window")
-        for x in (1.1, 2)
-    },
-    "one loss in the middle": (scaled(1.1, "loss.train.5"), "only steps.jsonl has it a second time"),
-    "the last loss alone": (scaled(0.9, "loss.train.11"), "as before"),
+    "all times x 2": (scaled(2, *TIMES), "a run may have been this much slower; its wall time has room for it"),
+    "step times x 2": (scaled(2, "time.step_s.*"), "with two ranks, slow steps may overlap in a window"),
+    "one loss in the middle": (scaled(1.1, "loss.train.5"), "nothing else in a record depends on it"),
     "a GPU in name": (put_in(**GPU_IN_NAME), "a record of a GPU decides nothing unless it is sealed"),
-    "all losses but the first": (scaled(1.1, *(f"loss.train.{n}" for n in range(1, 11))), "as before"),
-    "activations and the peak x 1.05": (activations(1.05), "a peak that is 1 % larger may be by chance"),
-    "another seed than the command's": (put_in(argv=["train.py", "--seed", "7"]), "the trainer writes both"),
     "another CPU": (put_in(hardware__cpu="Some other CPU"), "nothing else in a record depends on it"),
-    "another version": (put_in(software__torch="2.99.0"), "as before"),
+    "another model": (put_in(requested__model="bert-tiny"), "the audit has no formulas of models"),
     "relabelled zero1": (relabelled("zero1", 1), "with a single pass, stages 1 and 2 move and hold the same"),
 }
 
@@ -218,10 +168,9 @@ def test_what_cannot_be_caught_is_listed(records, kind):
     assert kept(gathered(records)) == ALL
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 2])
-def test_the_losses_of_a_whole_arm(records, factor):
+def test_the_losses_of_a_whole_arm(records):
     for seed in SEEDS:
-        tamper(records, scaled(factor, *LOSSES), f"zero2-{seed}")
+        tamper(records, scaled(0.9, *LOSSES), f"zero2-{seed}")
     assert kept(gathered(records)) == {name for name in ALL if not name.startswith("zero2")}
 
 
@@ -251,68 +200,6 @@ def test_a_sealed_record_is_not_harmed_by_its_copy(records, tmp_path):
     assert kept(seen) == ALL
     assert all(run.sealed for run in seen.runs)
     assert "a-copy: its step times are those of zero2-1" in " ".join(seen.set_aside)
-
-
-# --- steps.jsonl ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def steps(records) -> Path:
-    """The steps.jsonl of the record, as the trainer writes it."""
-    loss, path = of(TARGET)["loss"], records / TARGET / "steps.jsonl"
-    lines = [{"step": number, "loss": value, "lr": 1e-3} for number, value in enumerate(loss["train"], start=1)]
-    lines.append({"step": 12, "eval_loss": loss["eval"][-1]["eval_loss"]})
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (lambda text: text, None),
-        (lambda text: '{"step": 1, "loss": 9.0}\n{"step": 2, "eval_loss": 1.0}\n' + text, None),  # an earlier launch
-        (lambda text: text.replace('"step": 2, "loss": 2.', '"step": 2, "loss": 1.'), "another loss at step 2"),
-        (lambda text: text[: len(text) // 2].rpartition("\n")[0], "another loss at step"),
-        (lambda text: text.replace('"eval_loss": 2', '"eval_loss": 1'), "other evaluations"),
-        (lambda text: text[:-5], "cannot be read"),
-        (lambda text: "[" * 200_000, "cannot be read"),
-    ],
-)
-def test_steps_jsonl_agrees(records, steps, edit, words):
-    steps.write_text(edit(steps.read_text()))
-    seen = gathered(records)
-    assert (TARGET in kept(seen)) == (words is None)
-    assert words is None or words in seen.set_aside[0]
-
-
-def test_one_loss_in_the_middle_is_caught_where_steps_jsonl_is(records, steps):
-    tamper(records, scaled(1.1, "loss.train.5"))
-    assert "steps.jsonl has another loss at step 6" in gathered(records).set_aside[0]
-
-
-# --- files that are no records -------------------------------------------------------------------------------------
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-NO_RECORDS = {
-    "nested": lambda path: path.write_text('{"requested": ' + "[" * 200_000),
-    "nested to the end": lambda path: path.write_text('{"a": ' * 100_000 + "1" + "}" * 100_000),
-    "of a gigabyte": lambda path: os.truncate(path, 2**30),
-    "a pipe": pipe,
-    "binary": lambda path: path.write_bytes(bytes(range(256))),
-}
-
-
-@pytest.mark.parametrize("kind", NO_RECORDS)
-def test_what_is_no_record_ends_nothing(records, kind):
-    NO_RECORDS[kind](records / TARGET / "record.json")
-    seen = gathered(records)
-    assert kept(seen) == ALL - {TARGET}
-    assert TARGET in seen.set_aside[0]
 
 
 def test_an_error_in_the_audit_itself_ends_nothing(records, monkeypatch):
@@ -346,10 +233,9 @@ def test_keep_seals(machine, records):
     assert [run.sealed for run in one_folder.runs] == [True], "the manifest may be above the folder that was named"
 
 
-@pytest.mark.parametrize("kind", NOT_CAUGHT)
-def test_a_seal_shows_what_nothing_else_does(machine, records, kind):
+def test_a_seal_shows_what_nothing_else_does(machine, records):
     top = machine / "runs" / records.name
-    tamper(top, NOT_CAUGHT[kind][0])
+    tamper(top, NOT_CAUGHT["all times x 2"][0])
     seen = gathered(machine)
     assert kept(seen) == ALL - {TARGET}
     assert f"{TARGET}/record.json was changed after it was sealed" in seen.set_aside[0]
@@ -364,7 +250,7 @@ def test_a_sealed_record_that_is_gone_is_named(machine, records):
     assert gathered(machine / "runs" / records.name / "ddp-0").set_aside == ()
 
 
-@pytest.mark.parametrize("text", ["{", "[1]\n", '{"file": 5}\n', "\udcff"])
+@pytest.mark.parametrize("text", ["{", '{"file": 5}\n', "\udcff"])
 def test_a_manifest_that_cannot_be_read_seals_nothing(machine, text):
     (machine / "runs" / seal.MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
     seen = gathered(machine)

@@ -1,21 +1,15 @@
 """Trackers: off unless asked for, an error for one that is not installed, and they get what the record has."""
 
-import contextlib
-import json
-import sqlite3
-
 import pytest
 from conftest import TRAINED
+from test_train import ALONE
 
 from study.errors import Stop
-from study.spec.settings import Flags
-from study.training.setup import tracker_options
-
-FLAGS = ("--steps", "12", "--no-instruments", "--eval-rows", "16")
+from study.training.display import tracker_options
 
 
 def test_without_one_accelerate_gets_none(tmp_path, trained):
-    assert tracker_options(Flags(), tmp_path) == {}
+    assert tracker_options(None, tmp_path) == {}
     record = trained("single", *TRAINED).record
     assert record["requested"]["log_with"] is None
     assert record["observed"]["trackers"] == []
@@ -24,27 +18,17 @@ def test_without_one_accelerate_gets_none(tmp_path, trained):
 def test_one_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Stop, match="--log-with comet_ml needs comet-ml, which is not installed") as caught:
-        tracker_options(Flags(log_with="comet_ml"), tmp_path)
+        tracker_options("comet_ml", tmp_path)
     assert caught.value.remedy == "pip install comet-ml"
 
 
 def test_tensorboard_gets_what_the_record_has(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = trained("single", *FLAGS, "--log-with", "tensorboard")
+    run = trained("single", *ALONE, "--log-with", "tensorboard")
     assert run.record["observed"]["trackers"] == ["tensorboard"]
     events = EventAccumulator(str(run.folder / "zero-study")).Reload()
     assert {"loss", "lr", "eval_loss", "s/step"} <= set(events.Tags()["scalars"])
     seen = events.Scalars("loss")
-    assert [event.step for event in seen] == list(range(1, 13))
+    assert [event.step for event in seen] == list(range(1, 101))
     assert [event.value for event in seen] == pytest.approx(run.record["loss"]["train"], rel=1e-6)
-
-
-def test_trackio_gets_what_the_record_has(trained, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    run = trained("single", *FLAGS, "--log-with", "trackio")
-    assert run.record["observed"]["trackers"] == ["trackio"]
-    with contextlib.closing(sqlite3.connect(tmp_path / "zero-study.db")) as base:
-        rows = base.execute("select step, metrics from metrics").fetchall()
-    losses = {step: json.loads(values)["loss"] for step, values in rows if "loss" in json.loads(values)}
-    assert [losses[step] for step in range(1, 13)] == pytest.approx(run.record["loss"]["train"])

@@ -11,7 +11,7 @@ from study.errors import Stop
 from study.predictor import room
 from study.records import metrics
 from study.records.schema import Record
-from study.spec.arms import NAMES, all_paths, read
+from study.spec.arms import NAMES, all_paths, check_virtual, read
 from study.spec.settings import Flags, resolve
 
 FLAGS = ("--steps", "3", "--warmup-steps", "1", "--eval-rows", "8")
@@ -96,29 +96,18 @@ def test_a_model_larger_than_this_machine_is_seen(tmp_path, cache):
     assert sent["all_gather"]["bytes"] == pytest.approx(2 * count, rel=0.01)
 
 
-GROUP_OF_8 = ("--virtual-ranks", "8")
-REFUSED = [
-    ("zero3", ("--init", "none"), "give --virtual-ranks"),
-    ("zero3", ("--virtual-ranks", "1"), "--virtual-ranks must be at least 2 (got 1)"),
-    ("single", GROUP_OF_8, "such as ddp"),
-    ("zero3_nvme", (*GROUP_OF_8, "--init", "none"), "zero3_cpu"),
-    (
-        "fsdp2",
-        (*GROUP_OF_8, "--init", "none", "--model", "t5-micro"),
-        "unavailable: PyTorch refuses: Parameter 'shared.",
-    ),
-    ("hsdp", ("--virtual-ranks", "3"), "unavailable: hsdp has 2 groups of ranks that share the weights, and needs 4"),
-    ("variants/zero3_qwz", GROUP_OF_8, "unavailable: collectives in 8 and 4 bits, of ZeRO++, need a GPU"),
-]
-
-
-@pytest.mark.parametrize(("arm", "flags", "words"), REFUSED)
-def test_what_is_refused(arm, flags, words, tmp_path, cache):
-    """No group, or no values to write to disk."""
-    run = launch(arm, tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
+def test_what_a_library_refuses_is_a_sentence(tmp_path, cache):
+    flags = ("--virtual-ranks", "8", "--init", "none", "--model", "t5-micro")
+    run = launch("fsdp2", tmp_path / "run", *flags, cache=cache, launcher=("--num_processes", "1"))
     assert run.code != 0
-    assert words in run.output
+    assert "unavailable: PyTorch refuses: Parameter 'shared." in run.output
     assert not traceback_of_ours(run.output)
+
+
+@pytest.mark.parametrize(("arm", "init"), [("single", None), ("zero3_nvme", "none")])
+def test_without_a_group_or_values_to_write_there_is_no_virtual_rank(arm, init):
+    with pytest.raises(Stop):
+        check_virtual(read(all_paths()[arm]), init)
 
 
 def test_on_a_gpu_too_nothing_takes_memory_without_values(tmp_path):
@@ -162,27 +151,6 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch):
     assert needed(0, init="none") == 0
 
 
-def test_on_a_gpu_the_host_holds_what_is_offloaded():
-    settings = resolve(Flags(model="bert-large", virtual_ranks=8, init="in_place"), gpu=True)
-    needed = {name: room.needed_bytes(settings, read(all_paths()[name]), True) for name in ("zero3", "zero3_cpu")}
-    assert needed["zero3"] == room.PROCESS_BYTES
-    assert needed["zero3_cpu"] > needed["zero3"] + 16 * 335e6 / 8
-
-
-@pytest.mark.slow
-def test_of_more_ranks_each_holds_less(tmp_path, cache):
-    """Stage 3 on 8 and on 64 virtual ranks: model states fall with N, collectives do not."""
-    states, parameters = {}, {}
-    for ranks in (8, 64):
-        run = launch("zero3", tmp_path / str(ranks), *FLAGS, "--virtual-ranks", str(ranks), cache=cache)
-        after = of_rank_0(run.record)[0]["after_step"]
-        states[ranks] = sum(after[role] for role in ("master", "moments", "weights"))
-        parameters[ranks] = run.record["observed"]["held_parameters"]
-        assert run.record["observed"]["ranks"] == ranks
-    assert states[64] < 0.2 * states[8]
-    assert parameters[64] < parameters[8]
-
-
 EVERY_ARM = [(arm, ranks) for arm in SHARED_ARMS for ranks in (2, 4) if (arm, ranks) != ("hsdp", 2)]
 
 
@@ -210,13 +178,6 @@ def test_every_arm_at_two_and_four(arm, ranks, task, precision, tmp_path, cache)
     [
         pytest.param("vit-micro", "zero3", "bf16", "synthetic pixel_values and labels for vit", marks=pytest.mark.slow),
         ("mixtral-micro", "zero2", "fp32", "synthetic input_ids for mixtral"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("whisper-micro", "zero1_cpu", "bf16_cast", "synthetic input_features and labels for whisper"),
-                ("llama-micro", "fsdp2_cpu", "bf16", "synthetic input_ids for llama"),
-            )
-        ),
     ],
 )
 def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, precision, source, tmp_path, cache):
@@ -229,15 +190,3 @@ def test_any_kind_of_model_without_values_holds_what_is_predicted(model, arm, pr
     assert (record.observed.data_source, record.requested.task) == (source, "synthetic")
     peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.005)
-
-
-@pytest.mark.slow
-def test_a_mixture_of_experts_trains_alike_on_real_ranks(tmp_path, cache):
-    flags = (*FLAGS, "--task", "wikitext", "--model", "mixtral-micro", "--sequence", "32")
-    runs = [launch(arm, tmp_path / arm, *flags, cache=cache) for arm in ("ddp", "zero3")]
-    assert [run.code for run in runs] == [0, 0], runs[0].output + runs[1].output
-    assert runs[0].record["observed"]["ranks"] == 2
-    assert {run.record["observed"]["stage"] for run in runs} == {None, 3}
-    losses = [run.record["loss"]["train"] for run in runs]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    assert len(set(losses[0])) == 3

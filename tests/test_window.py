@@ -49,16 +49,6 @@ def test_before_its_first_try_the_protocol_says(tmp_path):
     assert cells(tmp_path, MINI + "reserve_s = 9\n")[0].name == cells(tmp_path)[0].name, "a budget makes no other cell"
 
 
-@pytest.mark.parametrize("time", [None, "yesterday", "2026-01-01T00:00:00"])
-def test_a_time_that_cannot_be_read_is_no_try(tmp_path, time):
-    """The last one has no time zone, and the other end of the run has one."""
-    turn = Turn(cells(tmp_path)[0], 1)
-    tried(tmp_path, turn, 30, "failed")
-    folder = tmp_path / f"{turn.name}.1"
-    store.write(folder, store.load(folder).model_copy(update={"finished_utc": time}))
-    assert expected_s(turn.cell, tmp_path) == 0
-
-
 @pytest.mark.parametrize("budget", ["-1", "{}", "inf", "nan", "true", '"9"', "{ bert-tiny = 0 }"])
 def test_a_budget_that_is_no_time_is_refused(tmp_path, budget):
     with pytest.raises(Stop, match=r"reserve_s.*\(got -1\)" if budget == "-1" else "reserve_s"):

@@ -1,7 +1,6 @@
 """How a verdict reads: the sentence, the lines, the list of checks, and the claims file of CONTRIBUTING.md."""
 
 import re
-import tomllib
 
 import pandas as pd
 from conftest import ROOT
@@ -34,7 +33,6 @@ FITS = {"unit": "", "value": "fits", "check": "fits"}
 FITS |= {"with": {"parameters": 1e9, "stage": 0, "gpu": "L4", "states_only": True}}
 ACCEPTED = {"unit": "", "value": "accepted", "check": "tried"}
 ACCEPTED |= {"with": {"what": "reproduction", "name": "sgd_becomes_adam"}}
-PARSED = {"with": {"what": "deepspeed_config", "config": [{"train_batch_size": 1}, {"train_batch_size": 2}]}}
 LEFT_OPEN = {"unsaid": {"recipe": ["mixed-adam", "fp32-adam"]}, "holds_under": ("recipe mixed-adam",)}
 RUNS = tuple(f"run{n}" for n in range(28))
 
@@ -45,31 +43,23 @@ VERDICTS = (
     judged(v.UNDERSTATED, relation="at_most"),
     judged(v.REFUTED, TRIED, 0.31, **SHARE),
     judged(v.REFUTED, found="does not fit", **FITS),
-    judged(v.SUPPORTED, found="fits", unsaid={"parameters": [1e9, 2e9]}, **FITS),
     judged(v.REFUTED, TRIED, "rejected", **ACCEPTED),
-    judged(v.SUPPORTED, TRIED, ["accepted", "accepted"], **ACCEPTED | PARSED | {"value": ["accepted"] * 2}),
     judged(v.REFUTED, MEASURED, evidence=("a", "b"), differs=("device CPU instead of T4",)),
     judged(v.REFUTED, premise=True, quote=None),
     judged(v.REFUTED, READ, found=False, evidence=("P1", "Q7")),
     judged(v.SUPPORTED, VIRTUAL, evidence=("a",)),
-    judged(v.SUPPORTED, VIRTUAL, evidence=("a", "b")),
     judged(v.SUPPORTED, READ, evidence=("P1", "Q7", "Q8")),
     judged(v.CONTRADICTS, OWN),
-    judged(v.CONSISTENT, OWN),
     judged(v.REFUTED, value={"low": 50e9, "high": 60e9}),
     judged(v.INCONCLUSIVE),
     judged(v.INCONCLUSIVE, found=None),
     judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam",), **LEFT_OPEN),
-    judged(v.INCONCLUSIVE, holds_under=("ranks 1",), fails_under=("micro_batch 2 or 8",)),
-    judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam", "ranks 8"), **LEFT_OPEN),
     judged(v.INCONCLUSIVE, **LEFT_OPEN),
     judged(v.NOT_TESTED, MEASURED, None, settle={"machine": "8 x H100", "command": "study sweep h100"}),
     judged(v.REFUTED, found=[90e9, 90e9], value=[45e9, 45e9]),
-    judged(v.REFUTED, TRIED, "bfloat16", **ACCEPTED | {"value": "fp32", "says": "its output is fp32"}),
     judged(v.SUPPORTED, document="pages", where="DeepSpeed, post of 8 March 2021 (commit 1), table 2"),
     judged(v.SUPPORTED, premise=True, quote="45 GB"),
     judged(v.SUPPORTED, document="P1", title="ZeRO: Memory (2020)"),
-    judged(v.SUPPORTED, document="pages", where="DeepSpeed, post, table 2"),
 )
 NUMBERS = (
     (4.273e10, "bytes"),
@@ -81,8 +71,6 @@ NUMBERS = (
     (0.125, "share saved"),
     (13, "of 20 steps taken"),
     (5e8, "elements"),
-    ([1e5, 1e9], "elements"),
-    (2.5e16, "FLOP/s"),
     (2.532e-6, "times the weights"),
     (True, ""),
     (float("inf"), "GPUs"),
@@ -128,27 +116,15 @@ def test_headlines_say_what_rests_on_real_runs(golden):
 # --- for a stranger ------------------------------------------------------------------------------------------------
 
 
-def test_every_check_is_listed_with_its_purpose():
-    entries = catalogue.entries(files.read_all())
-    assert {entry.name for entry in entries} >= {"arithmetic", "states_bytes", "ratio", "default", "reproduction"}
-    for entry in entries:
-        lines = catalogue.lines(entry)
-        assert len(lines[1].strip()) > 20, f"{entry.name} has no docstring"
-        assert entry.example or entry.name in ("measured_trend", "quotient"), entry.name
-
-
-def test_a_check_is_told_in_plain_words(capsys, golden):
+def test_every_check_is_listed_with_its_purpose(capsys, golden):
+    claims = files.read_all()
+    assert catalogue.checks().keys() >= {"arithmetic", "states_bytes", "ratio", "default", "reproduction"}
+    for name in catalogue.checks():
+        assert len(catalogue.lines(name, claims)[1].strip()) > 20, f"{name} has no docstring"
     results.claims(("states_bytes", "peak_bytes", "ratio"), checks=True)
     text, _, names = capsys.readouterr().out.partition("\narms: ")
     golden("command_claims_checks.txt", text)
     assert names.startswith("single, ddp, zero1")
-
-
-def test_examples_are_toml():
-    """What the list of checks shows can be put into a claims file."""
-    values = [1e9, 7.5e9, 0.05, 16, True, {"arm": ["ddp"], "where": {}}, "a “text”"]
-    assert tomllib.loads(f"values = {catalogue.toml(values)}") == {"values": values}
-    assert catalogue.toml((1.0, 2.0)) == "{ low = 1, high = 2 }"
 
 
 def test_the_claims_file_of_the_guide_is_valid(tmp_path):

@@ -33,8 +33,8 @@ from study.spec import arms
 from study.spec.settings import Flags, Repair, Settings, check, resolve
 from study.training import ending, models, setup
 from study.training.data import Data, load_data
+from study.training.display import quiet, say
 from study.training.launch import find_launch, set_threads
-from study.training.run import quiet, say
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 RUNS = (("standard", 1), ("zero", 1), ("zero", 2))  # the name of each training, and its batch over that of the first

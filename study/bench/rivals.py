@@ -26,7 +26,7 @@ from study.errors import Stop, exit_on_stop
 from study.measure.clock import Clock
 from study.measure.hardware import CUDA
 from study.spec.settings import Flags, Settings, check, flag, learning_rate, resolve
-from study.training import models, run, tasks
+from study.training import display, models, tasks
 from study.training.data import Rows, load_data
 from study.training.launch import set_threads
 
@@ -52,7 +52,7 @@ def main(
     refuse(settings)
     steps = steps_of(settings)
     set_threads(settings.threads)
-    run.log_to(None)
+    display.log_to(None)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)

@@ -83,14 +83,13 @@ def claims(
 
 def _checks(names: tuple[str, ...]) -> list[str]:
     """Return the checks with these names, or all checks, with claims of this study as examples."""
-    entries = catalogue.entries(files.read_all())
-    known = [entry.name for entry in entries]
+    known = catalogue.checks()
     for name in names:
         if name not in known:
             raise Stop(f"there is no check {name}", nearest(name, known))
-    chosen = [entry for entry in entries if not names or entry.name in names]
-    texts = [line for entry in chosen for line in ["", *catalogue.lines(entry)]]
-    return [*catalogue.HEAD, *texts, "", *catalogue.names()]
+    listed = files.read_all()
+    chosen = [catalogue.lines(name, listed) for name in known if not names or name in names]
+    return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines]), "", *catalogue.names()]
 
 
 def _summary(verdicts: list[Verdict]) -> None:

@@ -73,8 +73,9 @@ def _sources(path: Path) -> Mapping[str, Source]:
 
 
 def _short(sentence: str) -> str:
-    if not 0 < len(sentence.split()) <= LONGEST_QUOTE:
-        raise ValueError(f"must have 1 to {LONGEST_QUOTE} words")
+    count = len(sentence.replace(" ... ", " ").split())
+    if not 0 < count <= LONGEST_QUOTE:
+        raise ValueError(f"must have 1 to {LONGEST_QUOTE} words (got {count})")
     return sentence
 
 

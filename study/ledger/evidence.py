@@ -7,7 +7,7 @@ do. Every difference is reported.
 import difflib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from study.errors import Stop
 from study.io.validation import nearest, sentence
-from study.ledger import audit
+from study.ledger import agreement, audit
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
 from study.machine.gpus import measured_flops
@@ -115,7 +115,7 @@ def gather(runs: Runs | Iterable[Run]) -> Evidence:
     commits = frozenset(run.record.commit for run in ended if run.record.commit)
     unknown = store.unknown_commits(commits)
     wrong = {run: faults for run in ended if (faults := _faults(run, unknown or set()))}
-    wrong |= audit.disagreements(run for run in ended if run not in wrong)
+    wrong |= agreement.disagreements(run for run in ended if run not in wrong)
     fit = tuple(run for run in ended if run not in wrong)
     set_aside = [*runs.set_aside] if isinstance(runs, Runs) else []
     set_aside += [f"{run.name}: {'; '.join(wrong[run])}" for run in ended if run in wrong]
@@ -134,7 +134,6 @@ def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
     record = run.record
     try:
         faults = audit.faults(record, measured_flops(record.model_dump(), run.folder))
-        faults += audit.steps_file(record, run.folder)
     except Exception as error:  # numbers beyond every float, for example
         faults = [f"the audit cannot compute with this record ({type(error).__name__}: {error})"]
     if record.commit in unknown_commits:
@@ -189,7 +188,7 @@ def choose(
     tolerated: Counter[str] = Counter()
     decisive: Counter[str] = Counter()
     for run in evidence.runs:
-        if run.status not in statuses or not _matches(run, wanted) or not _is_usual(run, named):
+        if run.status not in statuses or not _matches(run, wanted, named):
             continue
         differs = differences(run, claim)
         decide = [words for name, words in differs.items() if name not in transfers]
@@ -205,35 +204,28 @@ def choose(
 
 def _transfers(claim: Claimed, where: dict, relative: bool) -> set[str]:
     """Return the conditions in which runs may differ from the claim and still count."""
-    transfers = set(TRANSFERS[claim.kind])
-    if relative:
-        transfers |= RELATIVE.get(claim.kind, set())
-    if "hosts" in where or "bandwidth_mbit" in where:
-        transfers.add("link")
-    return transfers
+    links = {"link"} if {"hosts", "bandwidth_mbit"} & where.keys() else set()
+    return TRANSFERS[claim.kind] | links | (RELATIVE.get(claim.kind, set()) if relative else set())
 
 
-def _matches(run: Run, wanted: dict[str, list]) -> bool:
+def _matches(run: Run, wanted: dict[str, list], named: set[str]) -> bool:
+    """Return whether a run has these facts, and usual settings apart from those that the claim names."""
     known = facts(run)
-    return all(known[name] in values for name, values in wanted.items())
-
-
-def _is_usual(run: Run, named: set[str]) -> bool:
-    """Return whether a run has usual settings, apart from those that the claim names."""
     requested = run.record.requested
-    return all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
+    usual = all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
+    return usual and all(known[name] in values for name, values in wanted.items())
 
 
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
     """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet."""
     if name not in FACTS:
         raise Stop(f"records have no {name!r}", nearest(name, FACTS))
-    if name == "arm":
-        _refuse_unknown(
-            name, [value for value in values if not _is_plausible_future_arm(value, evidence)], evidence.arms
-        )
-    elif name.startswith("offload"):
-        _refuse_unknown(name, [value for value in values if value is not None], HOMES)
+    if name == "arm" or name.startswith("offload"):
+        known = evidence.arms if name == "arm" else [*HOMES]
+        for value in values:
+            is_new = name == "arm" and isinstance(value, str) and not _is_misspelt(value, evidence)
+            if value not in known and not is_new and (value is not None or name == "arm"):
+                raise Stop(f"{name} cannot be {value!r}", nearest(str(value), known))
     elif name in Requested.model_fields and name not in OBSERVED:
         try:
             _list_of(name).validate_python(values)
@@ -241,15 +233,9 @@ def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
             raise Stop(f"{name} {sentence(error, name=lambda _: '')}", "give a value that a run can have") from None
 
 
-def _refuse_unknown(name: str, values: list, known: Iterable[str]) -> None:
-    for value in values:
-        if value not in known:
-            raise Stop(f"{name} cannot be {value!r}", nearest(str(value), known))
-
-
-def _is_plausible_future_arm(arm: object, evidence: Evidence) -> bool:
-    """Return whether it may be the name of a future arm. A name close to that of a known arm is misspelt."""
-    return isinstance(arm, str) and not difflib.get_close_matches(arm, evidence.arms, 1, MISSPELT)
+def _is_misspelt(arm: str, evidence: Evidence) -> bool:
+    """Return whether a name is close to that of a known arm. Any other name may be that of a future arm."""
+    return bool(difflib.get_close_matches(arm, evidence.arms, 1, MISSPELT))
 
 
 @functools.cache
@@ -261,28 +247,15 @@ def _list_of(name: str) -> TypeAdapter:
 # --- comparing with the conditions of a claim ----------------------------------------------------------------------
 
 
-def _is_equal(value: object, wanted: list) -> bool:
-    return value in wanted
-
-
-def _is_about(value: float | None, wanted: list) -> bool:
-    return value is not None and any(abs(value - each) <= ABOUT * each for each in wanted)
-
-
-def _is_model(value: str | None, wanted: list) -> bool:
-    return _model(value) in [_model(each) for each in wanted]
-
-
-def _is_precision(value: str | None, wanted: list) -> bool:
-    return any(value in SAME_PRECISION.get(each, (each,)) for each in wanted)
-
-
-COMPARED: dict[str, Callable[..., bool]] = {
-    "model": _is_model,
-    "precision": _is_precision,
-    "parameters": _is_about,
-    "device_memory": _is_about,
-}
+def _is_same(name: str, has: Any, wanted: list) -> bool:
+    """Return whether a run meets a condition, in one of its values."""
+    if name == "model":
+        return _model(has) in map(_model, wanted)
+    if name == "precision":
+        return any(has in SAME_PRECISION.get(each, (each,)) for each in wanted)
+    if name in ("parameters", "device_memory"):
+        return has is not None and any(abs(has - each) <= ABOUT * each for each in wanted)
+    return has in wanted
 
 
 def differences(run: Run, claim: Claimed) -> dict[str, str]:
@@ -295,8 +268,7 @@ def differences(run: Run, claim: Claimed) -> dict[str, str]:
     for name, value in expected.items():
         wanted = as_list(value)
         has = known.get(name)  # no record has the link or the nodes of a real network
-        is_same = COMPARED.get(name, _is_equal)
-        if not is_same(has, wanted):
+        if not _is_same(name, has, wanted):
             differs[name] = _in_words(name, has, wanted)
     return differs
 

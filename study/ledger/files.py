@@ -1,6 +1,5 @@
-"""Reads claims files: TOML in, claims out. An error names the file and the line."""
+"""Reads claims files: TOML in, claims out. An error names the file, and the line of the claim."""
 
-import re
 from datetime import date
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -15,6 +14,7 @@ from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")
+FORMS: dict[str, type[BaseModel]] = {"settle": Settle, "also": Check}
 
 
 class Head(BaseModel):
@@ -78,57 +78,29 @@ def _with_reference(check: ACheck, claim: Claim, known: dict[str, Claim]) -> ACh
 def read(path: Path) -> list[Claim]:
     """Return the claims of one file. Their values may refer to claims of other files."""
     head, text = read_form(path, Head)
-    lines = text.splitlines()
-    starts = [number for number, line in enumerate(lines) if line.strip().startswith("[[claim]]")]
+    starts = [number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith("[[claim]]")]
     if len(starts) != len(head.claim):
         what = f"{path.name} has claims that are not written as [[claim]] tables"
         raise Stop(what, "write each claim as a [[claim]] table")
     about = head.model_dump(exclude={"claim", "tolerances", "source"})
     context = {"tolerances": head.tolerances} if head.text or head.read else None
     claims = []
-    for start, end, table in zip(starts, [*starts[1:], len(lines)], head.claim, strict=True):
+    for start, table in zip(starts, head.claim, strict=True):
         _give_sources(table, head.source)
-        at = {"at": f"{path.name}, line {start + 1}"}
+        at = f"{path.name}, line {start}"
         try:
-            claims.append(Claim.model_validate(table | about | at, context=context))
+            claims.append(Claim.model_validate(table | about | {"at": at}, context=context))
         except ValidationError as error:
             location = error.errors()[0]["loc"]
-            line = _line_of(location, lines, start, end) + 1
-            raise Stop(f"{path.name}, line {line}, {_problem(table, error, location)}", "correct the file") from None
+            form = FORMS.get(str(location[0]) if location else "", Claim)
+            known = [field.alias or key for key, field in form.model_fields.items()]
+            name = f"claim {table['id']}" if "id" in table else "a claim without an id"
+            raise Stop(f"{at}, {name}: {sentence(error, known)}", "correct the file") from None
     return claims
-
-
-def _problem(table: dict, error: ValidationError, location: tuple) -> str:
-    form: type[BaseModel] = Claim
-    if "settle" in location:
-        form = Settle
-    elif "also" in location:
-        form = Check
-    name = f"claim {table['id']}" if "id" in table else "a claim without an id"
-    known = [field.alias or key for key, field in form.model_fields.items()]
-    return f"{name}: {sentence(error, known)}"
 
 
 def _give_sources(table: dict, sources: list[Source]) -> None:
     """Give a file's own sources to its checks that cite sources."""
-    if not sources:
-        return
     for check in (table, table.get("until_tested", {}), *table.get("also", [])):
-        if check.get("check") in CITING and isinstance(check.get("with"), dict):
+        if sources and check.get("check") in CITING and isinstance(check.get("with"), dict):
             check["with"]["own"] = [source.model_dump() for source in sources]
-
-
-def _line_of(location: tuple, lines: list[str], start: int, end: int) -> int:
-    """Return the line of a key; of the head of its table if the key is missing."""
-    also = [number for number in range(start, end) if lines[number].strip().startswith("[[claim.also]]")]
-    tables = [start, *also, end]
-    table = 0
-    if location[:1] == ("also",) and len(location) > 2 and location[1] < len(also):
-        table = location[1] + 1
-        location = location[2:]
-    key = re.escape(str(location[0])) if location else "no key"
-    pattern = re.compile(rf"\s*({key}\s*=|\[[\w.]+\.{key}\])")
-    for number in range(tables[table], tables[table + 1]):
-        if pattern.match(lines[number]):
-            return number
-    return tables[table]

@@ -3,10 +3,8 @@
 A check computes every verdict. Verdicts that rest on a source, or on a document's own numbers, are counted separately.
 """
 
-import contextlib
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
@@ -35,12 +33,10 @@ from study.ledger.verdict import (
     allowed,
     in_words_of,
     over_cases,
-    together,
 )
 from study.ledger.verdict import verdict as compare
 from study.records.runs import Runs
 
-Group = dict[str, tuple[str, ...]]  # cases that differ in one name, by the names of what is left open
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
 
@@ -99,40 +95,31 @@ def judge(claim: Claim, evidence: Evidence) -> Verdict:
 
 
 def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
-    """Return the verdict over all cases, with the details of the first case that has this verdict."""
-    with _naming(claim, check):
-        claimed = _claimed(check, evidence)
-        verdicts = [_in_case(claim, check, case, claimed, evidence) for case in check.cases]
-    if len(verdicts) == 1:
-        return verdicts[0]
-    words = [each.verdict for each in verdicts]
-    verdict = over_cases(words, check.relation)
-    shown = words.index(verdict) if verdict in words else 0
-    return _over_cases(check, verdict, verdicts, shown)
-
-
-@contextlib.contextmanager
-def _naming(claim: Claim, check: Check) -> Iterator[None]:
-    """Name the claim and its check in what stops them."""
+    """Return the verdict over all cases. What stops the check is told with the names of the claim and the check."""
     name = f"{claim.at}, claim {claim.id}, {check.check}"
     try:
-        yield
+        claimed = _claimed(check, evidence)
+        verdicts = [_in_case(claim, check, case, claimed, evidence) for case in check.cases]
     except Stop as stop:
         raise Stop(f"{name}: {stop.what}", stop.remedy) from None
     except (ArithmeticError, MemoryError) as error:
         what = f"{name}: it cannot compute with these numbers ({error!r:.200})"
         raise Stop(what, "give the numbers of a possible training") from None
+    return verdicts[0] if len(verdicts) == 1 else _over_cases(check, verdicts)
 
 
-def _over_cases(check: Check, verdict: str, verdicts: list[Verdict], shown: int) -> Verdict:
-    """Return the verdict of a claim that leaves something open: what is shown is of one case."""
+def _over_cases(check: Check, verdicts: list[Verdict]) -> Verdict:
+    """Return the verdict of a claim that leaves something open: what is shown is of the first case that has it."""
+    words = _each(verdicts, "verdict")
+    verdict = over_cases(words, check.relation)
+    shown = words.index(verdict) if verdict in words else 0
     values = [case.values for case in check.cases]
-    holds = _under(values, [each.verdict in HOLDS for each in verdicts])
-    fails = _under(values, [each.verdict in FAILS for each in verdicts])
+    holds = _under(values, [word in HOLDS for word in words])
+    fails = _under(values, [word in FAILS for word in words])
     working = [
         f"holds with {'; or '.join(holds)}" if holds else "",
         f"does not hold with {'; or '.join(fails)}" if fails else "",
-        f"with {_values(values[shown])}: {verdicts[shown].working}",
+        f"with {_case_words(values[shown])}: {verdicts[shown].working}",
     ]
     return replace(
         verdicts[shown],
@@ -168,7 +155,7 @@ def _each(results: Sequence[Finding | Verdict], name: str) -> list:
 
 def _united(results: Sequence[Finding | Verdict], name: str) -> tuple[str, ...]:
     """Return the texts of all results, each once."""
-    return _unique(itertools.chain.from_iterable(_each(results, name)))
+    return tuple(dict.fromkeys(text for texts in _each(results, name) for text in texts))
 
 
 # --- one case ------------------------------------------------------------------------------------------------------
@@ -186,12 +173,13 @@ def _claimed(check: Check, evidence: Evidence) -> object:
 def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: Evidence) -> Verdict:
     """Return the verdict in one case. What is claimed is unknown if the check that it refers to found nothing."""
     findings = _findings(claim, check, case, evidence)
-    values = [claimed] * len(findings)
-    if isinstance(claimed, list):
-        values = claimed
-        if len(findings) == 1:
-            findings = _elements(findings[0], len(claimed))
-    findings = [_in_unit(finding, check.factor) for finding in findings]
+    values = claimed if isinstance(claimed, list) else [claimed] * len(findings)
+    if len(values) > len(findings):
+        findings = _elements(findings[0], len(values))
+    findings = [
+        replace(each, value=_scaled(each.value, check.factor), interval=_scaled(each.interval, check.factor))
+        for each in findings
+    ]
     words = [_compared(check, value, finding) for value, finding in zip(values, findings, strict=True)]
     missing = _each(findings, "missing")
     if claimed is None:
@@ -201,7 +189,7 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
     basis = _basis(check, findings)
     return Verdict(
         claim=claim,
-        verdict=in_words_of(basis, together(words)),
+        verdict=in_words_of(basis, min(words, key=WORST_FIRST.index)),  # all values must hold
         basis=basis,
         found=_one_or_all(_each(findings, "value")),
         interval=_one_or_all(_each(findings, "interval")),
@@ -222,7 +210,7 @@ def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> lis
         return [case.function(evidence, claim, **arguments) for arguments in case.calls]
     except ArithmeticError as error:  # a record that passed the audit may still have a number that cannot be
         working = f"the check cannot compute with these records ({error})"
-        return [Finding(None, working, missing="records with possible numbers") for _ in case.calls]
+        return [Finding(None, working, missing="records with possible numbers")] * len(case.calls)
 
 
 def _compared(check: Check, claimed: object, finding: Finding) -> str:
@@ -231,45 +219,35 @@ def _compared(check: Check, claimed: object, finding: Finding) -> str:
         return NOT_TESTED
     against = claimed if finding.instead_of is None else finding.instead_of
     result = finding.value
-    if result not in (None, ABSENT):
-        unlike = isinstance(result, bool) != isinstance(against, bool)
-        if unlike or (is_number(result) and isinstance(against, str) and against != "never"):
-            raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
-    return compare(finding, claimed, check.relation, check.tolerance, check.better)
+    unlike = isinstance(result, bool) != isinstance(against, bool)
+    number_for_text = is_number(result) and isinstance(against, str) and against != "never"
+    if result not in (None, ABSENT) and (unlike or number_for_text):
+        raise Stop(f"value is {against!r}, and the check finds {result!r}", "give a value of that kind")
+    return compare(finding, against, check.relation, check.tolerance, check.better)
 
 
-def _elements(finding: Finding, count: int) -> list[Finding]:
+def _elements(finding: Finding, number: int) -> list[Finding]:
     """Return a finding that is a list, element by element."""
     if finding.value is None:
-        return [finding] * count
-    if not isinstance(finding.value, list) or len(finding.value) != count:
-        what = f"value has {count} elements, and the check finds {finding.value!r}"
+        return [finding] * number
+    if not isinstance(finding.value, list) or len(finding.value) != number:
+        what = f"value has {number} elements, and the check finds {finding.value!r}"
         raise Stop(what, "give lists to the check as well, or one value")
     return [replace(finding, value=each) for each in finding.value]
 
 
-def _in_unit(finding: Finding, factor: float) -> Finding:
-    return replace(finding, value=_scaled(finding.value, factor), interval=_scaled(finding.interval, factor))
-
-
 def _scaled(value, factor: float):
-    if factor == 1:
-        return value
     if isinstance(value, (list, tuple)):
         return type(value)(_scaled(each, factor) for each in value)
-    return value / factor if is_number(value) else value
+    return value / factor if is_number(value) and factor != 1 else value
 
 
 def _one_or_all(values: list) -> object:
     return values if len(values) > 1 else values[0]
 
 
-def _unique(words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(words))
-
-
 def _joined(words: Iterable[str], mark: str = "; ") -> str:
-    return mark.join(_unique(filter(None, words)))
+    return mark.join(dict.fromkeys(filter(None, words)))
 
 
 # --- the cases of what a document leaves open ----------------------------------------------------------------------
@@ -279,29 +257,21 @@ def _under(cases: list[dict], chosen: list[bool]) -> tuple[str, ...]:
     """Return the chosen cases in few words: those that differ in one name are merged, irrelevant names left out."""
     if all(chosen):
         return ()
-    texts: list[Group] = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
+    texts: list[dict[str, tuple[str, ...]]]
+    texts = [{name: (_plain(value, name),) for name, value in case.items()} for case in cases]
     groups = [case for case, is_chosen in zip(texts, chosen, strict=True) if is_chosen]
     for name in cases[0]:
-        groups = _merged(groups, name)
+        merged: dict[str, dict[str, tuple[str, ...]]] = {}
+        for group in groups:
+            others = str(group | {name: ()})
+            merged.setdefault(others, group | {name: ()})[name] += group[name]
+        groups = list(merged.values())
     every = {name: {case[name][0] for case in texts} for name in cases[0]}
-    return tuple(_group_words(group, every) for group in groups)
+    decisive = [{name: values for name, values in group.items() if set(values) != every[name]} for group in groups]
+    return tuple(", ".join(f"{name} {' or '.join(values)}" for name, values in group.items()) for group in decisive)
 
 
-def _merged(groups: list[Group], name: str) -> list[Group]:
-    """Merge the groups that differ only in one name."""
-    merged: dict[str, Group] = {}
-    for group in groups:
-        others = str({key: values for key, values in group.items() if key != name})
-        merged.setdefault(others, group | {name: ()})[name] += group[name]
-    return list(merged.values())
-
-
-def _group_words(group: Group, every: dict[str, set[str]]) -> str:
-    decisive = {name: values for name, values in group.items() if set(values) != every[name]}
-    return ", ".join(f"{name} {' or '.join(values)}" for name, values in decisive.items())
-
-
-def _values(case: dict) -> str:
+def _case_words(case: dict) -> str:
     return ", ".join(f"{name} {_plain(value, name)}" for name, value in case.items())
 
 
@@ -311,16 +281,15 @@ def _plain(value: object, name: str = "") -> str:
         return " ".join(f"{key} {_plain(each, key)}" for key, each in value.items())
     if isinstance(value, list):
         return f"[{', '.join(_plain(each, name) for each in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
     if name.endswith("bytes"):
         return quantity(value, "bytes")
+    if isinstance(value, bool):
+        return str(value).lower()
     return count(value) if name == "parameters" and is_number(value) else str(value)
 
 
 # --- verdicts as data ----------------------------------------------------------------------------------------------
 
-OF_A_CLAIM = ("document", "title", "where", "says", "quote", "premise", "contradiction")
 OF_A_RESULT = ("working", "holds_under", "fails_under", "evidence", "sentence", "differs", "missing")
 
 
@@ -328,10 +297,10 @@ def in_units(value, unit: str) -> str:
     """Return a value, or several, with the unit: 148 GB."""
     if isinstance(value, (list, tuple)) and unit in SCALED:
         return ", ".join(in_units(each, unit) for each in value)
-    return short(value) if value is None or isinstance(value, (bool, str)) else quantity(value, unit)
+    return quantity(value, unit if is_number(value) or isinstance(value, (list, tuple)) else "")
 
 
-def without_unit(value, unit: str) -> str:
+def _without_unit(value, unit: str) -> str:
     """Return a value, or several, for a place that names the unit elsewhere."""
     return in_units(value, unit if unit in SCALED else "")
 
@@ -341,9 +310,9 @@ def row(verdict: Verdict) -> dict:
     claim = verdict.claim
     return {
         "claim": claim.id,
-        **_fields(claim, *OF_A_CLAIM),
+        **_fields(claim, "document", "title", "where", "says", "quote", "premise", "contradiction"),
         **_fields(verdict, "verdict", "basis"),
-        "found": without_unit(verdict.found, claim.unit),
+        "found": _without_unit(verdict.found, claim.unit),
         "working": verdict.working,
         "evidence": ", ".join(verdict.evidence),
         "differs": "; ".join(verdict.differs),
@@ -378,8 +347,7 @@ def by_document(rows: list[dict]) -> list[dict]:
 
 def by_basis(rows: list[dict]) -> list[dict]:
     """Return how many claims of each basis have each verdict."""
-    counting = counted(rows)
-    groups = {basis: [row for row in counting if row["basis"] == basis] for basis in BASES}
+    groups = {basis: [row for row in counted(rows) if row["basis"] == basis] for basis in BASES}
     return [{"basis": basis} | totals(group) for basis, group in groups.items() if group]
 
 
@@ -406,12 +374,8 @@ def as_json(verdict: Verdict) -> dict:
 
 
 def _result(verdict: Verdict) -> dict:
-    return {
-        **_fields(verdict, "verdict", "basis"),
-        "found": _json_value(verdict.found),
-        "interval": _json_value(verdict.interval),
-        **_fields(verdict, *OF_A_RESULT),
-    }
+    values = {name: _json_value(getattr(verdict, name)) for name in ("found", "interval")}
+    return _fields(verdict, "verdict", "basis") | values | _fields(verdict, *OF_A_RESULT)
 
 
 def _json_value(value: object) -> object:
@@ -428,21 +392,13 @@ def otherwise(verdict: Verdict) -> str:
         return f"knowing what the document leaves open: {', '.join(claim.unsaid)}"
     if verdict.found is None or verdict.verdict in (NOT_TESTED, INCONCLUSIVE):
         return verdict.missing or "a finding that lies entirely inside or outside of what the claim allows"
-    words = _other_finding(verdict)
-    if verdict.missing and verdict.basis == PREDICTED:
-        words += f"; runs, which decide before a prediction: {verdict.missing}"
-    if verdict.differs and verdict.basis in (MEASURED, VIRTUAL) and claim.settle:
-        words += f"; runs that record it, on {claim.settle.machine}: {claim.settle.command}"
-    return words
-
-
-def _other_finding(verdict: Verdict) -> str:
-    claim = verdict.claim
     values = as_list(verdict.claimed)
     if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
         return "a source that says otherwise"
     allows = _joined((_allowed(value, claim) for value in values), ", ")
-    return f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
+    words = f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
+    to_run = f"runs, which decide before a prediction: {verdict.missing}"
+    return _joined([words, to_run if verdict.missing and verdict.basis == PREDICTED else ""])
 
 
 def _allowed(value: object, claim: Claim) -> str:
@@ -450,8 +406,8 @@ def _allowed(value: object, claim: Claim) -> str:
     if not (is_number(value) or isinstance(value, tuple)):
         return short(value)
     low, high = allowed(value, claim.relation, claim.tolerance)
-    least = without_unit(low, claim.unit)
-    most = without_unit(high, claim.unit)
+    least = _without_unit(low, claim.unit)
+    most = _without_unit(high, claim.unit)
     if math.isinf(low):
         return f"{most} or less"
     if math.isinf(high):

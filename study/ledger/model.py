@@ -9,6 +9,7 @@ exception to "no verdict": their `agrees` or `value` is what somebody read in th
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -17,18 +18,53 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from study.io.validation import nearest
-from study.ledger import arguments, units
+from study.ledger import arguments
 from study.ledger.arguments import STRICT, argument_model, as_list, is_number
-from study.ledger.checks import KINDS, Kind, function_and_calls
-from study.ledger.citations import LONGEST_QUOTE
+from study.ledger.checks import KINDS, function_and_calls
+from study.ledger.citations import Sentence
 from study.ledger.evidence import CONDITIONS
 from study.ledger.verdict import MEASURED, PREDICTED, READ
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]
 SORTS = get_args(Sort)
+Share = Annotated[float, Field(ge=0, le=1)]
 MOST_CASES = 200
 SHARED_WITH_FURTHER = ("value", "unit", "relation", "tolerance", "better")
 NOT_OF_WEAKER = ("until_tested", "also", "unsaid")
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
+
+BYTES = {"bytes": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "PB": 1e15}
+BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+COUNTS = {"": 1, "million ": 1e6, "billion ": 1e9, "trillion ": 1e12}
+# What a unit measures, and its factor. A value without a unit measures a "number".
+UNITS: dict[str, tuple[str, float]] = {name: ("bytes", factor) for name, factor in BYTES.items()}
+UNITS |= {f"{name}/s": ("bytes/s", factor) for name, factor in BYTES.items()}
+UNITS |= {f"{word}parameters": ("parameters", factor) for word, factor in COUNTS.items()}
+UNITS |= {"s": ("s", 1), "seconds": ("s", 1), "ms": ("s", 1e-3), "%": ("number", 0.01)}
+LONGEST_FIRST = sorted(UNITS, key=len, reverse=True)
+FEWEST_BYTES = 1e6
+
+
+def parsed_unit(unit: str) -> tuple[str, float]:
+    """Return what a text's first unit measures, and its factor; the other words only explain."""
+    words = unit.replace(" per second", "/s")
+    names = (name for name in LONGEST_FIRST if re.match(rf"{re.escape(name)}(?![\w/])", words))
+    return UNITS.get(next(names, ""), ("number", 1))
+
+
+def _refuse_unlike(values: list[float], unit: str, expected: str, quantity: str) -> None:
+    """Raise a ValueError if a claim's unit does not measure what the check finds, or was forgotten."""
+    measures, factor = parsed_unit(unit)
+    if measures != expected:
+        raise ValueError(f"value is in {unit!r} and {quantity} is in {expected}")
+    sizes = [abs(value) * factor for value in values if value]
+    if unit == "bytes" and sizes and min(sizes) < FEWEST_BYTES:
+        raise ValueError("value is less than a megabyte: name its unit (GB, GiB)")
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,18 +110,13 @@ class FindingOf(BaseModel):
     also: Annotated[int, Field(ge=1)] | None = None
 
 
-def _known(name: str, known: Iterable[str]) -> str:
-    if name not in known:
-        raise ValueError(f"{name!r} is not known; {nearest(name, known)}")
-    return name
+def _one_of(known: Iterable[str]) -> AfterValidator:
+    def refuse_others(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"{name!r} is not known; {nearest(name, known)}")
+        return name
 
-
-def _known_check(name: str) -> str:
-    return _known(name, KINDS)
-
-
-def _known_condition(name: str) -> str:
-    return _known(name, CONDITIONS)
+    return AfterValidator(refuse_others)
 
 
 class Check(BaseModel):
@@ -95,11 +126,11 @@ class Check(BaseModel):
 
     unit: str = ""
     relation: Literal["equal", "at_least", "at_most", "above", "below", "up_to"] = "equal"
-    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0  # a share of the value
+    tolerance: Share = 0.0  # a share of the value
     # If the truth is beyond the value on this side, the claim is understated.
     better: Literal["lower", "higher"] | None = None
     value: object
-    check: Annotated[str, AfterValidator(_known_check)]
+    check: Annotated[str, _one_of(KINDS)]
     arguments: dict = Field(alias="with")
 
     @property
@@ -118,7 +149,7 @@ class Check(BaseModel):
     @functools.cached_property
     def factor(self) -> float:
         """Return how many of the quantity's units the claim's unit is: 1e9 bytes are 1 GB."""
-        return units.parsed(self.unit).factor if self._expected_unit else 1
+        return parsed_unit(self.unit)[1] if self._expected_unit else 1
 
     @property
     def _choice(self) -> str:
@@ -128,26 +159,36 @@ class Check(BaseModel):
     def _expected_unit(self) -> str | None:
         return KINDS[self.check].unit(self._choice, self.arguments)
 
+    @property
+    def _numbers(self) -> list[float]:
+        values = list(self.value) if isinstance(self.value, tuple) else as_list(self.value)
+        return [value for value in values if is_number(value)]
+
     @field_validator("tolerance")
     @classmethod
     def _has_a_reason(cls, tolerance: float, info: ValidationInfo) -> float:
-        if tolerance and info.context:
-            reasons = info.context["tolerances"]
-            if tolerance not in reasons:
-                known = ", ".join(map(str, reasons))
-                raise ValueError(f"{tolerance:g} has no reason; the file has those of {known}")
+        reasons = info.context["tolerances"] if info.context else [tolerance]
+        if tolerance and tolerance not in reasons:
+            known = ", ".join(map(str, reasons))
+            raise ValueError(f"{tolerance:g} has no reason; the file has those of {known}")
         return tolerance
 
     @field_validator("value")
     @classmethod
-    def _can_be_compared(cls, value: object, info: ValidationInfo) -> object:
+    def _is_a_value(cls, value: object) -> object:
+        """Return a number, a text, yes or no, or several; a reference; or the two ends of a range."""
         if isinstance(value, dict) and "finding_of" in value:
             return FindingOf.model_validate(value)
-        if isinstance(value, FindingOf):  # of a further check, which inherits the value of its claim
-            return value
-        if isinstance(value, dict) and value:
-            value = _range(Range.model_validate(value), info)
-        _refuse_unlike_numbers(value, info)
+        if isinstance(value, dict):
+            ends = Range.model_validate(value)
+            value = (ends.low, ends.high)
+            if ends.low > ends.high:
+                raise ValueError(f"must go from low to high (got {value})")
+        values = list(value) if isinstance(value, tuple) else as_list(value)
+        if not isinstance(value, FindingOf) and not all(isinstance(each, (bool, int, float, str)) for each in values):
+            raise ValueError(f"must be a number, a text, true or false, or a list of these (got {value!r})")
+        if values == [] or not all(math.isfinite(each) for each in values if is_number(each)):
+            raise ValueError(f"must be finite (got {value!r})")
         return value
 
     @field_validator("arguments")
@@ -155,51 +196,24 @@ class Check(BaseModel):
     def _fit_the_check(cls, arguments: dict, info: ValidationInfo) -> dict:
         if name := info.data.get("check"):
             value = info.data.get("value")
-            _refuse_unknown_text(value, KINDS[name])
+            texts = KINDS[name].texts
+            for text in as_list(value):  # a misspelt word would be refuted forever
+                if texts and isinstance(text, str) and text not in texts:
+                    raise ValueError(f"never finds {text!r}: value is one of {', '.join(texts)}")
             _refuse_other_count(name, function_and_calls(name, arguments)[1], value)
         return arguments
 
     @model_validator(mode="after")
-    def _is_in_the_unit_of_its_finding(self):
-        numbers = [value for value in _values(self.value) if is_number(value)]
-        unit = self._expected_unit
-        if unit and (numbers or isinstance(self.value, FindingOf)):
-            units.refuse_unlike(self.unit, unit, self._choice)
-        if unit == "bytes" and self.arguments.get("parameters") != 1:
-            units.refuse_tiny(numbers, self.unit)
-        if self.better and (self.relation != "equal" or not numbers):
-            what = "better needs a number and the relation equal: the other relations have their own direction"
-            raise ValueError(what)
+    def _can_be_compared(self):
+        numbers = self._numbers
+        is_reference = isinstance(self.value, FindingOf)
+        if (self.unit or self.tolerance or self.relation != "equal") and not (numbers or is_reference):
+            raise ValueError(f"value must be a number: there is a unit, a tolerance or a relation (got {self.value!r})")
+        if self._expected_unit and (numbers or is_reference):
+            _refuse_unlike(numbers, self.unit, self._expected_unit, self._choice)
+        if (self.better or isinstance(self.value, tuple)) and (self.relation != "equal" or not numbers):
+            raise ValueError("a range, and better, need a number and the relation equal: others have a direction")
         return self
-
-
-def _values(value: object) -> list:
-    return list(value) if isinstance(value, tuple) else as_list(value)
-
-
-def _range(value: Range, info: ValidationInfo) -> tuple[float, float]:
-    if value.low > value.high or info.data.get("relation") != "equal":
-        raise ValueError("must go from low to high, with the relation equal")
-    return value.low, value.high
-
-
-def _refuse_unlike_numbers(value: object, info: ValidationInfo) -> None:
-    """Raise a ValueError for a value that no finding can be compared with."""
-    values = _values(value)
-    if not values or not all(isinstance(each, (bool, int, float, str)) for each in values):
-        raise ValueError(f"must be a number, a text, true or false, or a list of these (got {value!r})")
-    if all(map(is_number, values)):
-        if not all(map(math.isfinite, values)):
-            raise ValueError(f"must be finite (got {value!r})")
-    elif info.data.get("unit") or info.data.get("tolerance") or info.data.get("relation") != "equal":
-        raise ValueError(f"must be a number: there is a unit, a tolerance or a relation (got {value!r})")
-
-
-def _refuse_unknown_text(value: object, kind: Kind) -> None:
-    """Raise a ValueError for a text that the check never finds: a misspelt word would be refuted forever."""
-    for text in as_list(value):
-        if kind.texts and isinstance(text, str) and text not in kind.texts:
-            raise ValueError(f"never finds {text!r}: value is one of {', '.join(kind.texts)}")
 
 
 def _refuse_other_count(name: str, calls: list[dict], value: object) -> None:
@@ -226,16 +240,16 @@ class Claim(Check):
     fixed: date  # when its tolerance was fixed
     text: str | None  # the source file that has its quotes
     read: str | None  # or how the quotes were read
-    quote: str | None = None  # verbatim; " ... " joins two pieces
+    quote: Sentence | None = None  # verbatim; " ... " joins two pieces
     premise: bool = False  # the authors imply it at most, so it is not counted among their claims
     contradiction: str | None = None  # claims that share this name are the same error, and count once
-    unsaid: dict[str, list] = {}
+    unsaid: dict[str, Annotated[list, Field(min_length=1)]] = {}
     where: str
     says: str
     kind: Sort
     unit: str
-    tolerance: Annotated[float, Field(ge=0, le=1)]
-    conditions: dict[Annotated[str, AfterValidator(_known_condition)], object]
+    tolerance: Share
+    conditions: dict[Annotated[str, _one_of(CONDITIONS)], object]
     reading: str | None = None
     settle: Settle | None = None
     also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence: shown, never decides
@@ -269,7 +283,9 @@ class Claim(Check):
     def _open_cases(self) -> list[Case]:
         """Return a case for each combination of the values left open. The one that the file writes comes first."""
         combinations = [dict(zip(self.unsaid, each, strict=True)) for each in itertools.product(*self.unsaid.values())]
-        written = {name: _argument(self.arguments, name) for name in self.unsaid}
+        where = self.arguments.get("where")
+        given = (where if isinstance(where, dict) else {}) | self.arguments
+        written = {name: given.get(name) for name in self.unsaid}
         cases = []
         for values in sorted(combinations, key=lambda values: values != written):
             arguments = _replaced(self.check, self.arguments, values)
@@ -282,35 +298,16 @@ class Claim(Check):
     def cases(self) -> list[Case]:
         return self._open_cases if self.unsaid else [self.written]
 
-    @field_validator("quote")
-    @classmethod
-    def _is_short(cls, quote: str | None) -> str | None:
-        if quote is not None:
-            count = len(quote.replace(" ... ", " ").split())
-            if not 0 < count <= LONGEST_QUOTE:
-                raise ValueError(f"must have 1 to {LONGEST_QUOTE} words (got {count})")
-        return quote
-
-    @field_validator("unsaid")
-    @classmethod
-    def _is_not_too_much(cls, unsaid: dict[str, list]) -> dict[str, list]:
-        count = math.prod(map(len, unsaid.values()))
-        if not 0 < count <= MOST_CASES:
-            raise ValueError(f"must have 1 to {MOST_CASES} combinations (got {count})")
-        return unsaid
-
     @model_validator(mode="after")
     def _is_whole(self):
         if self.quote is None and not self.premise and (self.text or self.read):
             raise ValueError("quote is missing: give the words of the document, or premise = true if it has none")
+        if math.prod(map(len, self.unsaid.values())) > MOST_CASES:
+            raise ValueError(f"unsaid must have at most {MOST_CASES} combinations")
         try:
             _ = self.cases
         except ValueError as error:
             raise ValueError(f"unsaid {error}") from None
-        return self
-
-    @model_validator(mode="after")
-    def _says_what_settles_it(self):
         reads_records = self.basis == MEASURED
         if reads_records and not self.settle:
             raise ValueError(f"settle is missing: {self.check} reads records. Say which machine and command decide it")
@@ -320,22 +317,12 @@ class Claim(Check):
         return self
 
 
-def _argument(arguments: dict, name: str) -> object:
-    """Return the value of an argument, or of the fact of runs that `where` names."""
-    if name in arguments:
-        return arguments[name]
-    where = arguments.get("where")
-    return where.get(name) if isinstance(where, dict) else None
-
-
 def _replaced(check: str, arguments: dict, values: dict) -> dict:
     """Return the arguments with other values. A name that the check does not take goes into `where`."""
     known = argument_model(function_and_calls(check, arguments)[0]).model_fields
     arguments = arguments | {name: value for name, value in values.items() if name in known}
     further = {name: value for name, value in values.items() if name not in known}
-    if not further:
-        return arguments
-    if "where" not in known:
+    if further and "where" not in known:
         first = next(iter(further))
         raise ValueError(f"{first} is not known; {nearest(first, known)}")
-    return arguments | {"where": (arguments.get("where") or {}) | further}
+    return arguments | {"where": (arguments.get("where") or {}) | further} if further else arguments

@@ -1,8 +1,9 @@
 """Compares like with like: pairs runs of two sides by equal cell and machine, and gives a ratio for each pair."""
 
+import functools
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,27 @@ class Sides:
     training: tuple[int | None, int | None]  # of the published script
 
 
+class Undecided(Exception):
+    """No runs decide a claim. The finding says why, and what would."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.working)
+        self.finding = finding
+
+
+def over_records(check: Callable[..., Finding]) -> Callable[..., Finding]:
+    """Make a check return the finding of why it is undecided."""
+
+    @functools.wraps(check)
+    def with_reason(*about, **given) -> Finding:
+        try:
+            return check(*about, **given)
+        except Undecided as undecided:
+            return undecided.finding
+
+    return with_reason
+
+
 # --- pairs of runs -------------------------------------------------------------------------------------------------
 
 
@@ -84,65 +106,64 @@ def _by_cell(runs: Iterable[Run], free: set[str]) -> dict[tuple, list[Run]]:
 
 def _difference(ours: dict[tuple, list[Run]], theirs: dict[tuple, list[Run]], free: set[str]) -> list[str]:
     """Return in which fields the two most similar cells differ, as a sentence. Empty if a side has no cells."""
-    differ = []
-    for a, b in itertools.product(_fields(ours, free), _fields(theirs, free)):
-        names = sorted({*a, *b} - free)
-        differ.append([name for name in names if a.get(name) != b.get(name)])
-    if not differ:
-        return []
-    fewest = min(differ, key=lambda names: len(names))
-    return [f"no cell was run on both sides: they differ in {', '.join(fewest)}"]
-
-
-def _fields(side: dict[tuple, list[Run]], free: set[str]) -> list[dict]:
-    firsts = [runs[0] for runs in side.values()]
-    return [run.cell | ({} if MACHINE in free else run.machine) for run in firsts]
+    fields = []
+    for side in (ours, theirs):
+        firsts = [runs[0] for runs in side.values()]
+        fields.append([run.cell | ({} if MACHINE in free else run.machine) for run in firsts])
+    differ = [
+        [name for name in sorted({*a, *b} - free) if a.get(name) != b.get(name)] for a, b in itertools.product(*fields)
+    ]
+    return [
+        f"no cell was run on both sides: they differ in {', '.join(names)}" for names in sorted(differ, key=len)[:1]
+    ]
 
 
 def _unlike_states(pair: Pair) -> str | None:
     """Return why two sides of the same precision are not the same training: they hold states in different dtypes."""
     for role in SAME_DTYPE:
-        ours = _dtypes(pair.of, role)
-        theirs = _dtypes(pair.to, role)
+        ours, theirs = ({run.record.observed.dtypes.get(role) for run in side} - {None} for side in (pair.of, pair.to))
         if ours and theirs and ours != theirs:
-            return f"{role} are {' '.join(ours)} on one side and {' '.join(theirs)} on the other"
+            return f"{role} are {' '.join(map(str, ours))} on one side and {' '.join(map(str, theirs))} on the other"
     return None
 
 
-def _dtypes(runs: tuple[Run, ...], role: str) -> set[str]:
-    return {dtype for run in runs if (dtype := run.record.observed.dtypes.get(role))}
+def counting(evidence: Evidence, claim: Claimed, where: Table, relative: bool = False, **how) -> Chosen:
+    """Return the runs that count for a claim. Raise Undecided if there is none."""
+    chosen = choose(evidence, claim, where, relative, **how)
+    if chosen.runs:
+        return chosen
+    working = f"no run has {in_words(where)}"
+    if chosen.others:
+        working = f"{len(chosen.others)} runs match, but none in the claim's conditions"
+    raise Undecided(chosen.finding(working, without=NOT_TESTED, missing="runs in the claim's conditions"))
 
 
-def two_sides(evidence: Evidence, claim: Claimed, of: Table, to: Table, where: Side, relative: bool) -> Sides | Finding:
-    """Return both sides, or a finding that says why they are not comparable."""
+def two_sides(evidence: Evidence, claim: Claimed, of: Table, to: Table, where: Side, relative: bool) -> Sides:
+    """Return both sides. Raise Undecided if they are not comparable."""
     chosen = []
     for side in (of, to):
         wanted = (where or {}) | {name: value for name, value in side.items() if name != TRAINING}
-        chosen.append(choose(evidence, claim, wanted, relative))
-        if not chosen[-1].runs:
-            return not_tested(chosen[-1], wanted)
+        chosen.append(counting(evidence, claim, wanted, relative))
     pairs, refused = paired(chosen[0].runs, chosen[1].runs, {*of, *to} - {TRAINING})
     if not pairs:
-        return _unlike_cells(chosen[0], refused)
+        raise _unlike_cells(chosen[0], refused)
     return Sides(chosen[0], pairs, refused, (of.get(TRAINING), to.get(TRAINING)))
 
 
 # --- ratios --------------------------------------------------------------------------------------------------------
 
 
-def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: Table, where: Side) -> Ratio | Finding:
-    """Return the ratio of a quantity on two sides, over all cells that both ran; or why there is none."""
+def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: Table, where: Side) -> Ratio:
+    """Return the ratio of a quantity on two sides, over all cells that both ran. Raise Undecided if there is none."""
     fit_for(claim, quantity)
     metrics.value(UNKNOWN, quantity, of.get(TRAINING))  # refuses a name that no record has
     relative = quantity.startswith(metrics.COMPONENT) or quantity == "states_bytes"
     sides = two_sides(evidence, claim, of, to, where, relative)
-    if isinstance(sides, Finding):
-        return sides
     ratios = [ratio(pair, quantity, sides.training) for pair in sides.pairs]
     known = [each for each in ratios if isinstance(each, Ratio)]
-    if known:
-        return united(known)
-    return _unlike_cells(sides.chosen, [*sides.refused, *(each for each in ratios if isinstance(each, str))])
+    if not known:
+        raise _unlike_cells(sides.chosen, [*sides.refused, *map(str, ratios)])
+    return united(known)
 
 
 def ratio(pair: Pair, quantity: str, training: tuple[int | None, int | None]) -> Ratio | str:
@@ -197,24 +218,16 @@ def united(ratios: list[Ratio]) -> Ratio:
 # --- findings that rest on runs ------------------------------------------------------------------------------------
 
 
-def not_tested(chosen: Chosen, where: Table) -> Finding:
-    """Return the finding that no run counts."""
-    working = f"no run has {in_words(where)}"
-    if chosen.others:
-        working = f"{len(chosen.others)} runs match, but none in the claim's conditions"
-    return chosen.finding(working, without=NOT_TESTED, missing="runs in the claim's conditions")
-
-
-def _unlike_cells(chosen: Chosen, reasons: list[str]) -> Finding:
+def _unlike_cells(chosen: Chosen, reasons: list[str]) -> Undecided:
     working = "; ".join(dict.fromkeys(reasons)) or "no cell was run on both sides"
-    return chosen.finding(working, missing=f"runs that differ only in what is compared ({working})")
+    return Undecided(chosen.finding(working, missing=f"runs that differ only in what is compared ({working})"))
 
 
-def resting_on(claim: Claimed, runs: Iterable[Run], working: str, **about) -> Finding:
+def resting_on(claim: Claimed, runs: Iterable[Run], working: str, value: object, **about) -> Finding:
     """Return a finding with its runs, and in which of the claim's conditions they differ."""
     unique = tuple(dict.fromkeys(runs))
     differs = choose(Evidence(unique), claim, {}, relative=True).differs
-    return Chosen(unique, (), differs).finding(f"{working}, {len(unique)} runs", **about)
+    return Chosen(unique, (), differs).finding(f"{working}, {len(unique)} runs", value=value, **about)
 
 
 def fit_for(claim: Claimed, quantity: str) -> None:

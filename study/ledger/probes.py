@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def _check(function: Callable) -> arguments.Check:
             words = f"{', '.join(missing)} is not installed here"
             return Finding(None, words, without=NOT_TESTED, missing="run make setup, then study claims again")
         versions = tuple(f"{name} {_versions()[name]}" for name in ("deepspeed", "accelerate", "transformers"))
-        answer = answers([trial])[0]
+        (answer,) = answers([trial])
         if isinstance(answer, str):
             words = f"the trial itself failed: {answer}"
             return Finding(None, words, evidence=versions, missing="a trial that runs to its end")
@@ -111,35 +111,30 @@ def refusal(trial: dict) -> Stop | None:
     Anybody may write a claims file, so it cannot run other scripts, import other modules, read the files that it names,
     or show private values of the libraries.
     """
+    what = trial["what"]
+    path = str(trial.get("of", "torch.nn.utils"))
     name = trial.get("name")
-    if trial["what"] == REPRODUCTION and name not in scripts():
+    if what == REPRODUCTION and name not in scripts():
         return Stop(f"there is no reproduction {name}", nearest(str(name), scripts()))
-    base = trial.get("base", "plain")
     bases = ("plain", *arms.all_paths())
-    if base not in bases:
-        return Stop(f"there is no arm {base}", nearest(base, bases))
-    path = trial.get("of")
-    if path is not None and not {path, path.rpartition(".")[0]} & set(MODULES):
-        what = f"{path:.200} is in none of the modules that claims may ask about"
-        return Stop(what, f"choose from {', '.join(MODULES)}")
-    if trial["what"] == "constructed" and path not in CONSTRUCTED:
+    if trial.get("base", "plain") not in bases:
+        return Stop(f"there is no arm {trial['base']}", nearest(trial["base"], bases))
+    if not {path, path.rpartition(".")[0]} & set(MODULES):
+        return Stop(f"{path:.200} is in none of the modules that claims may ask about", f"choose from {MODULES}")
+    if what == "constructed" and path not in CONSTRUCTED:
         return Stop(f"{path:.200} may not be constructed", f"choose from {', '.join(CONSTRUCTED)}")
     words = ".".join(str(trial.get(key, "")) for key in ("of", "look", "field", "name")).split(".")
-    for word in words:
-        if word.startswith("_"):
-            return Stop(f"{word:.80} is private to a library", "name a public attribute")
-    for key in _keys(trial.get("change")):
-        if key.endswith(("file", "path")) and "nvme" not in key:
-            return Stop(f"{key:.80} names a file", "give the content of the file as deepspeed_config")
+    if private := [word for word in words if word.startswith("_")]:
+        return Stop(f"{private[0]:.80} is private to a library", "name a public attribute")
+    if read := [key for key in _keys(trial.get("change")) if key.endswith(("file", "path")) and "nvme" not in key]:
+        return Stop(f"{read[0]:.80} names a file", "give the content of the file as deepspeed_config")
     return None
 
 
-def _keys(change: object) -> Iterator[str]:
-    """Yield the keys of the changes to a config, at any depth."""
-    if isinstance(change, dict):
-        for key, value in change.items():
-            yield key
-            yield from _keys(value)
+def _keys(change: object) -> list[str]:
+    """Return the keys of the changes to a config, at any depth."""
+    table = change if isinstance(change, dict) else {}
+    return [*table, *(key for value in table.values() for key in _keys(value))]
 
 
 def scripts() -> dict[str, Path]:
@@ -163,12 +158,11 @@ def prepare(trials: list[dict]) -> None:
 
 def keep_in(reports: Path, trials: list[dict]) -> int:
     """Write this machine's answers to these trials beside its records. Return how many there are."""
-    new = {}
-    for trial in trials:
-        name = key(trial)
-        if cache.answer(_folder(), name):
-            answer = redact(cache.answer(_folder(), name))
-            new[name] = Answer(key=name, trial=trial, versions=_versions(), **answer)
+    answered = {key(trial): trial for trial in trials if cache.answer(_folder(), key(trial))}
+    new = {
+        name: Answer(key=name, trial=trial, versions=_versions(), **redact(cache.answer(_folder(), name)))
+        for name, trial in answered.items()
+    }
     if new:
         entries = (_kept_in(reports / KEPT) | new).values()
         in_order = sorted(entries, key=lambda answer: json.dumps(answer.trial, sort_keys=True))
@@ -180,21 +174,20 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
 def answers(trials: list[dict]) -> list[Answer | str]:
     """Return the answer to each trial, kept or new. If the trial itself failed: why."""
     keys = [key(trial) for trial in trials]
-    known: dict[str, Answer | str] = {name: answer for name in keys if (answer := _kept(name)) is not None}
+    known: dict[str, Answer | str] = {name: answer for name in keys if (answer := _kept(name))}
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
-    reproductions = {name: trial["name"] for name, trial in missing.items() if trial["what"] == REPRODUCTION}
-    configurations = {name: trial for name, trial in missing.items() if name not in reproductions}
     if len(missing) > 1:
-        counts = f"{len(configurations)} configurations and {len(reproductions)} scripts"
-        sys.stderr.write(f"trying {counts}; answers are kept\n")
+        sys.stderr.write(f"trying {len(missing)} configurations and scripts; answers are kept\n")
     if missing:
-        known |= _new(configurations, reproductions)
+        known |= _new(missing)
     return [known[name] for name in keys]
 
 
-def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict[str, Answer | str]:
+def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
     """Return new answers by key. Configurations share a process; scripts that measure time run alone."""
-    together = {name: script for name, script in reproductions.items() if script not in TIMED}
+    names = {name: trial["name"] for name, trial in missing.items() if trial["what"] == REPRODUCTION}
+    configurations = {name: trial for name, trial in missing.items() if name not in names}
+    together = {name: script for name, script in names.items() if script not in TIMED}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             tried = pool.submit(_try_and_keep, configurations)
@@ -203,12 +196,7 @@ def _new(configurations: dict[str, dict], reproductions: dict[str, str]) -> dict
         except BaseException:  # Ctrl-C: trials that have not begun do not begin
             pool.shutdown(cancel_futures=True)
             raise
-    return known | {name: _run_and_keep(name, script) for name, script in reproductions.items() if script in TIMED}
-
-
-def _run_and_keep(name: str, script: str) -> Answer | str:
-    sys.stderr.write(f"  {script}\n")
-    return _keep(name, _run(script))
+    return known | {name: _run_and_keep(name, script) for name, script in names.items() if script in TIMED}
 
 
 def key(trial: dict) -> str:
@@ -223,8 +211,7 @@ def key(trial: dict) -> str:
 def _code_of(text: str) -> str:
     """Return the code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
-    if ast.get_docstring(tree) is not None:
-        tree.body = tree.body[1:]
+    tree.body = tree.body[ast.get_docstring(tree) is not None :]
     return ast.unparse(tree)
 
 
@@ -274,6 +261,11 @@ def _try(trials: list[dict]) -> list[Answer | str]:
 def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
     answers = _try(list(trials.values())) if trials else []
     return {name: _keep(name, answer) for name, answer in zip(trials, answers, strict=True)}
+
+
+def _run_and_keep(name: str, script: str) -> Answer | str:
+    sys.stderr.write(f"  {script}\n")
+    return _keep(name, _run(script))
 
 
 def _run(name: str) -> Answer | str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from study.errors import Stop
 from study.ledger.arguments import as_list, is_number, one_argument
-from study.ledger.evidence import Chosen, Claimed, Evidence, choose
+from study.ledger.evidence import Chosen, Claimed, Evidence
 from study.ledger.pairing import (
     Pair,
     Ratio,
@@ -17,11 +17,12 @@ from study.ledger.pairing import (
     Table,
     all_of,
     compared,
+    counting,
     decided,
     fit_for,
     in_words,
-    not_tested,
     of_sizes,
+    over_records,
     resting_on,
     span_words,
     two_sides,
@@ -42,20 +43,28 @@ UNDECIDED = "more runs: an interval reaches both sides"
 # --- one side ------------------------------------------------------------------------------------------------------
 
 
+@over_records
 def observed(evidence: Evidence, claim: Claimed, *, field: str, where: Table, over: str | None = None) -> Finding:
     """Return the value of a field, or its ratio to another: a number with its range, or what all records agree on."""
     for path in filter(None, (field, over)):
         metrics.refuse_unknown(path)
     if over is None:  # a ratio within a run does not depend on the machine
         fit_for(claim, field)
-    chosen = choose(evidence, claim, where, relative=over is not None)
-    if not chosen.runs:
-        return not_tested(chosen, where)
+    chosen = counting(evidence, claim, where, relative=over is not None)
     name = f"{field} / {over}" if over else field
     known = [value for run in chosen.runs if (value := _field(run, field, over)) is not None]
+    about = f"{name} in {len(known)} runs: "
     if not known:
         return chosen.finding(f"{name} is not in the records", missing=f"records with {name}")
-    return _agreed(chosen, field, f"{name} in {len(known)} runs: ", known)
+    numbers = list(filter(is_number, known))
+    if len(numbers) == len(known):
+        if metrics.sort_of(field) and len(known) < stats.FEWEST_RUNS:
+            return chosen.finding(f"{about}{known}", missing=f"{stats.FEWEST_RUNS} runs")
+        return _middle_of(chosen, about, numbers)
+    if any(value != known[0] for value in known):
+        unlike = ", ".join(sorted(set(map(str, known))))
+        return chosen.finding(f"{about}they disagree ({unlike})", missing="records that agree")
+    return chosen.finding(f"{about}{known[0]}", value=known[0])
 
 
 def _field(run: Run, field: str, over: str | None) -> object:
@@ -67,18 +76,13 @@ def _field(run: Run, field: str, over: str | None) -> object:
     return value / divisor if is_number(value) and is_number(divisor) and divisor else None
 
 
-def _agreed(chosen: Chosen, field: str, about: str, known: list) -> Finding:
-    if all(map(is_number, known)):
-        if metrics.sort_of(field) and len(known) < stats.FEWEST_RUNS:
-            return chosen.finding(f"{about}{known}", missing=f"{stats.FEWEST_RUNS} runs")
-        span = (min(known), max(known))
-        return chosen.finding(about + span_words(*span), value=stats.median(known), interval=span)
-    if any(value != known[0] for value in known):
-        unlike = ", ".join(sorted(set(map(str, known))))
-        return chosen.finding(f"{about}they disagree ({unlike})", missing="records that agree")
-    return chosen.finding(f"{about}{known[0]}", value=known[0])
+def _middle_of(chosen: Chosen, about: str, numbers: list[float]) -> Finding:
+    """Return the median of some runs, with the range of what was measured."""
+    span = (min(numbers), max(numbers))
+    return chosen.finding(about + span_words(*span), value=stats.median(numbers), interval=span)
 
 
+@over_records
 def ran(evidence: Evidence, claim: Claimed, *, where: Table, refused: bool = False) -> Finding:
     """Return how runs ended.
 
@@ -86,9 +90,7 @@ def ran(evidence: Evidence, claim: Claimed, *, where: Table, refused: bool = Fal
     With `refused`, a refusal by a library is an answer as well.
     """
     statuses = (*ANSWERS, REFUSED) if refused else ANSWERS
-    chosen = choose(evidence, claim, WITH_VALUES | where, statuses=statuses)
-    if not chosen.runs:
-        return not_tested(chosen, where)
+    chosen = counting(evidence, claim, WITH_VALUES | where, statuses=statuses)
     ends = sorted({run.status for run in chosen.runs})
     working = f"{len(chosen.runs)} runs ended: {', '.join(ends)}"
     if len(ends) > 1:
@@ -99,23 +101,41 @@ def ran(evidence: Evidence, claim: Claimed, *, where: Table, refused: bool = Fal
 # --- two sides -----------------------------------------------------------------------------------------------------
 
 
+@over_records
 def ratio(
     evidence: Evidence, claim: Claimed, *, quantity: str, of: Table, to: Table, where: Side = None, saved: bool = False
 ) -> Finding:
     """Return a quantity in some runs over the same in others, cell by equal cell; or the share saved."""
     result = compared(evidence, claim, quantity, of, to, where)
-    if isinstance(result, Finding):
-        return result
-    value = result.value
-    interval = (result.low, result.high)
     what = f"{quantity} with {in_words(of)} over that with {in_words(to)}"
     if saved:
-        value = 1 - result.value
-        interval = (1 - result.high, 1 - result.low)
+        result = replace(result, value=1 - result.value, low=1 - result.high, high=1 - result.low)
         what = f"saved of {what}"
-    return resting_on(claim, result.runs, f"{what}: {span_words(*interval, value)}", value=value, interval=interval)
+    return _of_ratio(claim, result, what)
 
 
+def _of_ratio(claim: Claimed, result: Ratio, what: str) -> Finding:
+    span = (result.low, result.high)
+    return resting_on(claim, result.runs, f"{what}: {span_words(*span, result.value)}", result.value, interval=span)
+
+
+Pairs = list[tuple[Table, Table]]
+
+
+def _ratios(evidence: Evidence, claim: Claimed, quantity: str, sides: Pairs, where: Side) -> dict[str, Ratio]:
+    """Return the ratio of a quantity for each pair of sides, by its words."""
+    names = [f"{in_words(side)} over {in_words(other)}" for side, other in sides]
+    ratios = [compared(evidence, claim, quantity, side, other, where) for side, other in sides]
+    return dict(zip(names, ratios, strict=True))
+
+
+def _of_ratios(claim: Claimed, quantity: str, ratios: dict[str, Ratio], value: object) -> Finding:
+    words = "; ".join(f"{pair}: {span_words(each.low, each.high, each.value)}" for pair, each in ratios.items())
+    runs = [run for each in ratios.values() for run in each.runs]
+    return resting_on(claim, runs, f"{quantity}, {words}", value, missing=UNDECIDED if value is None else "")
+
+
+@over_records
 def order(
     evidence: Evidence, claim: Claimed, *, quantity: str, arms: list[str], where: Side = None, within: float = 0
 ) -> Finding:
@@ -125,24 +145,16 @@ def order(
     """
     if len(arms) < 2:
         raise Stop(f"an order needs at least two arms (got {len(arms)})", "give arms = [best, ..., worst]")
-    words: list[str] = []
-    answers = []
-    runs: list[Run] = []
-    for best, worst in itertools.pairwise(arms):
-        result = compared(evidence, claim, quantity, {"arm": best}, {"arm": worst}, where)
-        if isinstance(result, Finding):
-            return result
-        runs += result.runs
-        words.append(f"{best} over {worst}: {span_words(result.low, result.high, result.value)}")
-        low, high = result.low, result.high
-        if quantity not in metrics.HIGHER_IS_BETTER:
-            low, high = 1 / result.high, 1 / result.low
-        answers.append(decided(low >= 1 - within, high < 1 - within))
-    value = all_of(answers)
-    missing = UNDECIDED if value is None else ""
-    return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
+    pairs: Pairs = [({"arm": best}, {"arm": worst}) for best, worst in itertools.pairwise(arms)]
+    ratios = _ratios(evidence, claim, quantity, pairs, where)
+    spans = [(each.low, each.high) for each in ratios.values()]
+    if quantity not in metrics.HIGHER_IS_BETTER:
+        spans = [(1 / high, 1 / low) for low, high in spans]
+    value = all_of(decided(low >= 1 - within, high < 1 - within) for low, high in spans)
+    return _of_ratios(claim, quantity, ratios, value)
 
 
+@over_records
 def measured_trend(
     evidence: Evidence, claim: Claimed, *, quantity: str, along: dict[str, list], where: Side = None, within: float = 0
 ) -> Finding:
@@ -152,24 +164,12 @@ def measured_trend(
     counts as none.
     """
     name, values = one_argument(along)
-    words: list[str] = []
-    rises = []
-    falls = []
-    runs: list[Run] = []
-    for before, after in itertools.pairwise(values):
-        result = compared(evidence, claim, quantity, {name: after}, {name: before}, where)
-        if isinstance(result, Finding):
-            return result
-        runs += result.runs
-        words.append(f"{name} {after} over {before}: {span_words(result.low, result.high, result.value)}")
-        rises.append(decided(result.low > 1 + within, result.high <= 1 + within))
-        falls.append(decided(result.high < 1 - within, result.low >= 1 - within))
-    trends = {"rises": all_of(rises), "falls": all_of(falls)}
-    value = next((word for word, answer in trends.items() if answer), None)
-    if not any(trends.values()) and None not in trends.values():
-        value = "neither"
-    missing = UNDECIDED if value is None else ""
-    return resting_on(claim, runs, f"{quantity}, {'; '.join(words)}", value=value, missing=missing)
+    pairs: Pairs = [({name: after}, {name: before}) for before, after in itertools.pairwise(values)]
+    ratios = _ratios(evidence, claim, quantity, pairs, where)
+    rises = all_of(decided(each.low > 1 + within, each.high <= 1 + within) for each in ratios.values())
+    falls = all_of(decided(each.high < 1 - within, each.low >= 1 - within) for each in ratios.values())
+    answers: dict[tuple, str] = {(True, False): "rises", (False, True): "falls", (False, False): "neither"}
+    return _of_ratios(claim, quantity, ratios, answers.get((rises, falls)))
 
 
 Unit = Literal["volume", "tensors", "calls"]
@@ -190,14 +190,13 @@ class Moved:
         return [size / each for size, each in zip(sizes, weights, strict=True) if size is not None and each]
 
     def __str__(self) -> str:
-        words = f"{self.unit} of {', '.join(self.kinds) if self.kinds is not None else 'all collectives'}"
-        if self.per_weight:
-            words += " over the bytes of all weights"
-        if self.node_ranks:
-            words += f" between nodes of {self.node_ranks} ranks"
-        return words
+        kinds = "all collectives" if self.kinds is None else ", ".join(self.kinds)
+        over = " over the bytes of all weights" if self.per_weight else ""
+        between = f" between nodes of {self.node_ranks} ranks" if self.node_ranks else ""
+        return f"{self.unit} of {kinds}{over}{between}"
 
 
+@over_records
 def counted(
     evidence: Evidence,
     claim: Claimed,
@@ -220,39 +219,25 @@ def counted(
     moved = Moved(kinds, unit, node_ranks, per == "parameters" and over is None)
     if over is not None:
         return _counted_over(evidence, claim, moved, where, over)
-    chosen = choose(evidence, claim, where)
-    if not chosen.runs:
-        return not_tested(chosen, where)
+    chosen = counting(evidence, claim, where)
     sizes = moved.amounts(chosen.runs)
-    if not sizes:
-        return _not_counted(chosen, moved)
-    span = (min(sizes), max(sizes))
-    working = f"{moved}, in {len(sizes)} runs: {span_words(*span)}"
-    return chosen.finding(working, value=stats.median(sizes), interval=span)
+    return _middle_of(chosen, f"{moved}, in {len(sizes)} runs: ", sizes) if sizes else _not_counted(chosen, moved)
 
 
 def _counted_over(evidence: Evidence, claim: Claimed, moved: Moved, where: Table, over: Table) -> Finding:
     sides = two_sides(evidence, claim, {}, over, where, relative=False)
-    if isinstance(sides, Finding):
-        return sides
-    ratios: list[Ratio] = []
-    for pair in sides.pairs:
-        ours = moved.amounts(pair.of)
-        theirs = moved.amounts(pair.to)
-        if ours and theirs and 0 not in theirs:
-            ratios.append(of_sizes(ours, theirs, pair))
+    amounts = [(moved.amounts(pair.of), moved.amounts(pair.to), pair) for pair in sides.pairs]
+    ratios = [of_sizes(*each) for each in amounts if each[0] and each[1] and 0 not in each[1]]
     if not ratios:
         return _not_counted(sides.chosen, moved)
-    result = united(ratios)
-    interval = (result.low, result.high)
-    working = f"{moved} over that with {in_words(over)}: {span_words(*interval, result.value)}"
-    return resting_on(claim, result.runs, working, value=result.value, interval=interval)
+    return _of_ratio(claim, united(ratios), f"{moved} over that with {in_words(over)}")
 
 
 def _not_counted(chosen: Chosen, moved: Moved) -> Finding:
     return chosen.finding(f"{moved} is not in the records", missing="runs with instruments")
 
 
+@over_records
 def equal(
     evidence: Evidence, claim: Claimed, *, field: str, of: Table, to: Table, where: Side = None, within: float = 0
 ) -> Finding:
@@ -263,15 +248,13 @@ def equal(
     metrics.refuse_unknown(field)
     fit_for(claim, field)
     sides = two_sides(evidence, claim, of, to, where, relative=True)
-    if isinstance(sides, Finding):
-        return sides
     answers = [_equal_in(pair, field, within) for pair in sides.pairs]
     runs = [run for pair in sides.pairs for run in pair.of + pair.to]
     value = all_of(answers)
     closely = f", within {within:g} of it" if within else ""
     cells = f"in {answers.count(True)} cells of {len(answers)}"
     working = f"{field} with {in_words(of)} is that with {in_words(to)}{closely} {cells}"
-    return resting_on(claim, runs, working, value=value, missing=f"records with {field}" if value is None else "")
+    return resting_on(claim, runs, working, value, missing=f"records with {field}" if value is None else "")
 
 
 def _equal_in(pair: Pair, field: str, within: float) -> bool | None:
@@ -304,9 +287,10 @@ def _alike(ours: object, theirs: object, within: float) -> bool:
 # --- losses --------------------------------------------------------------------------------------------------------
 
 Curve = Literal["train", "eval"]
-BySeed = dict[int | None, list[float]]
+BySeed = dict[int | None, list[float]]  # the last evaluation, or the mean of each quarter of the curve
 
 
+@over_records
 def same_loss(
     evidence: Evidence,
     claim: Claimed,
@@ -331,21 +315,20 @@ def same_loss(
     runs: list[Run] = []
     for ours, theirs in _compared_sides(arms, of, to):
         sides = two_sides(evidence, claim, ours, theirs, where, relative=True)
-        if isinstance(sides, Finding):
-            return sides
-        cells = [LossCell.of_pair(pair, curve, sides.training) for pair in sides.pairs]
-        enough = [cell for cell in cells if cell.fewest >= stats.FEWEST_RUNS]
-        for cell in enough or cells:  # too few seeds matter only if no cell has enough
-            answer, working = cell.compare(margin, curve, direction)
+        first, second = sides.training
+        cells = [(_by_seed(pair.of, curve, first), _by_seed(pair.to, curve, second), pair) for pair in sides.pairs]
+        enough = [cell for cell in cells if min(len(cell[0]), len(cell[1])) >= stats.FEWEST_RUNS]
+        for our_losses, their_losses, pair in enough or cells:  # too few seeds matter only if no cell has enough
+            answer, working = _compare(our_losses, their_losses, margin, direction)
             answers.append(answer)
-            words.append(f"{in_words(ours)} against {in_words(theirs)}: {working}")
-            runs += cell.pair.of + cell.pair.to
+            words.append(f"{curve} loss with {in_words(ours)} against {in_words(theirs)}: {working}")
+            runs += pair.of + pair.to
     value = all_of(answers)
     missing = "more seeds: see the working" if value is None else ""
-    return resting_on(claim, runs, "; ".join(words), value=value, missing=missing)
+    return resting_on(claim, runs, "; ".join(words), value, missing=missing)
 
 
-def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> Iterable[tuple[Table, Table]]:
+def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> Pairs:
     if arms is None and of is not None and to is not None:
         return [(of, to)]
     if arms is None or of is not None or to is not None:
@@ -353,41 +336,24 @@ def _compared_sides(arms: list[str] | None, of: Side, to: Side) -> Iterable[tupl
     return [({"arm": arm}, {"arm": arms[0]}) for arm in arms[1:]]
 
 
-@dataclass(frozen=True)
-class LossCell:
-    """The losses of a cell on both sides, by seed: of the last evaluation, or of each quarter of the curve."""
-
-    pair: Pair
-    ours: BySeed
-    theirs: BySeed
-
-    @classmethod
-    def of_pair(cls, pair: Pair, curve: Curve, training: tuple[int | None, int | None]) -> "LossCell":
-        return cls(pair, _by_seed(pair.of, curve, training[0]), _by_seed(pair.to, curve, training[1]))
-
-    @property
-    def fewest(self) -> int:
-        return min(len(self.ours), len(self.theirs))
-
-    def compare(self, margin: float, curve: Curve, direction: str | None) -> tuple[bool | None, str]:
-        """Return whether the losses are equivalent, or lower; and the worst part of the curve in words."""
-        if self.fewest < stats.FEWEST_RUNS:
-            return None, f"{self.fewest} seeds, but {stats.FEWEST_RUNS} are needed"
-        both = sorted(self.ours.keys() & self.theirs.keys(), key=str)
-        is_paired = len(both) >= stats.FEWEST_RUNS
-        ours = [self.ours[seed] for seed in (both if is_paired else self.ours)]
-        theirs = [self.theirs[seed] for seed in (both if is_paired else self.theirs)]
-        parts = list(zip(zip(*ours, strict=False), zip(*theirs, strict=False), strict=False))
-        answers = []
-        worst: list[tuple[float, str]] = []
-        for number, (our_losses, their_losses) in enumerate(parts, start=1):
-            if direction and number < len(parts):
-                continue
-            what = "eval loss" if curve == "eval" else f"train loss, quarter {number},"
-            answer, p, words = _part(our_losses, their_losses, margin, is_paired, direction)
-            answers.append(answer)
-            worst.append((p, f"{what} {words}"))
-        return all_of(answers), max(worst)[1]
+def _compare(ours: BySeed, theirs: BySeed, margin: float, direction: str | None) -> tuple[bool | None, str]:
+    """Return whether the losses of a cell are equivalent, or lower; and the worst part of the curve in words."""
+    fewest = min(len(ours), len(theirs))
+    if fewest < stats.FEWEST_RUNS:
+        return None, f"{fewest} seeds, but {stats.FEWEST_RUNS} are needed"
+    both = sorted(ours.keys() & theirs.keys(), key=str)
+    is_paired = len(both) >= stats.FEWEST_RUNS
+    our_parts = zip(*(ours[seed] for seed in (both if is_paired else ours)), strict=False)
+    their_parts = zip(*(theirs[seed] for seed in (both if is_paired else theirs)), strict=False)
+    parts = enumerate(zip(our_parts, their_parts, strict=False), start=1)
+    is_curve = max(map(len, ours.values())) > 1
+    results = [
+        (f"quarter {number}, " * is_curve, *_part(*losses, margin, is_paired, direction)) for number, losses in parts
+    ]
+    if direction:
+        results = results[-1:]
+    name, _, _, words = max(results, key=lambda result: result[2])
+    return all_of(answer for _, answer, _, _ in results), f"{name}{words}"
 
 
 def _part(
@@ -413,16 +379,18 @@ def _by_seed(runs: tuple[Run, ...], curve: Curve, training: int | None) -> BySee
     """Return the mean losses of the runs of each seed."""
     curves: dict[int | None, list[list[float]]] = {}
     for run in runs:
-        if losses := _losses(run, curve, training):
+        losses = _last_loss(run, training) if curve == "eval" else _quarters(run, training)
+        if losses:
             curves.setdefault(run.record.requested.seed, []).append(losses)
     return {seed: _means(zip(*several, strict=False)) for seed, several in curves.items()}
 
 
-def _losses(run: Run, curve: Curve, training: int | None) -> list[float]:
-    """Return the last evaluation of a run, or the mean of each quarter of its curve. Empty if it has none."""
-    if curve == "eval":
-        last = metrics.value(run.record, "eval_loss", training)
-        return [] if last is None else [last]
+def _last_loss(run: Run, training: int | None) -> list[float]:
+    last = metrics.value(run.record, "eval_loss", training)
+    return [] if last is None else [last]
+
+
+def _quarters(run: Run, training: int | None) -> list[float]:
     losses = metrics.curve(run.record, training) or []
     return _means(np.array_split(losses, min(QUARTERS, len(losses)))) if losses else []
 

@@ -76,8 +76,11 @@ def compiled(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """The folder in which PyTorch compiles an operator and looks for it."""
-    return Path(os.environ["TORCH_EXTENSIONS_DIR"], name).absolute()
+    """Return the folder in which PyTorch compiles an operator and looks for it.
+
+    Without links, because the path is in the build: by another path to the same folder, all would be compiled again.
+    """
+    return Path(os.environ["TORCH_EXTENSIONS_DIR"], name).resolve()
 
 
 def why_not(name: str, gpus: int) -> Stop | None:

@@ -33,44 +33,24 @@ class Clock:
             torch.cuda.synchronize()
         # After the barrier and the synchronization, so that no waiting for other ranks counts.
         start_j = gpu_joules()
-        marks = [_now()]
-        yield lambda: marks.append(_now())
+        marks = [now()]
+        yield lambda: marks.append(now())
         if CUDA:
             torch.cuda.synchronize()
         end_j = gpu_joules()
-        step_s = _between(marks)
+        step_s = seconds_between(marks)
         self.step_s += step_s
         self.window_s.append(sum(step_s))
         self.window_j.append(None if start_j is None or end_j is None else end_j - start_j)
 
 
-class Marks:
-    """Seconds per step of a user's own loop: a mark after each step, without waiting."""
-
-    FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
-
-    def __init__(self):
-        self._marks = [_now()]
-        self._step_s: list[float] = []
-
-    def tick(self) -> None:
-        self._marks.append(_now())
-        if len(self._marks) > 2 * self.FAR:  # a long run does not keep all its events
-            self._step_s += _between(self._marks[: self.FAR + 1])
-            del self._marks[: self.FAR]
-
-    def read(self) -> list[float]:
-        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
-        if isinstance(last := self._marks[-1], torch.cuda.Event):
-            last.synchronize()
-        return self._step_s + _between(self._marks)
-
-
-def _between(marks: list) -> list[float]:
+def seconds_between(marks: list) -> list[float]:
+    """Return the seconds between successive marks, which on a GPU have been passed."""
     return [a.elapsed_time(b) / 1000 if CUDA else b - a for a, b in itertools.pairwise(marks)]
 
 
-def _now() -> float | torch.cuda.Event:
+def now() -> float | torch.cuda.Event:
+    """Mark this moment; on a GPU, of the work that was started before it."""
     if not CUDA:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -80,26 +60,20 @@ def _now() -> float | torch.cuda.Event:
 
 def gpu_joules() -> float | None:
     """The energy that this process's GPU has used, by NVML's counter. None without a GPU or without that counter."""
-    if (gpu := _counted_gpu()) is None:
-        return None
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000
-    except pynvml.NVMLError:
-        return None
-
-
-@functools.cache
-def _counted_gpu() -> object | None:
-    """NVML's handle of this process's GPU."""
     if not CUDA:
         return None
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(_gpu_of_nvml()) / 1000
     except pynvml.NVMLError:
         return None
+
+
+@functools.cache
+def _gpu_of_nvml() -> object:
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")

@@ -171,13 +171,12 @@ def _counts() -> dict | None:
 
 
 def _copy() -> list[Collective]:
-    """The last collectives in the order in which they began. Reading the whole ring takes tens of milliseconds."""
-    return _entries(json.loads(_dump(True, False))) if _dump else []
+    """Return the last collectives in the order in which they began, without sends and receives: those have no index.
 
-
-def _entries(content: dict) -> list[Collective]:
-    """Return the last collectives in a dump of the ring, without sends and receives, which have no common index."""
-    entries = [entry for entry in content.get("entries", []) if not entry.get("is_p2p")]
+    Reading the whole ring takes tens of milliseconds.
+    """
+    ring = json.loads(_dump(True, False)) if _dump else {}
+    entries = [entry for entry in ring.get("entries", []) if not entry.get("is_p2p")]
     return [
         Collective(
             group=str(entry["process_group"][0]),

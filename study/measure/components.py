@@ -1,23 +1,12 @@
 """Measures a rank's memory by component, at the peak of a step and after it."""
 
 import contextlib
-from dataclasses import dataclass
 
 from study.measure import memory
 from study.measure.roles import before_each_update, claimed_storages
 from study.records.schema import RankComponents
 
 LOOKS = 2  # the first look misses the components at the peak if its step peaks lower than the step before
-
-
-@dataclass(frozen=True)
-class Look:
-    """Memory at the peak of one step."""
-
-    at_peak: dict[str, int] | None
-    peak_bytes: int
-    step_before_bytes: int | None = None  # the peak of the step before
-    allocated_bytes: int | None = None
 
 
 class ComponentLook:
@@ -33,7 +22,7 @@ class ComponentLook:
         self.mode = memory.MemoryWatch(device_type, lambda: claimed_storages(model, optimizer), collect=exact)
         self._optimizer = optimizer
         self._exact = exact
-        self._looks: list[Look] = []
+        self._looks: list[RankComponents] = []
         self._peak_before: int | None = None
         self._after: dict[str, int] = {}
 
@@ -57,8 +46,14 @@ class ComponentLook:
     def step_ended(self) -> None:
         """Call this after each of the steps. Every rank takes the same number."""
         if self._peak_before is not None:
-            allocated_bytes = memory.peaks().peak_allocated_bytes if self._exact else None
-            self._looks.append(Look(self.mode.at_peak, self.mode.peak, self._peak_before, allocated_bytes))
+            look = RankComponents(
+                at_peak=self.mode.at_peak,
+                tracked_peak_bytes=self.mode.peak,
+                tracked_peak_step_before_bytes=self._peak_before,
+                # Of the same step, by the allocator: includes libraries' memory.
+                allocator_peak_bytes=memory.peaks().peak_allocated_bytes if self._exact else None,
+            )
+            self._looks.append(look)
         self._peak_before = self.mode.peak
         self._after = self.mode.by_role()
         if len(self._looks) < LOOKS:
@@ -70,17 +65,12 @@ class ComponentLook:
         """Return the result. None if no step was followed to its end, as when a loop ends early."""
         if self._peak_before is None:
             return None
-        looks = self._looks or [Look(None, self._peak_before)]
-        look = max(looks, key=lambda each: (each.at_peak is not None, each.peak_bytes))
-        return RankComponents(
-            at_peak=look.at_peak,
-            after_step=self._after,
-            tracked_peak_bytes=look.peak_bytes,
-            tracked_peak_step_before_bytes=look.step_before_bytes,
-            allocator_peak_bytes=look.allocated_bytes,  # of the same step, by the allocator: includes libraries' memory
-            tracked_mean_bytes=self.mode.mean if len(self._looks) == LOOKS else None,
-            gloo_copy_bytes=self.mode.gloo_copy_bytes,
-        )
+        looks = self._looks or [RankComponents(tracked_peak_bytes=self._peak_before)]
+        result = max(looks, key=lambda each: (each.at_peak is not None, each.tracked_peak_bytes))
+        result.after_step = self._after
+        result.tracked_mean_bytes = self.mode.sum / self.mode.operations if len(self._looks) == LOOKS else None
+        result.gloo_copy_bytes = self.mode.gloo_copy_bytes
+        return result
 
 
 def memory_by_component(step, model, optimizer, device_type: str) -> RankComponents | None:

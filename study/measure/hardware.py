@@ -1,6 +1,7 @@
 """Describes this machine for a record, and recognises the errors of a machine: full memory, a lost rank."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -61,12 +62,8 @@ def device_is_full(error: BaseException) -> bool:
 
 def host_is_full(error: BaseException) -> bool:
     """Return whether the host refused memory, by the messages of Python and PyTorch's CPU allocator."""
-    messages = (
-        "DefaultCPUAllocator: can't allocate memory",
-        "std::bad_alloc",
-        "Cannot allocate",
-        "CUDA error: out of memory",  # pinning host memory; a full device has the same message
-    )
+    # The last one is for pinning host memory; a full device has the same message.
+    messages = ("DefaultCPUAllocator: can't allocate", "std::bad_alloc", "Cannot allocate", "CUDA error: out of memory")
     return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
 
 
@@ -102,14 +99,12 @@ def network_limits() -> dict:
 
 def describe_network(ranks: list[dict]) -> Network:
     """Return the network as its ranks see it. Of the links, which are all declared alike, the slowest counts."""
-    hosts = {rank["host"]: rank for rank in ranks}.values()
-    limits = [host["bandwidth_mbit"] for host in hosts]
+    hosts = list({rank["host"]: rank for rank in ranks}.values())
+    slowest = min(hosts, key=lambda host: host["bandwidth_mbit"] or math.inf)
     return Network(
         hosts=len(hosts),
         interfaces=[str(host["interface"]) for host in hosts],
-        bandwidth_mbit=min(filter(None, limits), default=None),
-        limited_by=next((host["limited_by"] for host in hosts if host["limited_by"]), None),
-        delayed_by=next((host["delayed_by"] for host in hosts if host["delayed_by"]), None),
+        **{name: slowest[name] for name in ("bandwidth_mbit", "limited_by", "delayed_by")},
     )
 
 

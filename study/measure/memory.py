@@ -33,40 +33,45 @@ def reset_peaks() -> None:
 def peaks() -> RankMemory:
     """This rank's peaks since `reset_peaks`. The device's are None without a GPU."""
     status = fields("/proc/self/status")
-    device = torch.cuda.mem_get_info() if CUDA else None
-    return RankMemory(
-        peak_allocated_bytes=torch.cuda.max_memory_allocated() if CUDA else None,
-        peak_reserved_bytes=torch.cuda.max_memory_reserved() if CUDA else None,
-        # Taken on the device by anyone: includes the CUDA context and NCCL, which PyTorch does not count.
-        device_used_bytes=device[1] - device[0] if device else None,
+    result = RankMemory(
         host_peak_bytes=_kib(status.get("VmHWM")),
-        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident depends on the driver.
-        host_pinned_peak_bytes=torch.cuda.host_memory_stats().get("allocated_bytes.peak") if CUDA else None,
         host_resident_bytes=_kib(status.get("VmRSS")),
         # Shared pages count in proportion, so this, unlike the resident set, can be added over ranks.
         host_proportional_bytes=_kib(fields("/proc/self/smaps_rollup").get("Pss")),
     )
+    if CUDA:
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        result.peak_allocated_bytes = torch.cuda.max_memory_allocated()
+        result.peak_reserved_bytes = torch.cuda.max_memory_reserved()
+        # Taken on the device by anyone: includes the CUDA context and NCCL, which PyTorch does not count.
+        result.device_used_bytes = total_bytes - free_bytes
+        # What PyTorch has pinned, as offloading does. Whether the kernel counts it as resident depends on the driver.
+        result.host_pinned_peak_bytes = torch.cuda.host_memory_stats().get("allocated_bytes.peak")
+    return result
 
 
 def highest(first: RankMemory | None, second: RankMemory) -> RankMemory:
     """Return the peaks over two periods together. Values that are not peaks come from the second."""
-    peaks = {name: value for name, value in (first or second).model_dump().items() if "peak" in name}
-    later = second.model_dump()
-    return RankMemory(
-        **later | {name: max(filter(None, (value, later[name])), default=None) for name, value in peaks.items()}
-    )
+    both = second.model_dump()
+    for name, value in (first or second).model_dump().items():
+        if "peak" in name:
+            both[name] = max(filter(None, (value, both[name])), default=None)
+    return RankMemory(**both)
 
 
 def written_bytes() -> int | None:
     """Bytes that this process has passed to write calls so far: to files and to gloo's sockets. None if not counted."""
-    written = fields("/proc/self/io").get("wchar")
-    return None if written is None else int(written)
+    return _counted("wchar")
 
 
 def disk_bytes() -> dict[str, int | None]:
     """Return bytes that the disk has read and written for this process so far: direct I/O, but not the page cache."""
+    return {name: _counted(name) for name in ("read_bytes", "write_bytes")}
+
+
+def _counted(name: str) -> int | None:
     io = fields("/proc/self/io")
-    return {name: int(io[name]) if name in io else None for name in ("read_bytes", "write_bytes")}
+    return int(io[name]) if name in io else None
 
 
 def difference(after: int | None, before: int | None) -> int | None:
@@ -116,9 +121,8 @@ class MemoryWatch(TorchDispatchMode):
     def __enter__(self):
         if self.collect:
             gc.collect()
-        kinds = _subclasses(torch.Tensor)
-        # By exact type: isinstance is slower, and would read __class__ of lazy proxies.
-        for tensor in [item for item in gc.get_objects() if type(item) in kinds]:
+        # By type: isinstance would read __class__ of lazy proxies.
+        for tensor in [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]:
             self._add(tensor, "before")
         self.peak = self.total
         self._resize = torch.UntypedStorage.resize_
@@ -189,11 +193,6 @@ class MemoryWatch(TorchDispatchMode):
         self.operations += 1
         self.sum += self.total
 
-    @property
-    def mean(self) -> float:
-        """Return the mean of the total over the operations of a step."""
-        return self.sum / self.operations
-
     def _rise(self) -> None:
         # A maximum far below the last peak will be exceeded, so it need not be exact.
         if self.gloo and self.total > self.peak and self.total >= (self.close_to_peak or 0):
@@ -230,23 +229,13 @@ class MemoryWatch(TorchDispatchMode):
         Neither NCCL nor a virtual rank makes this copy, so it does not count as the arm's memory.
         """
         self._add(tensor, "gloo")
-        live = self._live.get(id(tensor.untyped_storage()))
-        if live is not None:
+        if (live := self._live.get(id(tensor.untyped_storage()))) is not None:
             self.total -= live.size
             self.gloo_copy_bytes = max(self.gloo_copy_bytes, live.size)
             live.size = 0
 
     def _gone(self, key: int) -> None:
         self.total -= self._live.pop(key).size
-
-
-def _subclasses(kind: type) -> set[type]:
-    """Return a class and all that derive from it."""
-    kinds = {kind}
-    children: list[type] = type.__subclasses__(kind)
-    for child in children:
-        kinds |= _subclasses(child)
-    return kinds
 
 
 def _let_threads_finish() -> None:

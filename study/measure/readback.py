@@ -24,12 +24,6 @@ if TYPE_CHECKING:  # a bare loop needs no Accelerate, and should not wait for it
     from accelerate import Accelerator
 
 OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momentum")
-PROMISED_TYPES = {  # by an arm's distributed_type: Accelerate's names for it in a run, with a GPU or without
-    "NO": {"NO"},
-    "MULTI_GPU": {"MULTI_GPU", "MULTI_CPU"},
-    "DEEPSPEED": {"DEEPSPEED"},
-    "FSDP": {"FSDP"},
-}
 
 
 def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observed:
@@ -109,6 +103,7 @@ def _engine(engine, zero) -> dict:
         home = "nvme"
     on_param = getattr(engine.zero_offload_param(), "device", None) if getattr(zero, "offload_param", False) else None
     autocast = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
+    second = [getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()]
     return {
         "stage": engine.zero_optimization_stage(),
         "offload_optimizer": home,
@@ -117,7 +112,8 @@ def _engine(engine, zero) -> dict:
         "accumulation": engine.gradient_accumulation_steps(),
         "bucket_elements": int(engine.zero_reduce_bucket_size()),
         "overlap": bool(engine.zero_overlap_comm()),
-        "second_partition_ranks": _second_partition_ranks(engine),
+        # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
+        "second_partition_ranks": max(second) if engine.zero_hpz_partition_size() > 1 else None,
         "sequence_ranks": size if (size := getattr(engine, "sequence_parallel_size", 1)) > 1 else None,
         "tensor_ranks": size if (size := engine.autotp_size()) > 1 else None,
         "autocast": autocast.get(engine.torch_autocast_dtype()) if engine.torch_autocast_enabled() else None,
@@ -125,17 +121,10 @@ def _engine(engine, zero) -> dict:
     }
 
 
-def _second_partition_ranks(engine) -> int | None:
-    """Ranks that share the second copy of hpZ; None without hpZ. DeepSpeed stores the number in each parameter."""
-    ranks = {getattr(parameter, "ds_secondary_tensor_group_size", 1) for parameter in engine.parameters()}
-    return max(ranks, default=1) if engine.zero_hpz_partition_size() > 1 else None
-
-
 def second_partition_parameters(model) -> int | None:
     """Elements of hpZ's second copy that this rank holds now. Each part is made when its parameter is released."""
     parts = [getattr(parameter, "ds_secondary_tensor", None) for parameter in model.parameters()]
-    held = sum(part.numel() for part in parts if part is not None)
-    return held or None
+    return sum(part.numel() for part in parts if part is not None) or None
 
 
 def _plain(value):
@@ -170,7 +159,8 @@ def mismatches(arm: Arm, settings: Settings, seen: Observed, ranks_launched: int
         differences.append(f"optimizer: promised {' or '.join(sorted(classes))}, observed {seen.optimizer}")
     if (settings.lora_rank or settings.train_only) and seen.trained_parameters == seen.parameters:
         differences.append(f"frozen weights: {seen.trained_parameters} of {seen.parameters} parameters train")
-    if seen.distributed_type not in PROMISED_TYPES[arm.distributed_type]:
+    # Without a GPU, Accelerate calls MULTI_GPU so.
+    if seen.distributed_type not in (arm.distributed_type, arm.distributed_type.replace("GPU", "CPU")):
         differences.append(f"distributed_type: promised {arm.distributed_type}, observed {seen.distributed_type}")
     if arm.distributed_type == "MULTI_GPU" and seen.bucket_bytes is None:
         differences.append(f"wrapper: promised DDP, observed {seen.wrapper}")

@@ -88,18 +88,16 @@ def page(verdict: Verdict) -> dict:
     """What the page of a claim says, besides its evidence: lists of a label and a text."""
     claim = verdict.claim
     premise = "This is our premise. The authors at most imply it, so it is not counted among their claims."
-    tolerance = f", within {100 * claim.tolerance:.3g} % (fixed {claim.fixed})" if claim.tolerance else ""
-    conditions = [f"{name} {words.condition_words(name, value)}" for name, value in claim.conditions.items()]
     left_open = [f"{_name(each)}: {words.values_words(values)}" for each, values in _left_open(claim).items()]
     return {
         "sentence": words.plainly(verdict),
         "premise": premise if claim.premise else "",
         "written": _known(("Where", " ".join(claim.where.split())), ("What we read", claim.read and _flat(claim.read))),
         "found": _known(
-            ("Claimed", _claimed(claim, verdict) and _claimed(claim, verdict) + tolerance),
+            ("Claimed", words.claimed_in_full(verdict)),
             ("Found", words.found_words(verdict, claim.unit)),
             ("Rests on", words.basis_words(verdict)),
-            ("Conditions", ", ".join(conditions)),
+            ("Conditions", words.conditions_words(claim)),
             ("The document leaves open", "; ".join(left_open)),
             ("Holds with", _cases(verdict.holds_under)),
             ("Fails with", _cases(verdict.fails_under)),
@@ -123,7 +121,7 @@ def _name(argument: str) -> str:
 
 
 def _cases(cases: tuple[str, ...]) -> str:
-    return "; ".join(words.case_words(case) for case in cases if case.partition(" ")[0] not in words.INTERNAL)
+    return "; ".join(case for case in cases if case.partition(" ")[0] not in words.INTERNAL)
 
 
 def _changed_by(verdict: Verdict) -> str:
@@ -141,13 +139,9 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _claimed(check: Check, verdict: Verdict) -> str:
-    return words.value_words(verdict.claimed, check.unit) and words.claimed_words(check, verdict)
-
-
 def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
     """A further check: it is shown, but does not decide."""
-    pairs = [("Claimed", _claimed(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
+    pairs = [("Claimed", words.claimed_words(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
     about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
     return about | {"pairs": _known(*pairs, ("Working", verdict.working))}
 

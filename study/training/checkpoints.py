@@ -1,16 +1,17 @@
 """Saves checkpoints between windows of steps and resumes from them, with Accelerate's `save_state` and `load_state`.
 
-The libraries leave some things out, which are here: the losses so far, whether a checkpoint is complete and belongs to
-the same training, and whether the random states were restored.
+Here is what the libraries leave out: the losses so far, whether a checkpoint is complete and of the same training, and
+whether the random states were restored.
 """
 
+import contextlib
 import hashlib
 import os
 import pickle
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,9 @@ from study.records import checkpoints, store
 from study.records.checkpoints import Progress
 from study.records.schema import CheckpointSaved, RankMemory, Resume
 from study.spec.settings import flag
-from study.training import ending, setup
-from study.training.run import History, Run, quiet, say
+from study.training import ending
+from study.training.display import quiet, say
+from study.training.run import History, Run
 
 # The settings that decide the losses. The number of ranks may change, as long as a step has as many rows.
 DECIDES = (
@@ -60,36 +62,38 @@ class Cost:
     written_bytes: int | None = None
 
 
-# --- saving --------------------------------------------------------------------------------------------------------
-
-
-def is_due(run: Run, step: int) -> bool:
-    """Return whether to save a checkpoint after so many steps. Not after the last step, when the run is done."""
-    every = run.settings.checkpoint_every
-    return every is not None and step % every == 0 and step < run.steps
-
-
 def save(run: Run, history: History, step: int) -> None:
     """Write a checkpoint beside the others. It gets its final name once it is complete."""
     part = checkpoints.part_of(run.folder, step)
-    sealed: list[int] = []
-    progress = _progress(run, history, step, random_states=run.gathered(_random_states()))
-
-    def write() -> None:
-        run.accelerator.save_state(str(part))
-        run.accelerator.wait_for_everyone()
-
-    def seal() -> None:
-        progress.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
-        if run.accelerator.is_main_process:
-            files.write_below(part, checkpoints.PROGRESS, progress.model_dump_json().encode())
-            sealed.append(checkpoints.seal(part)[1])
-            checkpoints.forget_old(run.folder)
-        run.accelerator.wait_for_everyone()
-
+    random_states = run.gathered(_random_states())
+    size = 0
     try:
-        cost = _outside_steps(history, write)
-        sealing = _outside_steps(history, seal)
+        with _outside_steps(history) as cost:
+            run.accelerator.save_state(str(part))
+            run.accelerator.wait_for_everyone()
+        with _outside_steps(history) as sealing:
+            weights_checksum = readback.weights_checksum(run.accelerator, run.model)
+            if run.accelerator.is_main_process:
+                progress = Progress(
+                    run_id=run.folder.name,
+                    arm=run.arm.name,
+                    ranks=run.accelerator.num_processes,
+                    requested=run.record.requested,
+                    rows_per_step=run.rows_taken_per_step,
+                    data_checksum=run.data.checksum,
+                    step=step,
+                    steps=run.steps,
+                    losses=history.losses,
+                    rates=history.rates,
+                    evals=history.evals,
+                    random_states=random_states,
+                    weights_checksum=weights_checksum,
+                    resumes=run.record.checkpoints.resumes,
+                )
+                files.write_below(part, checkpoints.PROGRESS, progress.model_dump_json().encode())
+                size = checkpoints.seal(part)[1]
+                checkpoints.forget_old(run.folder)
+            run.accelerator.wait_for_everyone()
     except Exception as error:
         if ending.lost_another_rank(error):
             raise
@@ -99,7 +103,7 @@ def save(run: Run, history: History, step: int) -> None:
     run.record.checkpoints.saved.append(
         CheckpointSaved(
             step=step,
-            bytes=sum(sealed),  # of the first rank, whose record is written
+            bytes=size,  # of the first rank, whose record is written
             written_bytes_per_rank=[each.written_bytes for each in costs],
             save_s_per_rank=[each.seconds for each in costs],
             seal_s=sealing.seconds,
@@ -116,34 +120,16 @@ def die(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _progress(run: Run, history: History, step: int, random_states: list[str]) -> Progress:
-    return Progress(
-        run_id=run.folder.name,
-        arm=run.arm.name,
-        ranks=run.accelerator.num_processes,
-        requested=setup.requested(run.settings, run.arm),
-        rows_per_step=run.rows_taken_per_step,
-        data_checksum=run.data.checksum,
-        step=step,
-        steps=run.steps,
-        losses=history.losses,
-        rates=history.rates,
-        evals=history.evals,
-        random_states=random_states,
-        weights_checksum=None,
-        resumes=run.record.checkpoints.resumes,
-    )
-
-
-def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
-    """Make a call that belongs to no timed step: its memory and disk traffic are kept out of theirs."""
+@contextlib.contextmanager
+def _outside_steps(history: History) -> Iterator[Cost]:
+    """Measure what belongs to no timed step, and keep its memory and disk traffic out of theirs."""
     history.peaks = highest(history.peaks, peaks())
     reset_peaks()
     cost = Cost(peaks())
     disk = disk_bytes()
     written = written_bytes()
     started = time.perf_counter()
-    call()
+    yield cost
     cost.seconds = time.perf_counter() - started
     cost.peak = peaks()
     cost.written_bytes = difference(written_bytes(), written)
@@ -153,7 +139,6 @@ def _outside_steps(history: History, call: Callable[[], object]) -> Cost:
         moved = difference(after, disk[name])
         if before is not None and moved is not None:
             history.disk_before[name] = before + moved
-    return cost
 
 
 def _random_states() -> str:
@@ -162,9 +147,6 @@ def _random_states() -> str:
     states = [random.getstate(), numpys, torch.get_rng_state().tolist()]
     states += [state.tolist() for state in torch.cuda.get_rng_state_all()] if CUDA else []
     return hashlib.sha256(pickle.dumps(states)).hexdigest()[:16]
-
-
-# --- resuming ------------------------------------------------------------------------------------------------------
 
 
 def find(run: Run) -> Source | None:
@@ -211,8 +193,6 @@ def _refuse_another_training(run: Run, progress: Progress) -> None:
 
 def begin(run: Run, history: History) -> int:
     """Register what checkpoints have to contain, and resume if asked to. Returns the steps taken before."""
-    if run.settings.checkpoint_every is None and run.source is None:
-        return 0
     if (scaler := getattr(run.optimizer.optimizer, "torch_autocast_gradscaler", None)) is not None:
         # DeepSpeed 0.19.8 leaves it out of its checkpoints, and would resume with the scale of the first step.
         run.accelerator.register_for_checkpointing(scaler)
@@ -221,8 +201,12 @@ def begin(run: Run, history: History) -> int:
 
 def _resume(run: Run, history: History, source: Source) -> int:
     progress = source.progress
-    cost = _outside_steps(history, lambda: _load(run, source))
-    _refuse_other_weights(run, source)
+    with _outside_steps(history) as cost:
+        _load(run, source)
+    weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
+    if weights != progress.weights_checksum:  # a library may load others without an error
+        what = f"after loading {source.path.name}, {run.arm.name} does not have the weights that were saved"
+        raise Stop(what, "start again without --resume, or resume under another arm", where="resume")
     history.peaks = None  # peaks count again after the warm-up, which is repeated
     history.losses = list(progress.losses)
     history.rates = list(progress.rates)
@@ -275,27 +259,16 @@ def _load(run: Run, source: Source) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    """The type and the first line of a library's error. PyTorch wraps the errors of several ranks with their traces."""
+    """Return the type and first line of a library's error. PyTorch wraps those of several ranks with their traces."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {line}" if line else f"{type(error).__name__} without a message"
-
-
-def _refuse_other_weights(run: Run, source: Source) -> None:
-    """Compare the loaded weights with the saved ones: a library may load others without an error."""
-    weights = run.gathered(readback.weights_checksum(run.accelerator, run.model))[0]
-    if weights != source.progress.weights_checksum:
-        what = f"after loading {source.path.name}, {run.arm.name} does not have the weights that were saved"
-        raise Stop(what, "start again without --resume, or resume under another arm", where="resume")
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _write_curve(run: Run, progress: Progress) -> None:
     """Write the steps and evaluations before the checkpoint into this run's own file."""
-    lines = [
-        {"step": step, "loss": loss, "lr": rate}
-        for step, (loss, rate) in enumerate(zip(progress.losses, progress.rates, strict=True), 1)
-    ]
+    steps = zip(progress.losses, progress.rates, strict=True)
+    lines = [{"step": step, "loss": loss, "lr": rate} for step, (loss, rate) in enumerate(steps, 1)]
     lines += [each.model_dump(exclude_none=True) for each in progress.evals]
     for line in sorted(lines, key=lambda line: line["step"]):  # stable: an evaluation stands after its step
         store.append_step(run.folder, line)

@@ -82,28 +82,24 @@ def load_data(settings: Settings) -> Data:
                 tensors[f"{part}.{name}"] = rows
         save_file(tensors, folder / ROWS)
 
-    tensors = load_file(cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write) / ROWS)
-    train = {name.removeprefix("train."): rows for name, rows in tensors.items() if name.startswith("train.")}
-    held_out = {name.removeprefix("eval."): rows for name, rows in tensors.items() if name.startswith("eval.")}
-    return Data(train, held_out, vocabulary=len(tokenizer), source=source)
+    parts: dict[str, Rows] = {"train": {}, "eval": {}}
+    entry = cache.entry(safe_join(settings.cache_dir, "data", cache.fingerprint(key)), write)
+    for key_of_rows, rows in load_file(entry / ROWS).items():
+        part, _, name = key_of_rows.partition(".")
+        parts[part][name] = rows
+    return Data(parts["train"], parts["eval"], vocabulary=len(tokenizer), source=source)
 
 
 def _embedded(settings: Settings) -> Data:
     # The corpus has its own seed: runs with different seeds differ in weights and order, but not in their data.
-    make = _embedded_reviews if settings.task == "imdb" else _embedded_stream
-    train = make("train", settings.train_rows or 1600, settings.sequence)
-    held_out = make("validation", settings.eval_rows, settings.sequence)
-    return Data(train, held_out, vocabulary=VOCABULARY, source="embedded")
-
-
-def _embedded_reviews(part: str, rows: int, sequence: int) -> Rows:
-    arrays = tasks.reviews(rows, sequence, SPLIT_SEED + (part != "train"))
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _embedded_stream(part: str, rows: int, sequence: int) -> Rows:
-    tokens = tasks.stream(rows * sequence, SPLIT_SEED, part)
-    return {"input_ids": torch.from_numpy(tokens).view(rows, sequence)}
+    parts = {}
+    for part, rows in (("train", settings.train_rows or 1600), ("validation", settings.eval_rows)):
+        if settings.task == "imdb":
+            arrays = tasks.reviews(rows, settings.sequence, SPLIT_SEED + (part != "train"))
+        else:
+            arrays = {"input_ids": tasks.stream(rows * settings.sequence, SPLIT_SEED, part).reshape(rows, -1)}
+        parts[part] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Data(parts["train"], parts["validation"], vocabulary=VOCABULARY, source="embedded")
 
 
 def _synthetic(settings: Settings) -> Data:

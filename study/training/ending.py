@@ -1,5 +1,6 @@
 """Ends this process: on a signal or an error, with the reason in one sentence and an exit code."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -8,14 +9,16 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from study.errors import Stop
+from study.machine import disk as nvme
 from study.machine.linux import MORE_MEMORY, die_with_parent, lift_memory_cap, oom_kills, private_memory_is_capped
 from study.measure.collectives import print_stacks_when_asked
 from study.measure.hardware import CUDA, device_is_full, host_is_full, lost_connection
 from study.records import store
 from study.spec.arms import Arm
+from study.training.display import print_summary, say
 from study.training.launch import (
     CLOCKS_DIFFER_S,
     Launch,
@@ -26,7 +29,9 @@ from study.training.launch import (
     ranks_that_died,
     store_reason,
 )
-from study.training.run import say
+
+if TYPE_CHECKING:
+    from study.training.run import Run
 
 SYSTEM = {  # what to do when the system refuses a file
     errno.ENOSPC: "make room, and start it again",
@@ -38,6 +43,8 @@ SYSTEM = {  # what to do when the system refuses a file
 }
 UNRESPONSIVE_S = 5  # how long the main thread may take to handle a signal
 SPARE_BYTES = 16 * 2**20
+PARTS = ("save", "instruments")  # after the training, in this order, because the instruments change the weights
+NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 LINGER_S = 20  # how long a rank waits for rank 0 to give the reason
 REFUSALS = {  # by the message of a library that cannot train a combination: the library, and what to do
     # T5: Accelerate 1.15 shards weights that encoder and decoder share with one of them.
@@ -98,6 +105,11 @@ def launcher_is_gone() -> bool:
     return _parents != [] and os.getppid() != _parents[0]
 
 
+def some_rank_is_gone() -> bool:
+    """Return whether fewer ranks run on this machine than were started."""
+    return ranks_alive() < int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+
+
 def lost_another_rank(error: BaseException) -> bool:
     """Return whether this rank stopped only because another rank is gone.
 
@@ -107,7 +119,7 @@ def lost_another_rank(error: BaseException) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return False
     if isinstance(error, KeyboardInterrupt) and error.args == (signal.SIGTERM.name,):
-        return ranks_alive() < _local_ranks()
+        return some_rank_is_gone()
     return lost_connection(error)
 
 
@@ -117,15 +129,9 @@ def refused_by_the_system(error: OSError, folder: Path | None) -> Stop | None:
     if error.errno in SYSTEM:
         return Stop(f"{what} cannot be written or opened ({error.strerror})", SYSTEM[error.errno])
     if folder is not None and not folder.is_dir():
-        return Stop(
-            f"the run folder {folder} is gone ({error.strerror}: {what})",
-            "start it again, and do not remove the folder",
-        )
+        gone = f"the run folder {folder} is gone ({error.strerror}: {what})"
+        return Stop(gone, "start it again, and do not remove the folder")
     return None
-
-
-def _local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 0))
 
 
 def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
@@ -135,12 +141,11 @@ def death_of_another_rank(launch: Launch | None, folder: Path | None) -> Stop:
     if launch is not None and (oom_kills() or 0) > (launch.oom_kills or 0):
         what = f"the kernel killed {victim} because the host ran out of memory"
         return Stop(what, MORE_MEMORY, "host_oom", victim)
-    if not dead and _local_ranks() == int(os.environ["WORLD_SIZE"]) and ranks_alive() == _local_ranks():
+    if not dead and not on_several_machines() and not some_rank_is_gone():
         what = "the connection to another rank broke, and all ranks are alive"
         return Stop(what, "check the network between them", where="another rank")
-    return Stop(
-        f"{victim} ended without an error message", "look for the signal in the launcher's message", where=victim
-    )
+    remedy = "look for the signal in the launcher's message"
+    return Stop(f"{victim} ended without an error message", remedy, where=victim)
 
 
 def reason(
@@ -215,11 +220,44 @@ def fail(folder: Path | None, rank: int, error: BaseException, launch: Launch | 
     interrupted = isinstance(error, KeyboardInterrupt)
     while is_ours is None and was_first is None and rank != 0 and time.monotonic() < waited_since + LINGER_S:
         # Rank 0 ends too, and gives the reason. If only this rank was interrupted, wait for rank 0 to make a record.
-        if ended_by_others.wait(0.1) or (interrupted and (folder is None or ranks_alive() < _local_ranks())):
+        if ended_by_others.wait(0.1) or (interrupted and (folder is None or some_rank_is_gone())):
             return
         is_ours = recorded()
     if is_ours or (is_ours is None and was_first is not False):
         say(folder if is_ours else None, f"{stop.status}: {stop.what}. What to do: {stop.remedy}.{trace}")
+
+
+def give_up(run: "Run", part: str, why: str) -> None:
+    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
+    observed = run.record.observed
+    with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
+        why = store.explain_what_failed(run.folder, f"{part}_failed", why)
+    setattr(observed, f"{part}_failed", why)
+    for later in PARTS:
+        if getattr(observed, f"{later}_failed") == store.UNFINISHED:
+            setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
+    run.record.finished_utc = store.now_utc()
+    run.keep()
+
+
+def end_with_the_others(run: "Run", over: threading.Event) -> None:
+    """In a thread of each rank: end this process if another rank has given up and this one does not notice.
+
+    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
+    timeout, and Python handles no signal meanwhile.
+    """
+    while not over.wait(1):
+        with contextlib.suppress(OSError, Stop):
+            observed = store.load(run.folder).observed
+            whys = {part: getattr(observed, f"{part}_failed") for part in PARTS}
+            failed = [part for part, why in whys.items() if why not in (None, store.UNFINISHED)]
+            if failed and not over.wait(NOTICES_WITHIN_S):
+                give_up(run, failed[0], whys[failed[0]])
+                print_summary(run)
+                nvme.empty(run.disk)
+                if run.heartbeat is not None:
+                    run.heartbeat.close()
+                leave(0)
 
 
 def leave(code: int) -> NoReturn:

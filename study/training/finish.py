@@ -1,13 +1,10 @@
 """After the last step: completes and checks the record, saves weights, and runs the instruments."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
 
 from safetensors.torch import load_file
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.flop_counter import FlopCounterMode
 
 from study.errors import Stop
 from study.machine import disk as nvme
@@ -15,15 +12,13 @@ from study.measure import hardware, readback, roles, traffic
 from study.measure.clock import Clock
 from study.measure.components import memory_by_component
 from study.measure.memory import difference, disk_bytes, written_bytes
-from study.models.build import GROUPED, WithoutValues
-from study.records import metrics, store
-from study.records.schema import Components, Energy, Loss, RankMemory, Record, Saved, Time, Traffic
-from study.training import ending, models, tasks
+from study.records import store
+from study.records.schema import Components, Energy, Loss, RankMemory, Saved, Time, Traffic
+from study.training import ending
 from study.training.launch import store_reason
-from study.training.run import History, Run, say
+from study.training.preparation import flops_per_row
+from study.training.run import History, Run
 
-PARTS = ("save", "instruments")  # in this order, because the instruments change the weights
-NOTICES_WITHIN_S = 10  # how long a rank may take to notice that another rank has failed
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
@@ -36,7 +31,12 @@ def finish(run: Run, history: History) -> None:
     record.observed.loss_scale = readback.loss_scale(run.accelerator, run.optimizer)
     record.loss = Loss(train=history.losses, eval=history.evals)
     record.time = _times(run, history.clock)
-    record.memory.per_rank = run.gathered(_peaks(run, history))
+    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
+    if run.arm.uses_nvme:
+        disk = disk_bytes()
+        peaks.nvme_read_bytes = difference(disk["read_bytes"], history.disk_before["read_bytes"])
+        peaks.nvme_written_bytes = difference(disk["write_bytes"], history.disk_before["write_bytes"])
+    record.memory.per_rank = run.gathered(peaks)
     if history.link:
         links = dict(run.gathered((hardware.network_host(), history.link)))  # the ranks of a host share its link
         record.traffic = Traffic(per_link=list(links.values()), link_steps=len(history.clock.step_s))
@@ -45,8 +45,8 @@ def finish(run: Run, history: History) -> None:
     record.energy = Energy(joules_per_rank=run.gathered(history.clock.joules), steps=len(history.clock.step_s))
     run.keep()
     wrong = readback.dtype_mismatches(run.settings, record.observed.dtypes)
-    written = [rank.nvme_written_bytes for rank in record.memory.per_rank]  # None: unknown
-    if run.arm.uses_nvme and any(each is not None and each < nvme.LEAST_SWAPPED_BYTES for each in written):
+    written = [rank.nvme_written_bytes for rank in record.memory.per_rank if rank.nvme_written_bytes is not None]
+    if run.arm.uses_nvme and min(written, default=nvme.LEAST_SWAPPED_BYTES) < nvme.LEAST_SWAPPED_BYTES:
         wrong.append("the arm offloads to disk, and nothing was swapped there: partitions under 1 MiB stay in memory")
     if wrong:
         what = f"the trained run does not match its settings: {'; '.join(wrong)}"
@@ -60,7 +60,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     got to the end. If not, they are out of step, and none of them may wait for another.
     """
     record = run.record
-    parts = [part for part in PARTS if getattr(run.settings, part)]
+    parts = [part for part in ending.PARTS if getattr(run.settings, part)]
     run.accelerator.wait_for_everyone()  # before this, any rank may still find that the run has failed
     for part in parts:
         setattr(record.observed, f"{part}_failed", store.UNFINISHED)
@@ -70,7 +70,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
     if run.processes > 1:
-        threading.Thread(target=_end_with_the_others, args=(run, over), daemon=True).start()
+        threading.Thread(target=ending.end_with_the_others, args=(run, over), daemon=True).start()
     for part in parts:
         try:
             run.at(part)
@@ -83,7 +83,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
             logging.getLogger("study").warning("%s failed", part, exc_info=error)
             stop = ending.reason(error)
             store_reason(stop)
-            _give_up(run, part, stop.what)
+            ending.give_up(run, part, stop.what)
             return False
         setattr(record.observed, f"{part}_failed", None)
     over.set()
@@ -91,39 +91,6 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.keep()
     run.accelerator.wait_for_everyone()
     return True
-
-
-def _give_up(run: Run, part: str, reason: str) -> None:
-    """Record why a part failed: the reason of the first rank that failed, not that of ranks which failed after it."""
-    observed = run.record.observed
-    with contextlib.suppress(OSError, Stop):  # the disk is full, or on another machine
-        reason = store.explain_what_failed(run.folder, f"{part}_failed", reason)
-    setattr(observed, f"{part}_failed", reason)
-    for later in PARTS:
-        if getattr(observed, f"{later}_failed") == store.UNFINISHED:
-            setattr(observed, f"{later}_failed", f"not begun, because of: {part}")
-    run.record.finished_utc = store.now_utc()
-    run.keep()
-
-
-def _end_with_the_others(run: Run, over: threading.Event) -> None:
-    """In a thread of each rank: end this process if another rank has given up and this one does not notice.
-
-    With gloo the connection breaks. With NCCL a collective may wait for the other rank until the process group's
-    timeout, and Python handles no signal meanwhile.
-    """
-    while not over.wait(1):
-        with contextlib.suppress(OSError, Stop):
-            observed = store.load(run.folder).observed
-            reasons = {part: getattr(observed, f"{part}_failed") for part in PARTS}
-            failed = [part for part, reason in reasons.items() if reason not in (None, store.UNFINISHED)]
-            if failed and not over.wait(NOTICES_WITHIN_S):
-                _give_up(run, failed[0], reasons[failed[0]])
-                print_summary(run)
-                nvme.empty(run.disk)
-                if run.heartbeat is not None:
-                    run.heartbeat.close()
-                ending.leave(0)
 
 
 def save(run: Run) -> None:
@@ -143,44 +110,17 @@ def save(run: Run) -> None:
     )
 
 
-def _peaks(run: Run, history: History) -> RankMemory:
-    """This rank's peaks in the timed steps, and the bytes that it moved to and from the disk."""
-    peaks = history.peaks if run.has_values and history.peaks else RankMemory()
-    if run.arm.uses_nvme:
-        before = history.disk_before
-        after = disk_bytes()
-        peaks.nvme_read_bytes = difference(after["read_bytes"], before["read_bytes"])
-        peaks.nvme_written_bytes = difference(after["write_bytes"], before["write_bytes"])
-    return peaks
-
-
 def _times(run: Run, clock: Clock) -> Time:
     """Return the step times, each the slowest rank's, and the wall time of the timed windows."""
-    ranks_step_s = run.gathered(clock.step_s)
-    ranks_window_s = run.gathered(clock.window_s)
     times = run.record.time
     rows = run.settings.micro_batch * run.settings.accumulation / run.arm.row_ranks  # ranks that share rows share work
     times.flops_per_rank_and_step = flops_per_row(run) * rows
     if not run.has_values:  # nothing was computed
         return times
-    times.step_s = [max(ranks) for ranks in zip(*ranks_step_s, strict=True)]
+    times.step_s = [max(ranks) for ranks in zip(*run.gathered(clock.step_s), strict=True)]
     # The ranks wait for each other before a window and nowhere else, so it takes as long as its slowest rank.
-    times.window_s = sum(max(ranks) for ranks in zip(*ranks_window_s, strict=True))
+    times.window_s = sum(max(ranks) for ranks in zip(*run.gathered(clock.window_s), strict=True))
     return times
-
-
-def flops_per_row(run: Run) -> float:
-    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
-
-    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
-    """
-    with unset_fake_temporarily():
-        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
-        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
-        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
-            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
-        return float(counter.get_total_flops())
 
 
 def inspect(run: Run, step: Callable[[], object]) -> None:
@@ -188,10 +128,10 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
     observed = run.record.observed
     for _ in range(SETTLING_STEPS):
         step()
-    dtypes: dict = {}
 
     def look() -> None:
-        dtypes.update(roles.dtypes(run.model, run.optimizer))
+        dtypes = roles.dtypes(run.model, run.optimizer)
+        observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
         observed.second_partition_parameters = readback.second_partition_parameters(run.model)
 
     before = written_bytes()
@@ -199,7 +139,6 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         step()
     after = written_bytes()
     traffic.refuse_uncounted(counter)
-    observed.dtypes |= {role: dtype for role, dtype in dtypes.items() if dtype}
     moved = run.record.traffic
     moved.per_rank = run.gathered(counter.counts)
     moved.kernel_bytes_written = run.gathered(difference(after, before))
@@ -208,35 +147,3 @@ def inspect(run: Run, step: Callable[[], object]) -> None:
         components.allocator_peak_bytes = None  # nothing was allocated
     homes = {"optimizer_home": run.arm.offload_optimizer, "weights_home": run.arm.offload_param}
     run.record.memory.components = Components(per_rank=run.gathered(components), **homes)
-
-
-def print_summary(run: Run) -> None:
-    """On the first rank, print a summary of the run and the path of its record."""
-    record = run.record
-    if not run.accelerator.is_main_process:
-        return
-    parts = [f"loss {record.loss.train[0]:.4f} -> {record.loss.train[-1]:.4f}"] if record.loss.train else []
-    if run.is_virtual:
-        parts = [f"virtual, rank 0 of {run.settings.virtual_ranks}: no loss"]
-    for name in ("accuracy", "perplexity"):
-        if (value := metrics.value(record, name)) is not None:
-            parts.append(f"{name} {value:.4f}")
-    if speed := metrics.tokens_per_s(record):
-        parts.append(f"{speed:.0f} tokens/s")
-    say(run.folder, f"done: {', '.join(parts + _memory_and_traffic(record))}")
-    for part in PARTS:
-        if reason := getattr(record.observed, f"{part}_failed"):
-            say(run.folder, f"but without its {part} ({reason})")
-    say(run.folder, str(run.folder / "record.json"))
-
-
-def _memory_and_traffic(record: Record) -> list[str]:
-    parts = []
-    peaks = [rank.peak_allocated_bytes or rank.host_peak_bytes or 0 for rank in record.memory.per_rank]
-    if peaks and min(peaks) > 0:
-        where = "device" if record.hardware.devices else "host"
-        parts.append(f"{max(peaks) / 1e9:.2f} GB {where} peak per rank")
-    if record.traffic.per_rank:
-        moved_bytes = sum(count.bytes for count in record.traffic.per_rank[0].values())
-        parts.append(f"{moved_bytes / 1e6:.1f} MB in collectives per step and rank")
-    return parts

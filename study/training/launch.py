@@ -11,9 +11,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 import torch
@@ -25,13 +26,17 @@ from study.machine.linux import cap_private_memory, is_alive, oom_kills, usable_
 from study.measure import hardware
 from study.measure.hardware import CUDA
 from study.records import collectives
-from study.records.schema import Hardware, Machine, MemoryCap
+from study.records.schema import Machine, MemoryCap
 from study.spec.arms import Arm
 
 if TYPE_CHECKING:
     from study.training.run import Run
 
 RANKS_WITHOUT_GPU = 2
+REASON = "zero-study/why-it-ended"
+ANSWERS_WITHIN_S = 5
+CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -63,20 +68,15 @@ def find_launch() -> Launch:
     )
 
 
-def has_surplus_ranks(arm: Arm, launch: Launch) -> bool:
-    """Return whether torchrun started more processes than the study wants.
+def shrink_group(arm: Arm, launch: Launch) -> None:
+    """Reduce a group that torchrun made as large as the machine to its first two ranks. The others exit with code 0.
 
-    `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core.
+    `num_processes: auto` means one process per GPU, and without a GPU torchrun starts one per core. Every library reads
+    the size of the group from the environment, so it is changed there before any of them reads it.
     """
     counted_by_torchrun = arm.num_processes == "auto" and launch.num_processes is None
-    return counted_by_torchrun and not CUDA and int(os.environ.get("WORLD_SIZE", "1")) > RANKS_WITHOUT_GPU
-
-
-def shrink_group() -> None:
-    """Reduce the group to the first two ranks. The others exit with code 0, which torchrun accepts.
-
-    Every library reads the size of the group from the environment, so it is changed there before any of them reads it.
-    """
+    if CUDA or not counted_by_torchrun or int(os.environ.get("WORLD_SIZE", 1)) <= RANKS_WITHOUT_GPU:
+        return
     if int(os.environ["RANK"]) >= RANKS_WITHOUT_GPU:
         os._exit(0)
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
@@ -88,14 +88,12 @@ def ranks_that_died(folder: Path, within_s: float) -> list[int]:
     This waits a moment, because the kernel closes a dying process's connections before the process counts as dead.
     """
     until_s = time.monotonic() + within_s
-    while True:
+    dead: list[int] = []
+    while not dead and time.monotonic() < until_s:
         with contextlib.suppress(Stop):  # a file may be removed meanwhile, or not be a heartbeat
             dead = [log.rank for log in collectives.load(folder) if log.pid and not is_alive(log.pid)]
-            if dead or time.monotonic() > until_s:
-                return dead
-        if time.monotonic() > until_s:
-            return []
         time.sleep(0.05)
+    return dead
 
 
 def ranks_alive() -> int:
@@ -108,11 +106,6 @@ def ranks_alive() -> int:
     return count
 
 
-REASON = "zero-study/why-it-ended"
-ANSWERS_WITHIN_S = 5
-CLOCKS_DIFFER_S = 60  # more than clocks of one cluster do
-
-
 def on_several_machines() -> bool:
     """Return whether torchrun started this run on several machines. Virtual ranks are many ranks on one machine."""
     return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
@@ -123,69 +116,49 @@ def rank_name(rank: int) -> str:
     return f"rank {rank} on machine {os.environ['GROUP_RANK']}" if on_several_machines() else f"rank {rank}"
 
 
-@dataclass(frozen=True)
-class RankMachine:
-    """A rank's description of its machine."""
-
-    number: int
-    hardware: Hardware
-    software: dict
-    interface: str | None
-
-
 def describe_machines(run: "Run") -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine and for emulated hosts."""
     if not on_several_machines() or run.settings.hosts:
         return []
     folder = next(path for path in (run.folder, *run.folder.parents) if path.exists())
     interface = os.environ.get(f"{dist.get_backend().upper()}_SOCKET_IFNAME")
-    number = int(os.environ["GROUP_RANK"])
-    return merge_machines(run.gathered(RankMachine(number, hardware.describe(folder), hardware.versions(), interface)))
+    mine = Machine(hardware=hardware.describe(folder), interface=interface)
+    return merge_machines(run.gathered((int(os.environ["GROUP_RANK"]), mine, hardware.versions())))
 
 
-def merge_machines(ranks: list[RankMachine]) -> list[Machine]:
-    """Return one entry for each machine. Different versions of a package on two machines are a Stop."""
-    first = ranks[0]
+def merge_machines(ranks: list[tuple[int, Machine, dict]]) -> list[Machine]:
+    """Return one entry for each machine, from each rank's number of its machine, its description and its software."""
+    first = ranks[0][2]
     machines: dict[int, Machine] = {}
-    for rank, seen in enumerate(ranks):
-        for package, version in seen.software.items():
-            if version != first.software[package]:
-                what = f"the machines have different versions of {package} ({first.software[package]} and {version})"
-                raise Stop(
-                    what, "install the same versions; study doctor --cluster compares them", "unavailable", "prepare"
-                )
-        machine = Machine(hardware=seen.hardware, interface=seen.interface)
-        machines.setdefault(seen.number, machine).ranks.append(rank)
+    for rank, (number, machine, software) in enumerate(ranks):
+        for package, version in software.items():
+            if version != first[package]:
+                what = f"the machines have different versions of {package} ({first[package]} and {version})"
+                remedy = "install the same versions; study doctor --cluster compares them"
+                raise Stop(what, remedy, "unavailable", "prepare")
+        machines.setdefault(number, machine).ranks.append(rank)
     return list(machines.values())
 
 
 def store_reason(stop: Stop) -> bool | None:
     """Store why this rank ends. Returns whether it is the first to do so; None on one machine, or without a store."""
     reason = json.dumps([stop.what, stop.remedy, stop.status, stop.where])
-    store = _store()
-    try:
-        return None if store is None else store.compare_set(REASON, "", reason).decode() == reason
-    except RuntimeError:  # torchrun on the first rank's machine has ended meanwhile
-        return None
+    return _ask_store(lambda store: store.compare_set(REASON, "", reason).decode() == reason)
 
 
 def earlier_reason() -> Stop | None:
     """Return the reason that another rank stored before; None if there is none."""
-    store = _store()
-    try:
-        if store is None or not store.check([REASON]):
-            return None
-        return Stop(*json.loads(store.get(REASON)))
-    except RuntimeError:
-        return None
+    reason = _ask_store(lambda store: store.get(REASON) if store.check([REASON]) else None)
+    return Stop(*json.loads(reason)) if reason else None
 
 
-def _store() -> dist.TCPStore | None:
+def _ask_store(question: Callable[[dist.TCPStore], Answer]) -> Answer | None:
+    """Ask torchrun's store. None on one machine, and once torchrun on the first rank's machine has ended."""
     if not on_several_machines():
         return None
     timeout = datetime.timedelta(seconds=ANSWERS_WITHIN_S)
     try:
-        return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout)
+        return question(dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timeout))
     except (RuntimeError, KeyError):  # DistStoreError, DistNetworkError
         return None
 

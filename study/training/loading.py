@@ -68,7 +68,8 @@ def _group_sources(builder, into: Path) -> None:
     for number in range(2):
         lines = [f'#import "{header}"' for header in headers]
         lines += [f'#include "{source}"' for source in sources[number::2]]
-        path, text = into / f"group_{number}.cpp", "\n".join(lines) + "\n"
+        path = into / f"group_{number}.cpp"
+        text = "\n".join(lines) + "\n"
         if not path.exists() or path.read_text() != text:  # a newer file would be compiled again
             path.write_text(text)
         paths.append(str(path))

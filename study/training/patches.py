@@ -47,8 +47,10 @@ def ddp_on_one_gpu(arm: Arm) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
-def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: str) -> None:
-    """Let Accelerate shard on a CPU too. Call it between its construction and `prepare`.
+def fsdp_without_a_gpu(
+    plugin: FullyShardedDataParallelPlugin, mixed_precision: str, groups: ParallelismConfig | None = None
+) -> None:
+    """Let Accelerate shard on a CPU too, and divide the ranks into groups. Call it before `prepare`.
 
     Accelerate 1.15 engages FSDP only on GPUs (`state.py`, the branch of MULTI_GPU and similar types). On a CPU it
     trains two unrelated models, or DDP with `cpu=True`, without a message (`reproductions/fsdp_on_a_cpu_is_none.py`,
@@ -63,14 +65,7 @@ def fsdp_without_a_gpu(plugin: FullyShardedDataParallelPlugin, mixed_precision: 
     for state in (AcceleratorState, PartialState):
         state._shared_state["distributed_type"] = DistributedType.FSDP
         state._shared_state["device"] = torch.device("cpu")  # FSDP2 and fake tensors take cpu:0 for another device
-
-
-def groups_without_a_gpu(groups: ParallelismConfig | None) -> None:
-    """Let Accelerate divide the ranks of FSDP2 into groups on a CPU too, as it does on GPUs.
-
-    Accelerate 1.15 refuses groups without FSDP2, and on a CPU FSDP2 is not engaged yet (`fsdp_without_a_gpu`).
-    """
-    if groups is not None:
+    if groups is not None:  # Accelerate refuses them while FSDP2 is not engaged
         applied.add("groups_without_a_gpu")
         AcceleratorState._shared_state["parallelism_config"] = groups
         AcceleratorState._shared_state["device_mesh"] = groups.get_device_mesh("cpu")

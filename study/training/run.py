@@ -1,12 +1,7 @@
-"""A run in progress: its settings and objects, its windows of steps, and what the user sees of it."""
+"""A run in progress: its settings and objects, and its windows of steps."""
 
-import contextlib
-import logging
+import itertools
 import math
-import os
-import statistics
-import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import transformers
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
@@ -27,6 +21,7 @@ from study.records.schema import Evaluation, LinkTraffic, RankMemory, Record
 from study.spec.arms import Arm
 from study.spec.settings import Settings
 from study.training.data import Data, Rows, part_of_rows
+from study.training.display import print_window, write_step
 
 if TYPE_CHECKING:
     from study.training.checkpoints import Source
@@ -73,6 +68,10 @@ class Run:
     def rows_taken_per_step(self) -> int:
         """Rows that the existing processes take from the data in a step."""
         return self.settings.micro_batch * self.settings.accumulation * self.row_groups
+
+    def is_due(self, every: int | None, step: int) -> bool:
+        """Return whether it is time to evaluate or save after so many steps. Both are done otherwise after the last."""
+        return every is not None and step % every == 0 and step < self.steps
 
     def at(self, position: str) -> None:
         """Write into the heartbeat file where this rank is. Not to be called within a window of steps."""
@@ -143,14 +142,14 @@ def arrange(run: Run, window: range) -> list[Rows]:
 
     The order is over all rows, so that it does not depend on the number of ranks.
     """
-    rows, count = run.data.train, run.data.train_rows
+    count = run.data.train_rows
     epoch, first = divmod(window[0], count // run.rows_taken_per_step)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(run.settings.seed * 1000 + epoch))
     steps = order[first * run.rows_taken_per_step : (first + len(window)) * run.rows_taken_per_step]
     shape = (len(window), run.settings.accumulation, run.row_groups, run.settings.micro_batch)
     group, part = divmod(run.accelerator.process_index, run.arm.row_ranks)
     rows_of_group = steps.view(shape)[:, :, group]
-    chosen = {name: values[rows_of_group] for name, values in rows.items()}
+    chosen = {name: values[rows_of_group] for name, values in run.data.train.items()}
     if run.arm.sequence_ranks > 1:
         chosen = part_of_rows(chosen, part, run.arm.sequence_ranks)
     if CUDA and run.has_values:
@@ -162,77 +161,10 @@ def show(run: Run, window: range, history: History, losses: list[torch.Tensor]) 
     """Between windows: fetch and write the losses, print the last one, and stop if the run has diverged."""
     values = run.mean_losses(losses)
     history.losses += values
+    finite = [value if math.isfinite(value) else None for value in values]
     if run.accelerator.is_main_process:
-        for index, step in enumerate(window):
-            loss = values[index] if values and math.isfinite(values[index]) else None
+        for step, loss in itertools.zip_longest(window, finite):
             write_step(run, step + 1, {"loss": loss, "lr": history.rates[step]})
         print_window(run, window, history, values)
-    if values and not all(math.isfinite(value) for value in values):
+    if None in finite:
         raise Stop(f"the loss is no longer finite by step {window.stop}", "give a lower --lr", "diverged", "train")
-
-
-def print_window(run: Run, window: range, history: History, losses: list[float]) -> None:
-    """Print the last loss of a window, and the median time of its steps."""
-    speed = "warm-up"
-    if window.stop > run.timed_from:
-        step_s = history.clock.step_s
-        speed = f"{statistics.median(step_s[-len(window) :]):.3f} s/step"
-        run.accelerator.log({"s/step": statistics.median(step_s)}, step=window.stop)
-    if not run.has_values:
-        speed = "no values"
-    loss = f"loss {losses[-1]:.4f}" if losses else f"virtual, rank 0 of {run.settings.virtual_ranks}"
-    say(run.folder, f"  step {window.stop:>5} of {run.steps}  {loss}  {speed}")
-
-
-def report(run: Run, result: Evaluation) -> None:
-    """Write and print an evaluation."""
-    values = result.model_dump(exclude_none=True, exclude={"step"})
-    write_step(run, result.step, values)
-    texts = [f"{name} {value:.4f}" for name, value in values.items()]
-    say(run.folder, f"  step {result.step:>5}  {'  '.join(texts)}")
-
-
-def write_step(run: Run, step: int, values: dict) -> None:
-    """Append values of a step to the run's file, and send them to the trackers. Only called between windows."""
-    store.append_step(run.folder, {"step": step} | values)
-    run.accelerator.log({name: value for name, value in values.items() if value is not None}, step=step)
-
-
-LIBRARIES = ("DeepSpeed", "huggingface_hub", "transformers", "datasets", "accelerate", "torch")
-_NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115  stays open: DeepSpeed keeps the stream that it finds on import
-
-
-def say(folder: Path | None, text: str) -> None:
-    """Print a line, and append it to the run's log."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-    if folder is not None:
-        with contextlib.suppress(OSError), (folder / "log.txt").open("a") as log:
-            log.write(text + "\n")
-
-
-def log_to(folder: Path | None) -> None:
-    """Send the libraries' log messages and warnings to this folder's log.txt, or nowhere, instead of the screen."""
-    handler = logging.FileHandler(folder / "log.txt") if folder else logging.NullHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.captureWarnings(True)
-    # At every step DeepSpeed 0.19 calls functions that torch 2.13 has deprecated: a warning each in the timed window.
-    warnings.simplefilter("ignore", FutureWarning)
-    transformers.utils.logging.disable_progress_bar()
-    _remove_handlers()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Hide what DeepSpeed prints while it starts."""
-    with contextlib.redirect_stdout(_NOWHERE):
-        yield
-    _remove_handlers()  # DeepSpeed adds its own on import
-
-
-def _remove_handlers() -> None:
-    for name in LIBRARIES:
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -28,9 +27,9 @@ from study.records.schema import Record, Requested
 from study.spec import arms
 from study.spec.arms import Arm
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS, Settings, as_dict
-from study.training import loading, models, patches
+from study.training import models, patches
+from study.training.display import log_to, quiet, say, tracker_options
 from study.training.launch import Launch, on_several_machines
-from study.training.run import log_to, quiet, say
 
 BUCKET_MIB = 25  # DDP's default; buckets in the fair arms' DeepSpeed configs also have 25 MiB in fp32
 OUR_FILES = ("record.json", "steps.jsonl", "log.txt", "model", "checkpoints")  # a sweep's output.txt is there already
@@ -56,17 +55,13 @@ def open_folder(settings: Settings, arm: Arm, launch: Launch, rank: int) -> tupl
         store.reserve(folder)
         log_to(folder)
         record = store.new(folder.name, sys.argv)
-        record.requested = requested(settings, arm, launch.config_file)
+        record.requested = Requested(**as_dict(settings), arm=arm.name, config_file=launch.config_file)
         record.hardware = hardware.describe(disk if disk is not None and disk.exists() else folder)
         record.software = hardware.versions()
         store.write(folder, record)
     except OSError as error:
         raise Stop(f"--run-dir {folder} cannot be written ({error.strerror})", "give another folder") from None
     return folder, record
-
-
-def requested(settings: Settings, arm: Arm, config_file: str | None = None) -> Requested:
-    return Requested(**as_dict(settings), arm=arm.name, config_file=config_file)
 
 
 def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Path | None:
@@ -87,27 +82,12 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
     return nvme.give(base, launch.pid, all_bytes * ranks_here // ranks)
 
 
-def announce(settings: Settings, arm: Arm, num_ranks: int, folder: Path) -> None:
-    """Print what is about to run. For one of the two default runs, also print how to start the other."""
-    where = hardware.device_name() or "CPU"
-    ranks = f"{num_ranks} {'virtual ' if settings.virtual_ranks else ''}{'rank' if num_ranks == 1 else 'ranks'}"
-    names = {"embedded": "the embedded corpus", "synthetic": "random rows of its own shape"}
-    data = names.get(settings.data, f"{settings.task} from {settings.data}")
-    say(folder, f"{arm.name}: {settings.model} on {data}, {settings.precision}, {ranks} on {where}")
-    if not CUDA and settings.model in ("bert-tiny", "gpt-tiny") and settings.data == "embedded":
-        say(
-            folder,
-            "This small run needs no GPU and no network. The source document's: --model bert-large-uncased --data hub",
-        )
-    elif CUDA and settings.model == "bert-large-uncased" and settings.data == "hub":
-        say(folder, "This is the source document's run. A small one: --model bert-tiny --data embedded")
-
-
 def load_operators(names: list[str], folder: Path) -> None:
     """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale.
 
     The first rank on this machine prints that it compiles a missing operator, or waits for another process to do so.
     """
+    from study.training import loading  # only arms with DeepSpeed need it
 
     def tell(text: str) -> None:
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
@@ -116,17 +96,6 @@ def load_operators(names: list[str], folder: Path) -> None:
 
     with quiet():  # DeepSpeed prints while it is imported
         loading.load(names, torch.cuda.device_count(), tell)
-
-
-def tracker_options(settings: Settings, folder: Path) -> dict:
-    """Arguments for Accelerator. It would silently drop a tracker whose package is missing, so that is a Stop."""
-    name = settings.log_with
-    if name is None:
-        return {}
-    if importlib.util.find_spec(name) is None:
-        package = name.replace("_", "-")  # comet_ml is in comet-ml
-        raise Stop(f"--log-with {name} needs {package}, which is not installed", f"pip install {package}")
-    return {"log_with": name, "project_dir": str(folder)}
 
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Path) -> Accelerator:
@@ -150,7 +119,7 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
         "gradient_accumulation_steps": settings.accumulation,
         "dynamo_backend": "inductor" if settings.compile else "no",
         "kwargs_handlers": [group, ddp],
-    } | tracker_options(settings, folder)
+    } | tracker_options(settings.log_with, folder)
     if settings.precision == "fp8":
         common["mixed_precision"] = "fp8"  # Accelerate reports what it lacks
     os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"  # given below: Accelerate cannot read `auto`
@@ -165,9 +134,8 @@ def open_accelerator(settings: Settings, arm: Arm, disk: Path | None, folder: Pa
 
 def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, common: dict) -> Accelerator:
     if settings.precision == "fp16" and not CUDA:
-        raise Stop(
-            f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU", "give bf16"
-        )
+        what = f"--precision fp16 needs a GPU under {arm.name}: Accelerate scales the loss only on a GPU"
+        raise Stop(what, "give bf16")
     autocast = settings.precision if settings.precision in AUTOCAST else "no"
     plugin = FullyShardedDataParallelPlugin() if arm.fsdp else None  # from what the launcher read in the yaml
     groups = ParallelismConfig(arm.replicas, sharing_ranks) if arm.replicas > 1 else None
@@ -175,8 +143,7 @@ def _open_without_deepspeed(settings: Settings, arm: Arm, sharing_ranks: int, co
     common = {"mixed_precision": autocast} | common | {"cpu": not CUDA, "fsdp_plugin": plugin}
     accelerator = Accelerator(parallelism_config=groups if CUDA else None, **common)
     if plugin and not CUDA:
-        patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision)
-        patches.groups_without_a_gpu(groups)
+        patches.fsdp_without_a_gpu(plugin, accelerator.mixed_precision, groups)
     return accelerator
 
 

@@ -49,11 +49,11 @@ def metric(settings: Settings, losses: np.ndarray, predictions: np.ndarray, rows
 def _computed(settings: Settings, formula: Formula, dtype: str, values: np.ndarray, references: np.ndarray) -> Values:
     if settings.data == "embedded":
         return formula(values, references)
-    return _metric_class()(formula, dtype).compute(predictions=values, references=references)
+    return _as_metric(formula, dtype).compute(predictions=values, references=references)
 
 
-def _metric_class() -> type:
-    """Return the class that wraps a formula as a metric of `evaluate`, whose own `load` would fetch code from the hub.
+def _as_metric(formula: Formula, prediction_dtype: str):
+    """Return a formula as a metric of `evaluate`, whose own `load` would fetch code from the hub.
 
     The import is here, because it takes 0.8 s and 110 MB: only the first rank of a run on real data needs it.
     """
@@ -61,23 +61,16 @@ def _metric_class() -> type:
     import evaluate
 
     class FormulaMetric(evaluate.Metric):
-        """A function of predictions and integer references as a metric."""
-
-        def __init__(self, formula, prediction_dtype: str):
-            self.formula = formula
-            self.prediction_dtype = prediction_dtype
-            super().__init__(keep_in_memory=True)
-
         def _info(self):
-            dtypes = {"predictions": self.prediction_dtype, "references": "int64"}
+            dtypes = {"predictions": prediction_dtype, "references": "int64"}
             features = datasets.Features({name: datasets.Value(dtype) for name, dtype in dtypes.items()})
-            text = self.formula.__doc__
+            text = formula.__doc__
             return evaluate.MetricInfo(description=text, citation="", inputs_description="", features=features)
 
         def _compute(self, predictions, references):
-            return self.formula(predictions, references)
+            return formula(predictions, references)
 
-    return FormulaMetric
+    return FormulaMetric(keep_in_memory=True)
 
 
 def accuracy(predictions, references) -> Values:
@@ -91,7 +84,7 @@ def perplexity(predictions, references) -> Values:
     return {"perplexity": math.exp(mean) if mean < 700 else None}
 
 
-PAD, UNK, CLS, SEP = 0, 1, 2, 3
+PAD, CLS, SEP = 0, 2, 3  # 1 is an unknown word, of which there is none
 FIRST_WORD = 4
 NUM_CLASSES = 8
 OPINIONS = 32  # words of praise; the same number of blame
@@ -106,7 +99,8 @@ def reviews(rows: int, sequence: int, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([seed, 1])
     labels = rng.integers(0, 2, rows)
     praise = FIRST_WORD + np.arange(OPINIONS)
-    filler = _zipf(rng, (rows, sequence), FIRST_WORD + 2 * OPINIONS)
+    first_filler = FIRST_WORD + 2 * OPINIONS
+    filler = first_filler + _zipf(rng, (rows, sequence), VOCABULARY - first_filler)
     agrees = rng.random((rows, sequence)) < 0.9
     opinion = rng.choice(praise, (rows, sequence)) + OPINIONS * (labels[:, None] ^ agrees)
     ids = np.where(rng.random((rows, sequence)) < 0.3, opinion, filler)
@@ -138,14 +132,13 @@ def stream(tokens: int, seed: int, part: str) -> np.ndarray:
         now = anywhere[i] if jumps[i] else following[now]
         classes[i] = now
     per_class = (VOCABULARY - FIRST_WORD) // NUM_CLASSES
-    return FIRST_WORD + classes * per_class + _zipf(rng, tokens, 0, per_class)
+    return FIRST_WORD + classes * per_class + _zipf(rng, tokens, per_class)
 
 
-def _zipf(rng: np.random.Generator, shape, first: int, count: int | None = None) -> np.ndarray:
-    """Ids from `first` on, the k-th with a probability proportional to 1 / k^1.1."""
-    count = VOCABULARY - first if count is None else count
+def _zipf(rng: np.random.Generator, shape, count: int) -> np.ndarray:
+    """Return numbers below `count`, the k-th with a probability proportional to 1 / k^1.1."""
     weight = 1 / np.arange(1, count + 1) ** 1.1
-    return first + rng.choice(count, shape, p=weight / weight.sum())
+    return rng.choice(count, shape, p=weight / weight.sum())
 
 
 # --- real text ------------------------------------------------------------------------------------------------------

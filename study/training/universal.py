@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
@@ -19,8 +18,6 @@ from study.records.checkpoints import PART
 from study.training.checkpoints import UNIVERSAL
 
 TAG = "pytorch_model"  # Accelerate's name for what DeepSpeed writes
-UNIVERSAL_PART = UNIVERSAL + PART
-BESIDE = ("random_states_*.pkl", "custom_checkpoint_*.pkl")
 
 
 def convert(run_folder: Path) -> Path:
@@ -34,7 +31,7 @@ def convert(run_folder: Path) -> Path:
         raise Stop(what, "resume it as it is: checkpoints of PyTorch load on any number of ranks")
     if (checkpoint / UNIVERSAL).is_dir():
         return checkpoint / UNIVERSAL
-    part = checkpoint / UNIVERSAL_PART
+    part = checkpoint / (UNIVERSAL + PART)
     shutil.rmtree(part, ignore_errors=True)  # of a conversion that was cut off
     part.mkdir()
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
@@ -45,19 +42,18 @@ def convert(run_folder: Path) -> Path:
     if run.returncode:
         last = run.stderr.strip().rpartition("\n")[2]
         raise Stop(f"DeepSpeed's converter refuses {checkpoint} ({last})", "resume it as it is", "unavailable")
-    for pattern in BESIDE:
+    for pattern in ("random_states_*.pkl", "custom_checkpoint_*.pkl"):
         for path in checkpoint.glob(pattern):
             shutil.copy2(path, part)
     return checkpoints.seal(part)[0]
 
 
 def main(words: list[str]) -> None:
-    started = time.monotonic()
     with exit_on_stop():
         if len(words) != 1:
             raise Stop(f"give the folder of one run (got {len(words)})", "type: study.training.universal runs/first")
         folder = convert(Path(words[0]))
-    sys.stdout.write(f"{folder}: ready after {time.monotonic() - started:.1f} s\n")
+    sys.stdout.write(f"{folder}\n")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,32 @@ from typing import Any
 
 import torch
 
-from study.measure.clock import Marks
+from study.measure.clock import now, seconds_between
 from study.watcher.loop import Step
 
 CHUNK = 256  # losses that are kept one by one
+
+
+class Marks:
+    """Seconds per step of a user's own loop: a mark after each step, without waiting."""
+
+    FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
+
+    def __init__(self):
+        self._marks = [now()]
+        self._step_s: list[float] = []
+
+    def tick(self) -> None:
+        self._marks.append(now())
+        if len(self._marks) > 2 * self.FAR:  # a long run does not keep all its events
+            self._step_s += seconds_between(self._marks[: self.FAR + 1])
+            del self._marks[: self.FAR]
+
+    def read(self) -> list[float]:
+        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
+        if isinstance(last := self._marks[-1], torch.cuda.Event):
+            last.synchronize()
+        return self._step_s + seconds_between(self._marks)
 
 
 class History:

@@ -1,0 +1,240 @@
+"""Builds the optimizer, gives it and the model to Accelerate, and checks that the result is what the arm promises."""
+
+import importlib.util
+import os
+import types
+from typing import TYPE_CHECKING, cast
+
+import torch
+from accelerate.utils import DummyOptim
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+
+from study.errors import Stop
+from study.measure import hardware, readback
+from study.models.build import GROUPED, WithoutValues, freeze
+from study.records.schema import Observed
+from study.spec.settings import Settings, as_dict
+from study.training import models, patches, tasks
+from study.training.display import quiet
+from study.training.run import Run
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+
+def prepare(run: Run) -> None:
+    """Build the model, pass it to Accelerate, and check that the result is what the arm promises."""
+    settings = run.settings
+    accelerator = run.accelerator
+    model = _build(run)
+    built_in_parts = all(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
+    has_weights = settings.init != "in_place" and not run.is_virtual
+    checksum = readback.weights_checksum(accelerator, model) if has_weights else None
+    shapes = readback.shapes(model)
+    _wrap(run, model)
+    seen = run.record.observed = _observed(run)
+    seen.built_in_parts = built_in_parts
+    if has_weights:
+        seen.weights_checksum = readback.weights_checksum(accelerator, run.model)
+    if settings.log_with is not None:
+        _start_trackers(run)
+    run.keep()
+    if wrong := readback.mismatches(run.arm, settings, seen, int(os.environ.get("WORLD_SIZE", 1))):
+        what = f"{run.arm.name}: the prepared objects do not match the arm's config: {'; '.join(wrong)}"
+        raise Stop(what, "fix the arm's files", where="prepare")
+    # FSDP separates tied weights; PyTorch itself reports that in the first pass.
+    if seen.weights_checksum != checksum or (not run.arm.fsdp and readback.shapes(run.model) != shapes):
+        what = f"{run.arm.name} does not train the weights that were loaded: preparing the model changed them"
+        remedy = "find the feature in the arm's files that does this, such as ZenFlow of DeepSpeed 0.19.8"
+        raise Stop(what, remedy, where="prepare")
+    if run.arm.for_cuda_alone == "DeepCompile":
+        _refuse_without_deepcompile(run)
+
+
+def _build(run: Run) -> PreTrainedModel:
+    """Return the model with its starting weights, on the device unless DeepSpeed moves it there."""
+    settings = run.settings
+    config = models.model_config(settings, run.data.vocabulary)
+    if settings.init == "random":
+        with run.accelerator.main_process_first():
+            models.drawn_weights(settings, config)
+    model = models.build_model(settings, config, run.accelerator.device)
+    torch.manual_seed(settings.seed)  # so that adapters are the same, whether weights were drawn or loaded
+    freeze(model, settings.lora_rank, settings.train_only)
+    if run.arm.deepspeed is None:
+        model.to(run.accelerator.device)  # before the optimizer, which may take copies of the weights
+    return model
+
+
+def _wrap(run: Run, model: PreTrainedModel) -> None:
+    """Give the model and its optimizer to Accelerate, and apply the patches to what comes back."""
+    settings = run.settings
+    arm = run.arm
+    with_master = settings.precision == "bf16_cast" and arm.deepspeed is None
+    if arm.fsdp:
+        patches.name_layers(run.accelerator, model)
+    if "optimizer" in (arm.deepspeed or {}):
+        optimizer = DummyOptim(model.parameters(), settings.lr, settings.weight_decay)  # Accelerate fills in "auto"
+    else:
+        optimizer = build_optimizer(settings, model, with_master and arm.fsdp is None)
+    with quiet(), patches.ddp_on_one_gpu(arm):
+        run.model, run.optimizer = run.accelerator.prepare(model, optimizer)
+    if with_master and arm.fsdp:
+        # Accelerate looks for the model's own parameters in the optimizer, so it gets an optimizer without copies. The
+        # copies are of the parts that this rank holds, which exist only now.
+        run.optimizer.optimizer = build_optimizer(settings, run.model, with_master)
+    if run.is_virtual:
+        patches.reduce_in_python(run.model)
+        patches.compare_no_rows(run.model)
+    if settings.save and arm.stage == 3 and not _engine(run).zero_gather_16bit_weights_on_model_save():
+        remedy = "set stage3_gather_16bit_weights_on_model_save in the arm's json"
+        raise Stop("the weights are spread over the ranks, and DeepSpeed may not gather them", remedy)
+    if settings.precision == "fp16" and arm.deepspeed:
+        patches.lower_loss_scale_on_overflow(run.optimizer.optimizer)
+
+
+def _engine(run: Run) -> "DeepSpeedEngine":
+    """Return the prepared model of an arm with DeepSpeed."""
+    return cast("DeepSpeedEngine", run.model)
+
+
+def _observed(run: Run) -> Observed:
+    """Return what the prepared objects really are."""
+    settings = run.settings
+    seen = readback.distribution(run.accelerator, run.model, run.optimizer)
+    seen.ranks_counted = readback.count_ranks(run.accelerator)
+    seen.arm = run.arm.name
+    seen.steps = run.steps
+    seen.virtual_ranks = settings.virtual_ranks
+    row_groups = run.accelerator.num_processes // run.arm.row_ranks
+    seen.rows_per_step = settings.micro_batch * settings.accumulation * row_groups
+    seen.tokens_per_step = seen.rows_per_step * settings.sequence
+    if settings.hosts:
+        seen.network = hardware.describe_network(run.gathered(hardware.network_limits()))
+    seen.held_parameters_per_rank = run.gathered(seen.held_parameters)
+    seen.data_checksum = run.data.checksum
+    seen.data_source = run.data.source
+    seen.patches = sorted(patches.applied)
+    return seen
+
+
+def _start_trackers(run: Run) -> None:
+    config = {name: value for name, value in as_dict(run.settings).items() if value is not None}
+    options = {tracker: {"name": run.folder.name} for tracker in ("trackio", "wandb")}
+    run.accelerator.init_trackers("zero-study", config | {"arm": run.arm.name}, options)
+    run.record.observed.trackers = [tracker.name for tracker in run.accelerator.trackers]
+
+
+def _refuse_without_deepcompile(run: Run) -> None:
+    """Raise Stop if DeepCompile is not active: DeepSpeed 0.19.8 trains without it and prints nothing."""
+    from deepspeed.compile.util import is_deepcompile_supported
+
+    if not _engine(run).is_deepcompile_active():
+        supported = is_deepcompile_supported()
+        what = f"{run.arm.name} trains without DeepCompile: DeepSpeed's is_deepcompile_supported() is {supported}"
+        remedy = "give --compile" if supported else "use an NVIDIA GPU"
+        raise Stop(what, remedy, "failed" if supported else "unavailable", "prepare")
+
+
+def flops_per_row(run: Run) -> float:
+    """Floating-point operations of a forward and a backward pass over one row, counted on a model without memory.
+
+    Recomputation (--checkpointing) is not counted: MFU counts only the model's own work.
+    """
+    with unset_fake_temporarily():
+        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
+        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
+        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
+        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
+            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
+        return float(counter.get_total_flops())
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+MOMENTUM = 0.9  # of SGD; Muon's own default is 0.95
+
+
+def build_optimizer(settings: Settings, model: torch.nn.Module, with_master: bool = False) -> Optimizer:
+    """Return the optimizer over the parameters that train."""
+    kind, options = _optimizer_kind(settings)
+    if with_master:
+        kind = type(f"Master{kind.__name__}", (Master, kind), {})
+    return kind(_parameter_groups(settings, model), **options)
+
+
+def _optimizer_kind(settings: Settings) -> tuple[type[Optimizer], dict]:
+    """Return the class of the optimizer, and its arguments besides the parameters."""
+    options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW, options | {"fused": True}
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD, options | {"momentum": MOMENTUM, "fused": True}
+    if settings.optimizer == "adafactor":
+        return torch.optim.Adafactor, options
+    if settings.optimizer == "muon":
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+        return MuonWithAuxAdam, {"adam_optimizer": torch.optim.AdamW, "adam_optimizer_kwargs": {"fused": True}}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what = f"--optimizer {settings.optimizer} needs bitsandbytes, which is not installed"
+        raise Stop(what, "pip install bitsandbytes, or the extra `bits`", "unavailable")
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit, options
+
+
+def _parameter_groups(settings: Settings, model: torch.nn.Module) -> list[dict]:
+    """Return the parameters that train. Muon updates the matrices of the layers; its AdamW updates everything else."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.optimizer != "muon":
+        return [{"params": trained}]
+    from deepspeed import set_optimizer_flags
+
+    # As `deepspeed.initialize` marks them for a Muon that its config names.
+    set_optimizer_flags(types.SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
+    common = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    halves = [(of_muon, [p for p in trained if vars(p)["use_muon"] is of_muon]) for of_muon in (True, False)]
+    return [{"params": half, "use_muon": of_muon} | common for of_muon, half in halves if half]
+
+
+class Master(Optimizer):
+    """Keeps an fp32 master copy of bf16 weights, as DeepSpeed does, in arms without DeepSpeed.
+
+    With AdamW, per parameter: 2 bytes of weight and 2 of gradient in the model, 4 of master copy and 8 of moments here,
+    as in the ZeRO paper (section 3.1); and 4 more during an update, for the gradient in fp32.
+    """
+
+    def __init__(self, groups: list[dict], **options):
+        self.weights = [parameter for group in groups for parameter in group["params"]]
+        self.master = [weight.detach().float().requires_grad_() for weight in self.weights]
+        copies = iter(self.master)
+        super().__init__([group | {"params": [next(copies) for _ in group["params"]]} for group in groups], **options)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for master, weight in zip(self.master, self.weights, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step(closure)
+        # The local parts of FSDP2's parameters: they are DTensors, which _foreach_copy_ does not take.
+        weights, masters = ([getattr(x, "_local_tensor", x) for x in xs] for xs in (self.weights, self.master))
+        torch._foreach_copy_(weights, masters)
+        for master in self.master:
+            master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True):
+        for weight in self.weights:
+            weight.grad = None
+
+    def state_dict(self) -> dict:
+        """Includes the copies: made again from bf16 weights, they would have 8 bits of fraction instead of 24."""
+        return super().state_dict() | {"master": [master.detach() for master in self.master]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "master"})
+        for master, saved in zip(self.master, state_dict["master"], strict=True):
+            master.copy_(saved)
