@@ -76,17 +76,13 @@ class Fault:
     settings: dict = field(default_factory=dict)
     timeout_s: float = 60
     cells: int = 1
-    real: bool = False  # not forked: `accelerate launch` itself
 
     @property
     def name(self) -> str:
-        more = {
-            f"rank {self.rank}": self.when != "before",
-            self.arm: self.arm != "ddp",
-            f"{self.cells} cells": self.cells > 1,
-            "a real launch": self.real,
-        }
-        return ", ".join([f"{self.kind}: {self.how}", self.when, *(words for words, said in more.items() if said)])
+        words = [f"{self.kind}: {self.how}", self.when]
+        words += [] if self.when == "before" else [f"rank {self.rank}"]
+        words += [] if self.arm == "ddp" else [self.arm]
+        return ", ".join(words + ([f"{self.cells} cells"] if self.cells > 1 else []))
 
 
 # --- what strikes in a rank ----------------------------------------------------------------------------------------
@@ -353,14 +349,6 @@ def environment(**values: str) -> Callable[[Place], None]:
     return lambda place: os.environ.update(values)
 
 
-def python_path(place: Place) -> None:
-    """A folder of the user's with a module named like one of the standard library."""
-    folder = place.runs.parent / "users-modules"
-    folder.mkdir(exist_ok=True)
-    (folder / "dataclasses.py").write_text("raise SystemError('the wrong dataclasses')\n")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-
-
 def port_in_use(place: Place) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     os.set_inheritable(listener.fileno(), True)
@@ -419,7 +407,6 @@ PREPARATIONS: dict[str, Callable[[Place], object]] = {
     "ACCELERATE_* of another launch": environment(
         ACCELERATE_MIXED_PRECISION="fp16", ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4"
     ),
-    "a module of the user's shadows Python's": python_path,
     "40 open files at most (RLIMIT_NOFILE)": limited(resource.RLIMIT_NOFILE, 40),
     "the protocol is garbled": protocol_broken(b"\xff\x00[[["),
     "the protocol ends in the middle": protocol_broken(b'about = "x"\n[[part]]\nname = "p'),
@@ -438,8 +425,6 @@ def rows(kind: str, moments: str, hows: str, status: str | None, words: str = AN
         about = dict(same)
         if named:
             about["where"] = f"rank {rank}"
-        if when == "training":
-            about |= {"real": True, "settings": {"steps": 300}}
         if when == "instruments":
             about["settings"] = {"instruments": True}
         if status == "timeout":
@@ -506,10 +491,6 @@ FAULTS = [
     *rows("signal", "model", "SIGHUP to the sweep", "interrupted", code=130),
     *rows("signal", "timed window", "Ctrl-C twice", "interrupted", code=130),
     *rows("signal", "timed window", "SIGKILL to the launcher and both ranks", "failed", "SIGKILL"),
-    *rows("signal", "training, training@0", "SIGKILL to itself", "failed", KILLED, named=True),
-    *rows("signal", "training", "SIGSEGV to itself", "failed", "SIGSEGV", arm="single"),
-    *rows("signal", "training", "SIGKILL to the launcher", "interrupted"),
-    *rows("signal", "training", "SIGKILL to the sweep", "interrupted", code=-9),
     # hangs
     *rows("hang", "timed window", "SIGSTOP to itself", "timeout", "rank 1 is stopped (SIGSTOP)"),
     *rows("hang", "evaluation@0", "SIGSTOP to itself", "timeout", "rank 0 is stopped (SIGSTOP)"),
@@ -601,5 +582,4 @@ FAULTS = [
           "TORCHELASTIC_ERROR_FILE in the environment; ACCELERATE_* of another launch; "
           "40 open files at most (RLIMIT_NOFILE)", "done"),
     *rows("environment", "before", RANKS, "done", arm="single"),
-    *rows("environment", "before", "a module of the user's shadows Python's", "failed", "SystemError", real=True),
 ]

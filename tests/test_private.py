@@ -13,10 +13,9 @@ from test_report import quick  # noqa: F401  a fixture
 from study.records import runs as records
 from study.records.privacy import redact
 from study.records.schema import Record
-from study.report import readme
 from study.report.notebook import Book
-from study.report.tables import no_formula
-from study.report.topics import capacity, every_run
+from study.report.templating import machine, no_formula
+from study.report.topics import capacity, speed
 
 PRIVATE = {
     "a path": "/home/alice/thesis/plan.txt",
@@ -126,14 +125,14 @@ def test_a_report_tells_nothing_private_and_runs_nothing_of_a_stranger(stranger,
         assert not [word for word in TELLS if word in text], path.name
         if path.suffix == ".html":
             (page := Page()).feed(text)
-            own = ["script"] if path.name == "calculator.html" else []  # the numbers it computes with: not of records
+            own = ["script"] * 2 if path.name == "calculator.html" else []  # its tables: not of records
             assert page.runs == own, path.name
 
 
 def test_data_files_and_figures_tell_nothing_and_have_no_formula(stranger, tmp_path, capsys):
     """What a notebook writes beside a report."""
     book = Book("compare", str(stranger), str(tmp_path))
-    rows = every_run.table(book.runs)
+    rows = speed.every_run(book.runs)
     assert {arm.partition(" ")[0] for arm in rows["arm"]} == {"=zero2", "=ddp", "=zero3"}
     book.table(rows, "runs")
     bar = {"group": "<script>$\\frac{$", "what": "micro_batch", "arm": '=a|" <img src=x onerror=x>'}
@@ -159,6 +158,6 @@ def test_a_number_below_zero_is_no_formula():
 
 
 def test_a_readme_takes_a_machines_words_as_text(stranger):
-    (line,) = {readme.machine(run) for run in records.load_to_share([stranger]).done}
+    (line,) = {machine(run) for run in records.load_to_share([stranger]).done}
     assert not re.search(r"(?<!\\)[<\[`|]", line)
     assert not [word for word in TELLS if word in line]

@@ -9,7 +9,7 @@ from shaped import changed, failed, finished, put, rows
 
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
-from study.report.topics import capacity, documents, every_run, losses, memory, speed, traffic
+from study.report.topics import capacity, documents, losses, memory, speed, traffic
 
 ARMS = ("ddp", "zero2")
 
@@ -49,8 +49,8 @@ def test_nothing_is_no_error(tmp_path):
     for folders in (tmp_path, tmp_path / "none", ""):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
-    tables = [topic.table for topic in (capacity, every_run, losses, memory, traffic)]
-    tables += [memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
+    tables = [topic.table for topic in (capacity, losses, memory, traffic)]
+    tables += [speed.every_run, memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
     tables += [documents.memory_003, documents.offload_001, documents.throughput_000, documents.script]
     for table in tables:
         assert table(load(tmp_path)).empty, table
@@ -155,7 +155,7 @@ def test_a_run_out_of_memory_marks_the_frontier(of):
     (row,) = rows(capacity.table(loaded))
     assert (row["largest"], row["failed"], row["cap_gib"]) == (2, 4, 1.0)
     assert {run.environment for run in loaded} == {"A"}, "a failed run is in the environment of the others"
-    json.dumps(rows(every_run.table(loaded)))
+    json.dumps(rows(speed.every_run(loaded)))
 
 
 def test_a_field_that_no_run_has_is_refused(of):

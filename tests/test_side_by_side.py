@@ -42,11 +42,6 @@ def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
     assert not any(line.startswith("Losses") for line in group["in_words"])
 
 
-def test_equal_losses_are_said_to_be_equal(tmp_path):
-    (group,) = commands.by_task(records.load(put(tmp_path, finished("a", "ddp"), finished("b", "zero2"))))
-    assert any("further than 0 nats from ddp" in line for line in group["in_words"])
-
-
 @pytest.mark.parametrize("columns", [80, 200])
 def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -56,14 +51,6 @@ def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch,
     assert max(map(len, text.splitlines())) <= 100
     in_this_process(monkeypatch, f"compare --arms --json {SMOKE}")
     assert json.loads(capsys.readouterr().out)[0]["rows"]
-
-
-@pytest.mark.parametrize(
-    "words", ["arms", f"explain {SMOKE}/arms-ddp-9d0fa33e-r1.1 {SMOKE}/arms-ddp-9d0fa33e-r1.1", f"runs {SMOKE}"]
-)
-def test_what_is_a_table_is_json_too(words, monkeypatch, capsys):
-    in_this_process(monkeypatch, f"{words} --json")
-    assert json.loads(capsys.readouterr().out)
 
 
 def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):

@@ -13,8 +13,7 @@ from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
 from study.watcher import diagnosis, differences, sources
-from study.watcher.contradictions import contradictions
-from study.watcher.differences import Comparison, Difference, is_secret, printable, shown
+from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
 MOST = 24  # names that a line lists

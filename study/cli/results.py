@@ -47,7 +47,7 @@ def claims(
         kind: Only claims of this kind: memory, bytes, time, capacity, convergence or configuration.
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
-        checks: List every check that a claims file can name, with its arguments and an example.
+        checks: List every check that a claims file can name, with its arguments and claims that use it.
         as_json: Print everything as JSON.
     """
     if checks:
@@ -82,7 +82,7 @@ def claims(
 
 
 def _checks(names: tuple[str, ...]) -> list[str]:
-    """Return the checks with these names, or all checks, with claims of this study as examples."""
+    """Return the checks with these names, or all checks, with claims of this study that use them."""
     known = catalogue.checks()
     for name in names:
         if name not in known:
