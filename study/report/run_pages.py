@@ -8,8 +8,7 @@ from pathlib import Path
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
-from study.io.files import safe_join
-from study.io.names import safe_name
+from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
