@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from test_cli import in_this_process
 
-from study.cli import steps
 from study.cli.predictions import Prediction
 from study.errors import Stop
+from study.io import tables
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.advise import (
@@ -255,7 +255,7 @@ COMMANDS = (
 
 def test_the_commands_words(monkeypatch, capsys, golden):
     """The answer comes first. Numbers are left out here: other tests have them."""
-    monkeypatch.setattr(steps, "WIDTH", 10_000)
+    monkeypatch.setattr(tables, "WIDTH", 10_000)
     pages = []
     for command in COMMANDS:
         assert in_this_process(monkeypatch, command) is None

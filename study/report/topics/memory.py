@@ -68,14 +68,14 @@ def _of_paper(run: Run) -> dict[str, float]:
 def buckets(runs: Runs) -> pd.DataFrame:
     """Return what each stage holds with buckets of DDP's size and with DeepSpeed's, measured or predicted."""
     rows: list[dict] = []
+    defaults = {arm: arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed for arm in ("zero1", "zero2", "zero3")}
     for place, run, n in _largest(runs):
         arm = run.arm.removesuffix("_default")
-        if arm not in ("zero1", "zero2", "zero3"):
+        if arm not in defaults:
             continue
         line = place["line"].replace(run.arm, f"{arm}, {'default' if run.arm != arm else 'small'} buckets")
         rows += stack(place | {"line": line}, "measured", part_bytes(run.components), n)
-        default = arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed
-        if run.arm == arm and (estimate := predicted(run.record, deepspeed=default)):
+        if run.arm == arm and (estimate := predicted(run.record, deepspeed=defaults[arm])):
             held = part_bytes(estimate.at_peak)
             rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", held, 0)
     if not rows:
