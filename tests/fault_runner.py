@@ -43,7 +43,7 @@ import accelerate.commands.launch as accelerate_launch
 import psutil
 import torch
 import torch.distributed.run
-from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES, Fault, Place
+from faults import FAULTS, MOMENTS, STRIKES, Fault, Place
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 import study.train
@@ -173,7 +173,7 @@ def _plant(folder: Path) -> None:
     about = json.loads(os.environ.get("FAULT", "null"))
     if not about or not folder.name.endswith(f"{about['turn']}.1") or int(os.environ.get("RANK", 0)) != about["rank"]:
         return
-    place = Place(Path(about["runs"]), Path(about["cache"]), about["turn"], about["sweep"], os.getppid())
+    place = Place(Path(about["runs"]), about["turn"], about["sweep"], os.getppid())
 
     def strike() -> None:
         (place.runs.parent / "struck").touch()
@@ -196,16 +196,13 @@ def _plant(folder: Path) -> None:
     setattr(owner, last, struck)
 
 
-def _sweep_main(words: list[str], fault: Fault | None, place: Place) -> None:
+def _sweep_main(words: list[str], fault: Fault | None, place: Place, cache: Path) -> None:
     """`study sweep`, in a forked process."""
     os.environ.clear()
-    os.environ.update(ENV | {"XDG_CACHE_HOME": str(place.cache)})
-    if fault is not None and fault.when == "before":
-        PREPARATIONS[fault.how](place)
-    elif fault is not None:
+    os.environ.update(ENV | {"XDG_CACHE_HOME": str(cache)})
+    if fault is not None:
         about = {"rank": fault.rank, "when": fault.when, "how": fault.how, "sweep": os.getpid()}
-        about |= {"runs": str(place.runs), "cache": str(place.cache), "turn": place.turn}
-        os.environ["FAULT"] = json.dumps(about)
+        os.environ["FAULT"] = json.dumps(about | {"runs": str(place.runs), "turn": place.turn})
     launches.subprocess = _like_subprocess(launcher_main)
     sys.argv = ["study", *words]
     commands.main()
@@ -214,19 +211,14 @@ def _sweep_main(words: list[str], fault: Fault | None, place: Place) -> None:
 # --- a round -------------------------------------------------------------------------------------------------------
 
 
-def play(fault: Fault, base: Path, shared_cache: Path) -> None:
+def play(fault: Fault, base: Path, cache: Path) -> None:
     """One round: a sweep that is struck, and the same command again."""
-    cache = base / "cache"
-    if "cache" in fault.how:
-        shutil.copytree(shared_cache, cache) if fault.how != "the cache is a file" else cache.mkdir()
-    else:
-        cache = shared_cache
     settings = "\n".join(f"{name} = {json.dumps(value)}" for name, value in (SMALL | fault.settings).items())
     ranks, seeds = 1 if fault.arm == "single" else 2, list(range(1, fault.cells + 1))
     protocol = PROTOCOL.format(arm=fault.arm, ranks=ranks, seeds=seeds if fault.cells > 1 else 1, settings=settings)
     (base / "faulty.toml").write_text(protocol)
     cell = protocols.cells(protocols.read(str(base / "faulty.toml")), "tiny")[0]
-    place = Place(base / "runs", cache, f"{cell.name}-r1")
+    place = Place(base / "runs", f"{cell.name}-r1")
     place.runs.mkdir()
     if "tmpfs" in fault.how:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place.runs)], check=True)
@@ -237,17 +229,18 @@ def play(fault: Fault, base: Path, shared_cache: Path) -> None:
     own = Path(shutil.copytree(place.runs, base / "copy", symlinks=True))
     words = ["sweep", str(base / "faulty.toml"), "--runs", str(place.runs), "--timeout-s", str(fault.timeout_s)]
     try:
-        code, output = _sweep(words, fault, place, base)
+        code, output = _sweep(base / "printed.txt", words, fault, place, cache)
         _assert_no_process(fault)
-        assert fault.when == "before" or (base / "struck").exists(), "the fault did not strike"
+        assert (base / "struck").exists(), "the fault did not strike"
         _assert_struck(fault, place, code, output)
-        _restore(fault, place, protocol)
+        _restore(place)
+        (base / "faulty.toml").write_text(protocol)
         _assert_untouched(own, place)
         if (place.runs / ".sweep").is_file():
             with (place.runs / ".sweep").open("a") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: the folder is still locked
         done = {path: path.read_bytes() for path in place.runs.glob("*/record.json") if _status(path.parent) == "done"}
-        code, output = _sweep(words, None, place, base)
+        code, output = _sweep(base / "printed.txt", words, None, place, cache)
         _assert_complete(fault, place, code, output, done)
         _assert_no_process(fault)
         _assert_untouched(own, place)
@@ -255,9 +248,8 @@ def play(fault: Fault, base: Path, shared_cache: Path) -> None:
         subprocess.run(["umount", "-l", str(place.runs)], check=False, capture_output=True)
 
 
-def _sweep(words: list[str], fault: Fault | None, place: Place, base: Path) -> tuple[int, str]:
+def _sweep(printed: Path, words: list[str], fault: Fault | None, place: Place, cache: Path) -> tuple[int, str]:
     """Run the command in a process of its own, and wait for its end. Gives its exit code and what it printed."""
-    printed = base / "printed.txt"
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -267,7 +259,7 @@ def _sweep(words: list[str], fault: Fault | None, place: Place, base: Path) -> t
         os.dup2(out, 2)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-        _end_with(_sweep_main, words, fault, place)
+        _end_with(_sweep_main, words, fault, place, cache)
     until = time.monotonic() + 150
     while time.monotonic() < until:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -281,25 +273,13 @@ def _sweep(words: list[str], fault: Fault | None, place: Place, base: Path) -> t
     raise AssertionError(f"the sweep did not end in 150 s: {printed.read_text(errors='replace')[-2000:]}")
 
 
-def _restore(fault: Fault, place: Place, protocol: str) -> None:
-    """What a user would put right before giving the same command again."""
-    with contextlib.suppress(OSError):
-        os.kill(int((place.runs.parent / "holder").read_text()), signal.SIGKILL)
-        time.sleep(0.1)
-    if "read-only" in fault.how:
-        subprocess.run(["umount", "-l", str(place.runs)], check=True)
-    if place.runs.with_name("moved").exists():
+def _restore(place: Place) -> None:
+    """Put right what a user would before giving the same command again."""
+    moved = place.runs.with_name("moved")
+    if moved.exists():
         assert not place.runs.exists(), "a folder of runs was made anew where it had been moved away"
-        place.runs.with_name("moved").rename(place.runs)
-    if place.runs.is_file():
-        place.runs.unlink()
-        shutil.copytree(place.runs.with_name("copy"), place.runs, symlinks=True)
+        moved.rename(place.runs)
     (place.runs / "users-own-large-file").unlink(missing_ok=True)
-    if (place.runs / ".sweep").is_dir():
-        (place.runs / ".sweep").rmdir()
-    if (place.cache / "zero-study").is_file():
-        (place.cache / "zero-study").unlink()
-    (place.runs.parent / "faulty.toml").write_text(protocol)
     for group in Path("/sys/fs/cgroup/memory").glob("zero-study-*"):
         with contextlib.suppress(OSError):
             group.rmdir()
@@ -331,12 +311,7 @@ def _assert_struck(fault: Fault, place: Place, code: int, output: str) -> None:
 
 
 def _assert_record(fault: Fault, place: Place) -> None:
-    folder = place.folder
-    if fault.when == "before":
-        tries = sorted(place.runs.glob(f"{place.turn}.[0-9]"))
-        assert tries, "there is no try"
-        folder = tries[-1]
-    record = store.load(folder)
+    record = store.load(place.folder)
     error = record.error
     message = error.message if error else ""
     assert record.status == fault.status, f"status {record.status}, not {fault.status}: {error}"
@@ -370,12 +345,7 @@ def _assert_no_process(fault: Fault) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        # Not the holder of a lock, which a fault started, nor a tracker of Python's that ends with this process.
-        left = [
-            each
-            for each in psutil.Process().children(recursive=True)
-            if not any(word in " ".join(_words(each)) for word in ("sleep 600", "resource_tracker"))
-        ]
+        left = [each for each in psutil.Process().children(recursive=True) if not _is_tracker(each)]
         if not left:
             return
         time.sleep(0.05)
@@ -386,10 +356,11 @@ def _assert_no_process(fault: Fault) -> None:
     raise AssertionError(f"processes are left: {about}")
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _is_tracker(process: psutil.Process) -> bool:
+    """Return whether a process is a tracker of Python's, which ends with this process, or has ended meanwhile."""
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return ["resource_tracker"]  # it has ended meanwhile
+        return "resource_tracker" in " ".join(process.cmdline())
+    return True
 
 
 def _assert_complete(fault: Fault, place: Place, code: int, output: str, done: dict[Path, bytes]) -> None:
@@ -429,9 +400,9 @@ def command_line() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="rounds at a time")
     parser.add_argument("--base", type=Path, help="where the rounds work")
     options = parser.parse_args()
-    faults = [fault for fault in FAULTS if fault.name in options.names]
-    if not faults:
-        faults = [fault for fault in FAULTS if not options.names or any(word in fault.name for word in options.names)]
+    exact = {fault.name for fault in FAULTS} & set(options.names)
+    words = [name for name in options.names if name not in exact] if options.names else [""]
+    faults = [fault for fault in FAULTS if fault.name in exact or any(word in fault.name for word in words)]
     base = options.base or Path(tempfile.mkdtemp(prefix="faults-"))
     (base / "cache").mkdir(parents=True, exist_ok=True)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become this process's children
