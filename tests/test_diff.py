@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from study.cli.differences import diff
+from study.cli.diagnosis import diff
 from study.errors import Stop
 from study.watcher import sources
 from study.watcher.differences import compare, contradictions, same

@@ -32,9 +32,6 @@ from study.report.topics import (
 from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
-# The colours of M. Okabe and K. Ito, "Color Universal Design", 2008, and a grey.
-TOL_MUTED = {"#882255", "#332288", "#999933", "#44aa99", "#cc6677", "#ddcc77", "#88ccee", "#117733"}
-OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +153,6 @@ def drawn(all_runs):
 
 
 # --- colours -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", ["ARMS", "PARTS", "COLLECTIVES", "VERDICTS"])
-def test_colours_are_the_cited_ones_and_distinct(which):
-    looks = getattr(style, which).values()
-    colours = [look[0] if which == "ARMS" else look for look in looks]
-    assert set(colours) <= OKABE_ITO | TOL_MUTED | {style.GREY, style.CARD}
-    assert len(set(colours)) == len(colours)
 
 
 def test_no_two_arms_or_variants_look_alike():

@@ -58,10 +58,35 @@ def stranger(tmp_path):
     return tmp_path / "runs"
 
 
-PLAIN = ("tokens: 12345678", "max_token 20000000", "pad_token: [PAD]", "2 CPUs @ 2.10GHz")
 FRAMES = ("{}", "before {} after", '{{"x": "{}"}}', "({})")
+CUT = {
+    "no room in /var/tmp/nvme: 3 bytes": "no room in nvme: 3 bytes",
+    "[Errno 2] No such file: '/data/imdb/train.csv'": "[Errno 2] No such file: 'train.csv'",
+    "--data=/data/imdb": "--data=imdb",
+    # a home folder's last part is a name
+    "/Users/alice/ is full": "~ is full",
+    "bound to /export/home/alice:ro": "bound to ~:ro",
+    "/root/x": "x",
+    # in other clothes
+    "file:///home/alice/x": "x",
+    "file://host/home/alice": "~",
+    "PATH=/usr/local/bin:/home/alice/bin": "PATH=bin:bin",
+    "cc -I/home/alice/include -L/home/alice": "cc -Iinclude -L~",
+    "'/home/alice smith/my runs/a b'": "'a b'",
+    "<td>/home/alice/x</td></tr>": "<td>x</td></tr>",
+    # addresses: who logs in, and to which machine
+    "https://alice:hf_secret@example.org/a/b": "https://example.org/a/b",
+    "connect to 192.168.1.4.": "connect to (IP address).",
+    "[2001:db8::5]:29500, fe80::1%eth0": "[(IP address)]:29500, (IP address)%eth0",
+}
+STAYS = (  # it only looks private
+    *("tokens: 12345678", "max_token 20000000", "pad_token: [PAD]", "2 CPUs @ 2.10GHz", "12:34:56", "550.54.15"),
+    *("12 tokens/s, 3 GB/s, and/or", "accelerate_configs/zero3.yaml", "/", "relative ./a/b ../a/b ~/a/b"),
+    *("https://example.org/a/b", "127.0.0.1 [::1] [::] 0.0.0.0", "00:1f.2 0000:3b:00.0"),
+    *("std::bad_alloc c10::Error", "cudnn==9.1.0.70 libcudnn.so.9.1.0.70"),
+)
 TOLD = [(frame.format(text), None) for text in PRIVATE.values() for frame in FRAMES]
-TOLD += [(text, text) for text in PLAIN]  # it only looks private
+TOLD += [*CUT.items(), *zip(STAYS, STAYS, strict=True)]
 TOLD += [({"hf_token": "short", "tokenizer": "gpt2"}, {"hf_token": "(secret)", "tokenizer": "gpt2"})]
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
-from study.io.files import safe_join
-from study.io.names import safe_name
+from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
-from study.records.schema import RankComponents, Record, ScriptTraining
+from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import memory, speed
@@ -76,7 +75,6 @@ def page(run: Run) -> dict:
     """Return what the page of a run shows."""
     record = run.record.model_dump(by_alias=True, include={"error", "requested", "observed"})
     judged, unknown = diagnosis.looked_at(run.record)
-    ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
     return {
         "results": _results(run),
         "error": record["error"],
@@ -86,8 +84,6 @@ def page(run: Run) -> dict:
         "losses": _losses(run),
         "seconds": _seconds(run),
         "memory": _memory(run),
-        "components": _components(run),
-        "peaks": sorted(rank.tracked_peak_bytes or 0 for rank in ranks),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
         "settings": _flat(record["requested"]),
@@ -140,30 +136,33 @@ def _seconds(run: Run) -> dict | None:
     seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
     if len(seconds) < 2 or run.virtual:
         return None
-    title = f"A step takes {run.median_step_s:.3g} s in the median, from {min(seconds):.3g} to {max(seconds):.3g} s"
+    title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
     drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds")
     return {"title": title, "chart": drawn}
 
 
 def _memory(run: Run) -> dict | None:
     """Return the memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
-    fullest = _fullest(run)
-    if fullest is None:
+    ranks = run.record.memory.components.per_rank
+    if not ranks:
         return None
-    held = {"at the peak": fullest.at_peak, "after the step": fullest.after_step, FORMULAS: _predicted(run)}
+    fullest = max(ranks, key=lambda rank: rank.tracked_peak_bytes)
+    at_peak, after = fullest.at_peak or {}, fullest.after_step
+    held = {"at the peak": at_peak, "after the step": after, FORMULAS: _predicted(run)}
     stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
     largest = max(parts, key=lambda part: (part != "other") * parts[part])
     share = parts[largest] / sum(parts.values())
-    title = f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}"
-    drawn = charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS)
-    return {"title": title, "bars": drawn, "has_prediction": FORMULAS in stacks}
-
-
-def _fullest(run: Run) -> RankComponents | None:
-    return max(run.record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes, default=None)
+    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
+    return {
+        "title": f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}",
+        "bars": charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS),
+        "has_prediction": FORMULAS in stacks,
+        "components": [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names],
+        "peaks": sorted(rank.tracked_peak_bytes for rank in ranks if rank.tracked_peak_bytes),
+    }
 
 
 def _predicted(run: Run) -> dict[str, int] | None:
@@ -171,16 +170,6 @@ def _predicted(run: Run) -> dict[str, int] | None:
     shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
     estimate = predicted(run.record) if shape.get("model_type") in FAMILIES and run.done else None
     return estimate.at_peak if estimate else None
-
-
-def _components(run: Run) -> list[dict]:
-    """Return a row for each component, the largest first."""
-    fullest = _fullest(run)
-    if fullest is None:
-        return []
-    at_peak, after = fullest.at_peak or {}, fullest.after_step
-    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
-    return [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names]
 
 
 def _traffic(run: Run) -> dict | None:

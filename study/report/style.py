@@ -77,18 +77,10 @@ VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
 MARK = "mark of "  # the id of a mark that belongs to an arm begins with it
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
-UNITS_OF_LABELS = {  # of one and of several
-    "rows/pass": ("row per pass", "rows per pass"),
-    "passes": ("pass", "passes"),
-    "tokens": ("token", "tokens"),
-    "epochs": ("epoch", "epochs"),
-    "steps": ("step", "steps"),
-    "hosts": ("host", "hosts"),
-    "threads": ("thread", "threads"),
-    "virtual ranks": ("virtual rank", "virtual ranks"),
-    "warmup steps": ("warm-up step", "warm-up steps"),
-    "evaluation rows": ("evaluation row", "evaluation rows"),
-}
+UNITS_OF_LABELS = {"rows/pass": "rows per pass", "warmup steps": "warm-up steps"}
+UNITS_OF_LABELS |= {name: name for name in ("passes", "tokens", "epochs", "steps", "hosts", "threads")}
+UNITS_OF_LABELS |= {name: name for name in ("virtual ranks", "evaluation rows")}
+PLURAL = re.compile(r"(?<=ss)es\b|s\b")  # its first match: `rows per pass`
 WORDS_OF_LABELS = {
     "cap GiB": "memory cap of {} GiB",
     "bandwidth mbit": "links of {} Mbit/s",
@@ -315,13 +307,14 @@ def key(artist: Artist, arm: str) -> None:
 
 
 def conditions(group: str) -> str:
-    """The label of a group of runs in words: `rows/pass 8` is `8 rows per pass`."""
+    """Return the label of a group of runs in words: `rows/pass 8` is `8 rows per pass`."""
     words = []
     for part in group.split(", "):
         name, _, value = part.rpartition(" ")
-        number, units = value.removesuffix(".0"), UNITS_OF_LABELS.get(name)
-        text = WORDS_OF_LABELS.get(name, "{}").format(number) if name in WORDS_OF_LABELS else part
-        words.append(f"{number} {units[number != '1']}" if units else text)
+        number, text = value.removesuffix(".0"), part
+        if units := UNITS_OF_LABELS.get(name):
+            text = f"{number} {PLURAL.sub('', units, count=1) if number == '1' else units}"
+        words.append(WORDS_OF_LABELS[name].format(number) if name in WORDS_OF_LABELS else text)
     return ", ".join(words).replace("links of unlimited Mbit/s", "links without a limit")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.names import safe_name
+from study.io.files import safe_name
 from study.records.privacy import redact
 
 PART_BYTES = 14 * 2**20
