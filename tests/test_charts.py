@@ -77,10 +77,12 @@ def pages(tmp_path_factory):
     differs = finished("differs", observed__accumulation=3)
     oom = failed("oom")
     oom["error"]["message"] = MARKUP
-    put(folder, odd, differs, oom, finished("virtual", ranks=64, virtual=True), script("script"))
+    interruption = {"run_id": "first", "step": 3, "arm": "zero2", "ranks": 2, "route": "load_state"}
+    resumed = finished("resumed", checkpoints__resumes=[interruption])  # it has no median of its seconds
+    put(folder, odd, differs, oom, finished("virtual", ranks=64, virtual=True), script("script"), resumed)
     runs = records.load(folder)
     written, problems = run_pages.write(runs, run_pages.slugs(runs), [], out, {})
-    assert (len(written), problems) == (5, [])
+    assert (len(written), problems) == (6, [])
     return {page["slug"]: (out / f"{page['slug']}.html").read_text() for page in written}
 
 

@@ -64,17 +64,23 @@ def test_speeds_by_hand(tmp_path):
 
 
 def test_a_bench_compares_and_keeps_every_number(tmp_path, monkeypatch, capsys):
-    """Three repeats of three processes; ours takes twice the time of the others."""
+    """Three repeats of three processes; ours takes twice the time of the others. The second is interrupted at first."""
     called = []
 
     def measure(settings, name, out) -> dict:
         called.append(name)
+        if len(called) == 6:
+            raise KeyboardInterrupt
         step_s = 0.2 if name == "ours" else 0.1
         return KNOWN | {"median_step_s": step_s, "fastest_tenth_step_s": step_s, "losses_first_last": [1.0, 0.5]}
 
     monkeypatch.setattr(bench, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
     bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
-    assert called == ["ours", "bare", "hf", "bare", "hf", "ours", "hf", "ours", "bare"]
+    second = ["bare", "hf", "ours"]
+    assert called == ["ours", "bare", "hf", *second, *second, "hf", "ours", "bare"], "repeats are never mixed"
+    assert not (tmp_path / "b.part").exists()
     result = json.loads((tmp_path / "b.json").read_text())
     assert [len(runs) for runs in result["runs"].values()] == [3, 3, 3]
     assert {name: ratio["ratio"] for name, ratio in result["ratios"].items()} == {"ours/bare": 2.0, "ours/hf": 2.0}

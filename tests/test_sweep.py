@@ -121,7 +121,7 @@ def test_filters_choose():
         sweep.chosen(cells, ("colour=red",))
     with pytest.raises(Stop, match="--only task=imdb matches no cell") as caught:
         sweep.chosen([cell for cell in cells if cell.settings["task"] == "wikitext"], ("arm=ddp", "task=imdb"))
-    assert "left by the filters before it are wikitext" in caught.value.remedy
+    assert "the values of task here are wikitext" in caught.value.remedy
 
 
 REFUSED = {
@@ -197,8 +197,7 @@ def left(folder: Path, status: str, output: str = "", kind: str = "Stop", messag
 
 
 SIGKILLED = (
-    "failed (exitcode: -9) local_rank: 1",
-    "exitcode  : -9 (pid: 7)",
+    "rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)",
     "traceback : Signal 9 (SIGKILL) received by PID 7",
     "died with <Signals.SIGKILL: 9>",
 )
@@ -303,7 +302,9 @@ def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
     turn, runs = turns(tmp_path)[0], tmp_path / "runs"
     for end in ("1", "10", "9", "bak", "1.bak", "1.tar.gz", "x2", "", "\N{SUPERSCRIPT TWO}"):
         (runs / f"{turn.name}.{end}").mkdir(parents=True)
-    assert list(sweep.attempts(runs, turn)) == [1, 9, 10]
+    (runs / f"{turn.name}.11").write_text("somebody's notes")
+    (runs / f"{turn.name}.12").symlink_to("elsewhere")
+    assert list(sweep.attempts(runs, turn)) == [1, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", '{"status": "well"}', None])

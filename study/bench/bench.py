@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from study.errors import Stop, exit_on_stop
+from study.io import files
 from study.io.tables import say, show
 from study.machine import gpus
 from study.records import metrics, store
@@ -33,6 +34,7 @@ from study.spec.settings import Flags, check, options
 
 TRAINERS = ("ours", "bare", "hf")
 LAST_LINES = 20
+PART = ".part"  # suffix of a file beside --json, from which an interrupted bench continues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +73,7 @@ def run(bench: Bench) -> None:
         raise Stop(f"--peaks {bench.peaks} does not exist", "write it with study peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
-    runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
-    with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(bench.repeats):
-            shift = repeat % len(TRAINERS)
-            for name in TRAINERS[shift:] + TRAINERS[:shift]:
-                result = measure(settings, name, Path(folder) / f"{name}-{repeat}")
-                runs[name].append(result)
-                step_ms = result["median_step_s"] * 1000
-                say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {step_ms:.2f} ms")
+    runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)
     result = {
         "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
         "ratios": compare(runs, bench.seed, "median_step_s"),
@@ -90,6 +84,27 @@ def run(bench: Bench) -> None:
     print_results(result)
     if bench.json:
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        bench.json.with_suffix(PART).unlink(missing_ok=True)
+
+
+def repeat_all(settings: dict, repeats: int, part: Path | None) -> dict[str, list[dict]]:
+    """Run every repeat, and return the results by trainer. `part` keeps whole repeats of an interrupted bench."""
+    runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
+    if part and part.exists():
+        kept = json.loads(part.read_text())
+        runs = kept["runs"] if kept["settings"] == settings else runs
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(len(runs["ours"]), repeats):
+            shift = repeat % len(TRAINERS)
+            results = {}
+            for name in TRAINERS[shift:] + TRAINERS[:shift]:
+                results[name] = measure(settings, name, Path(folder) / f"{name}-{repeat}")
+                step_ms = results[name]["median_step_s"] * 1000
+                say(f"repeat {repeat + 1} of {repeats}  {name:<4}  {step_ms:.2f} ms")
+            runs = {name: [*runs[name], results[name]] for name in TRAINERS}  # ratios are within a repeat
+            if part:
+                files.write_below(part.parent, part.name, json.dumps({"settings": settings, "runs": runs}).encode())
+    return runs
 
 
 def requested(bench: Bench) -> dict:

@@ -132,7 +132,7 @@ def of_memory(runs: Runs) -> Answer:
         figure=answer_figures.memory(rows),
         bases=tuple(basis for basis in (VIRTUAL, MEASURED, PREDICTED, PUBLISHED) if (rows["basis"] == basis).any()),
         where=machines(members),
-        links=(("compare.html#Memory-at-the-peak", "every group of runs"), ("calculator.html", "your own model")),
+        links=(("compare.html#Memory-at-the-peak", "every group of runs"), ("calculator.html", "other shapes")),
         command="" if at_scale else AT_SCALE,
     )
 

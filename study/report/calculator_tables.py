@@ -72,7 +72,7 @@ def differences(samples: numpy.ndarray) -> numpy.ndarray:
     return of_tokens.reshape(samples.shape)
 
 
-def highest(polynomials: numpy.ndarray) -> numpy.ndarray:
+def highest(polynomials: numpy.ndarray) -> list[int]:
     """Return the places of the polynomials that are the largest for some rows and tokens, and few others."""
     rows, tokens = numpy.array(GRID, dtype=float).T
     terms = numpy.stack([numpy.ones_like(tokens), tokens, tokens * (tokens - 1) / 2])
@@ -80,22 +80,21 @@ def highest(polynomials: numpy.ndarray) -> numpy.ndarray:
         terms = numpy.concatenate([terms, rows * terms])
     chosen = numpy.unique((polynomials @ terms).argmax(axis=0)).tolist()
     _, others = numpy.unique(polynomials, axis=0, return_index=True)
-    for place in sorted(others.tolist(), key=lambda place: -polynomials[place].sum()):
-        if not _is_covered(polynomials[place], polynomials[chosen]):
-            chosen.append(place)
-    return numpy.array(chosen)
+    while len(others := others[~_are_covered(polynomials[others], polynomials[chosen])]):
+        chosen.append(int(others[polynomials[others].sum(axis=1).argmax()]))
+    return chosen
 
 
-def _is_covered(each: numpy.ndarray, chosen: numpy.ndarray) -> bool:
-    """Return whether a mean of two chosen polynomials is nowhere lower."""
+def _are_covered(polynomials: numpy.ndarray, chosen: numpy.ndarray) -> numpy.ndarray:
+    """Return for each polynomial whether a mean of two chosen ones is nowhere lower."""
     first, second = chosen[:, None, :].astype(float), chosen[None, :, :].astype(float)
-    slope, lack = first - second, each - second
+    slope, lack = first - second, polynomials[:, None, None, :] - second
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        share = lack / slope
+        share = lack / slope  # the first one's least share of the mean, or its most
     least = numpy.where(slope > 0, share, 0).max(axis=-1, initial=0)
     most = numpy.where(slope < 0, share, 1).min(axis=-1, initial=1)
     possible = numpy.all((slope != 0) | (lack <= 0), axis=-1)
-    return bool((possible & (least <= most)).any())
+    return (possible & (least <= most)).any(axis=(1, 2))
 
 
 class Pass:
@@ -164,7 +163,7 @@ def _peaks(moments: list[tuple[numpy.ndarray, list[int]]], samples: slice, table
     activations = differences(numpy.array([each[samples] for each, _ in moments]))
     whole = activations.copy()
     whole[:, 0] += numpy.array([sum(parts) for _, parts in moments])
-    return [[table[tuple(activations[place].tolist())], *moments[place][1]] for place in highest(whole).tolist()]
+    return [[table[tuple(activations[place].tolist())], *moments[place][1]] for place in highest(whole)]
 
 
 def of_model(name: str) -> dict | None:

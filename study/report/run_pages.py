@@ -136,7 +136,7 @@ def _seconds(run: Run) -> dict | None:
     seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
     if len(seconds) < 2 or run.virtual:
         return None
-    title = f"A step takes {run.median_step_s:.3g} s in the median, from {min(seconds):.3g} to {max(seconds):.3g} s"
+    title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
     drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds")
     return {"title": title, "chart": drawn}
 

@@ -118,7 +118,7 @@ class Arm:
         return self.replicas > 1 or self.second_partition(2) is not None
 
     def second_partition(self, ranks: int) -> int | None:
-        """The number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
+        """Return the number of ranks that share a second copy of the weights (hpZ of ZeRO++). None without one."""
         zero = library_defaults.zero_optimization(self.deepspeed)
         among = zero["zero_hpz_partition_size"] if self.stage == 3 else 1
         return min(among, ranks) if among > 1 else None

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 LAST_LINES = 15
 # Statuses that the trainer decides. Any other may only mean that the trainer was ended or lost another rank.
 ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
-# torchrun's report on a failed rank (torch 2.13); and a line of its log, which has only the local rank.
+# torchrun's report on a failed rank (torch 2.13).
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
-LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
 # A rank that ignored SIGTERM after another rank had died: torchrun kills it 30 s later, and reports that too.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
 # Ranks that torchrun ended, after another rank had failed or after a signal to itself. None of them is the cause.
@@ -35,7 +34,6 @@ ENDED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 SIGNAL_TO_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 # Accelerate's message on the single process that it starts without torchrun; and a part of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
-EXITED = re.compile(r"exitcode +: (-\d+)")
 FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # lines of a traceback before its last line
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 SENTENCE = re.compile(r"^(?:\d+: )?(\S.*)\. What to do: ", re.MULTILINE)  # that a rank printed; as srun shows it, too
@@ -99,7 +97,6 @@ def killed(record: Record, output: str, code: int | None, kills: OomKills, pids:
     connection nor by torchrun.
     """
     deaths = [each for each in reported(output) if each.signal not in ON_PURPOSE]
-    deaths = [replace(each, rank=pids[each.pid]) if each.pid in pids else each for each in deaths]
     if stop := _out_of_memory(record, deaths, code, kills, pids):
         return stop
     if record.status == "failed" and not _lost_peer(record):
@@ -128,15 +125,14 @@ def _out_of_memory(
     record: Record, deaths: list[RankKilled], code: int | None, kills: OomKills, pids: dict[int, int]
 ) -> Stop | None:
     """Return the Stop for a rank that the kernel killed for memory. Its count is the machine's: others may be meant."""
-    ranks = pids | {each.pid: each.rank for each in deaths if each.pid is not None and each.rank is not None}
-    victims = [f"rank {rank}" for rank in sorted(ranks[pid] for pid in kills.pids & ranks.keys())]
+    ranks = pids | {each.pid: each.rank for each in deaths if each.pid and each.rank is not None}
+    victims = [f"rank {ranks[pid]}" for pid in ranks if pid in kills.pids]
+    if not victims and kills.count and not (kills.pids and ranks):
+        victims = [each.name for each in deaths if each.signal == "SIGKILL"]
+        if code == -signal.SIGKILL or _lost_peer(record) or record.status in ("running", "interrupted"):
+            victims.append("a rank")
     if not victims:
-        by_sigkill = [each.name for each in deaths if each.signal == "SIGKILL"]
-        by_sigkill += ["a rank"] if code == -signal.SIGKILL else []  # the launcher itself
-        ended = by_sigkill or _lost_peer(record) or record.status in ("running", "interrupted")
-        if not (kills.count and ended) or (kills.pids and ranks):
-            return None
-        victims = by_sigkill or ["a rank"]
+        return None
     what = f"the kernel killed {victims[0]} because the host ran out of memory"
     return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victims[0]))
 
@@ -170,13 +166,12 @@ def _failed_first(rank: str, number: str, output: str) -> Stop:
 
 def reported(output: str) -> list[RankKilled]:
     """Return the ranks that a signal ended, as the launcher reports. The root cause, which it prints last, is first."""
-    reports = list(reversed(REPORTED.findall(output))) or [("", code, pid) for code, pid in LOGGED.findall(output)]
-    if reports:
-        ranks = [(int(code), int(rank) if rank else None, int(pid) if pid else None) for rank, code, pid in reports]
-        later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
-        return [RankKilled(_name(-code), rank, pid) for code, rank, pid in ranks if code < 0 and pid not in later]
-    names = [first or second for first, second in DIED.findall(output)]
-    return [RankKilled(name) for name in names or [_name(-int(code)) for code in EXITED.findall(output)]]
+    reports = REPORTED.findall(output)
+    if not reports:
+        return [RankKilled(first or second) for first, second in DIED.findall(output)]
+    later = KILLED_BY_TORCHRUN.findall(output)
+    signalled = [each for each in reversed(reports) if int(each[1]) < 0 and each[2] not in later]
+    return [RankKilled(_name(-int(code)), int(rank), int(pid)) for rank, code, pid in signalled]
 
 
 def hang(folder: Path) -> str:

@@ -166,8 +166,8 @@ def _location(keys: list[str]) -> str:
 
 def cells(protocol: dict, scale: str) -> list[Cell]:
     """Return every cell of a protocol at a scale, in the order of the file."""
-    if not any(scale in part for part in protocol["part"]):
-        scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
+    scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
+    if scale not in scales:
         raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}")
     cells: list[Cell] = []
     for part in protocol["part"]:

@@ -86,8 +86,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
         values = list(dict.fromkeys(str(cell.value(key)) for cell in cells))
         cells = [cell for cell in cells if fnmatch.fnmatch(str(cell.value(key)), pattern)]
         if not cells:
-            left = "left by the filters before it" if rule != only[0] else "here"
-            raise Stop(f"--only {rule} matches no cell", f"the values of {key} {left} are {', '.join(values)}")
+            raise Stop(f"--only {rule} matches no cell", f"the values of {key} here are {', '.join(values)}")
     return cells
 
 
@@ -293,10 +292,10 @@ def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
 
 def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
     """Return the record of a settled run of this turn with the present software and measure version, or None."""
-    wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
+    wanted = software.versions() if on_this_software else {}
     for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
-        present = {"measure_version": record.measure_version, **record.software}
-        if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):
+        is_ours = record.measure_version == schema.MEASURE_VERSION and wanted.items() <= record.software.items()
+        if record.status in SETTLED and is_ours:
             return record
     return None
 
@@ -308,13 +307,10 @@ def to_resume(runs: Path, turn: Turn) -> Path | None:
     """
     if turn.cell.value("checkpoint_every") is None or arms.read(arms.all_paths()[turn.cell.arm]).uses_nvme:
         return None  # optimizer states on a disk are not restored: study claims K-02
-    versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
         record = outcomes.read(folder)
-        if record is None or record.status not in RESUMED:
-            continue
-        same = all(record.software.get(name) == now for name, now in versions.items())
-        if same and checkpoints.last_good(folder)[0]:
+        is_ours = record is not None and software.versions().items() <= record.software.items()
+        if record and record.status in RESUMED and is_ours and checkpoints.last_good(folder)[0]:
             return folder
     return None
 

@@ -103,9 +103,10 @@ class _Reader:
         self._held[2 * in_backward + 1] -= copies * slope
 
     def _kernel(self, first: tuple, second: tuple) -> None:
+        if not (copies := self.sections[self._place].copies):
+            return
         a, b, c, d = self._held
         self._since.append((a, b, c, d))
-        copies = self.sections[self._place].copies
         at, slope = self._line(first[2], second[2])
         self.flops = (self.flops[0] + copies * at, self.flops[1] + copies * slope)
         if first[1]:

@@ -126,7 +126,14 @@ class Transformer:
         return self._lines(way, rows)["work"]
 
     def profile(self, way: Pass, rows: int) -> Profile:
-        seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
+        seen = self._lines(way, rows)
+        profiles = seen.setdefault("profiles", {})  # many arms have the same pass
+        if rows not in profiles:
+            profiles[rows] = self._profile(seen, rows)
+        return profiles[rows]
+
+    def _profile(self, seen: dict, rows: int) -> Profile:
+        by_name = {tensor.name: tensor for tensor in self.tensors}
 
         def at(line) -> Held:
             return Held(_at(line[:2], rows), _at(line[2:], rows))
