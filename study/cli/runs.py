@@ -113,7 +113,11 @@ def _in_words(rows: list[dict]) -> list[str]:
         )
     lines += _ratios(rows, "peak bytes", "Memory: {least} holds {low:.2g} times what ddp holds ({ddp}), ")
     lines += _ratios(rows, "sent bytes", "Traffic: {least} sends {low:.2g} times what ddp sends ({ddp}), ")
-    lines += _ratios(rows, "s/step", "Time, of one run each: {least} takes {low:.2g} times what ddp takes ({ddp}), ")
+    lines += _ratios(
+        rows,
+        "s/step",
+        "Time (small differences of single runs are noise): {least} takes {low:.2g} times what ddp takes ({ddp}), ",
+    )
     return lines + [f"{row['arm']} did not run: {row['why not']}." for row in rows if row["why not"]]
 
 
