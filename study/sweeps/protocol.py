@@ -149,7 +149,8 @@ def read(name: str) -> dict:
         content = texts.from_toml(files.read(path, MAX_BYTES))
         Protocol.model_validate(content)
     except OSError as error:
-        what = f"there is no protocol {name:.300} that can be read ({files.why(error)})"
+        why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({files.why(error)})"
+        what = f"there is no protocol {name:.300}{why}"
         otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
         raise Stop(what, nearest(Path(name).stem, names(), otherwise=otherwise)) from None
     except ValidationError as error:
