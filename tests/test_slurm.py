@@ -273,3 +273,16 @@ def test_what_slurm_refuses_is_one_sentence_and_no_run(tmp_path, in_slurm):
     with pytest.raises(Stop, match=r"sbatch refuses: .*invalid partition"):
         jobs.sweep(turns(tmp_path), tmp_path / "runs", cluster, 60, None, Listener())
     assert not list((tmp_path / "runs").glob("p-ddp-*"))
+
+
+def test_a_damaged_state_of_a_job_is_one_sentence(tmp_path):
+    """Whether its job still runs is not known, so it is neither taken up nor submitted again."""
+    turn = turns(tmp_path)[0]
+    folder = tmp_path / f"{turn.name}.1"
+    folder.mkdir()
+    (folder / jobs.SCRIPT).touch()
+    (folder / jobs.STATE).write_text('{"job": ')
+    with pytest.raises(Stop, match=r"job\.json"):
+        jobs.adopted(tmp_path, turn, {})
+    (folder / jobs.STATE).write_text('{"job": "7", "collected": false}')
+    assert jobs.adopted(tmp_path, turn, {}).job.id == "7"

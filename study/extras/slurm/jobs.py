@@ -7,13 +7,14 @@ So a job is recognised even if its sweep died before it wrote the id.
 import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from study.errors import Stop
 from study.extras.slurm import slurm
 from study.extras.slurm.slurm import Cluster, Job
 from study.io.files import safe_join, write_below
+from study.io.load import load
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.launches import Turn
@@ -44,6 +45,18 @@ ENDS = {
 }
 
 
+DAMAGED = "see in squeue whether its job still runs, then remove this run's folder"
+MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run folder keeps of its job."""
+
+    job: str
+    collected: bool
+
+
 @dataclass
 class Submission:
     """A submitted turn: its run folder and its job."""
@@ -54,7 +67,7 @@ class Submission:
     over_since: float | None = None
 
     def write(self, collected: bool = False) -> None:
-        text = json.dumps({"job": self.job.id, "collected": collected}) + "\n"
+        text = json.dumps(asdict(State(self.job.id, collected))) + "\n"
         write_below(self.folder, STATE, text.encode())
 
 
@@ -166,9 +179,9 @@ def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | No
         if not (folder / SCRIPT).exists():
             continue
         if (folder / STATE).exists():
-            state = json.loads((folder / STATE).read_text())
-            if not state["collected"]:
-                return Submission(turn, folder, Job(state["job"], "PENDING"))
+            state = load(folder / STATE, State, what="the state of a job", remedy=DAMAGED, most_bytes=MAX_BYTES)
+            if not state.collected:
+                return Submission(turn, folder, Job(state.job, "PENDING"))
             continue
         if job := in_slurm.get(script_of(folder)):  # the sweep died between submitting and writing
             submission = Submission(turn, folder, job)
