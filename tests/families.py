@@ -49,30 +49,12 @@ PUBLISHED = {
     "Llama-3-8B": (8030261248, {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096}
         | {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
         | {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}),
-    "Qwen2.5-7B": (7615616512, {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584}
-        | {"intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
-        | {"max_position_embeddings": 131072}),
     "Qwen3-8B": (8190735360, {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096}
         | {"intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
         | {"head_dim": 128, "max_position_embeddings": 40960}),
-    "Mistral-7B": (7241732096, {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096}
-        | {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
-        | {"max_position_embeddings": 32768, "sliding_window": 4096}),
-    "Gemma-2-9B": (9241705984, {"model_type": "gemma2", "vocab_size": 256000, "hidden_size": 3584}
-        | {"intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8}
-        | {"head_dim": 256, "max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "sliding_window": 4096}),
     "Gemma-3-1B": (999885952, {"model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152}
         | {"intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1}
         | {"head_dim": 256, "max_position_embeddings": 32768, "sliding_window": 512}),
-    "Phi-3-mini": (3821079552, {"model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072}
-        | {"intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
-        | {"max_position_embeddings": 4096}),
-    "OLMo-2-7B": (7298617344, {"model_type": "olmo2", "vocab_size": 100352, "hidden_size": 4096}
-        | {"intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}
-        | {"max_position_embeddings": 4096, "pad_token_id": 1}),
-    "Mixtral-8x7B": (46702792704, {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096}
-        | {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
-        | {"num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 32768}),
     "Qwen3-30B-A3B": (30532122624, {"model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048}
         | {"intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
         | {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}

@@ -1,8 +1,8 @@
 """The faults that the study is tested with: of what kind, when, what it does, and what has to come of it.
 
-A fault strikes the first cell of a small sweep. `when` is a moment in a rank of its training (MOMENTS), or `before` the
-sweep. What `how` does is in STRIKES and PREPARATIONS. The runner (`fault_runner.py`) asserts the same four things each
-time: FAULTS, at the end, says which status and words the first of them expects.
+A fault strikes the first cell of a small sweep, at a moment in a rank of its training (MOMENTS). STRIKES says what it
+does. The runner (`fault_runner.py`) asserts the same four things each time: FAULTS, at the end, says which status and
+words the first of them expects.
 
 What is emulated says so in `how`: a clock that jumps is a replaced `time.time`, and memory that is refused is a limit
 of this process's.
@@ -13,13 +13,11 @@ import ctypes
 import datetime
 import errno
 import itertools
-import json
 import os
 import resource
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,7 +50,6 @@ class Place:
     """Where a fault strikes: a rank of a launch of a sweep, and its folders."""
 
     runs: Path
-    cache: Path
     turn: str
     sweep: int = 0  # process ids
     launcher: int = 0
@@ -76,17 +73,12 @@ class Fault:
     settings: dict = field(default_factory=dict)
     timeout_s: float = 60
     cells: int = 1
-    real: bool = False  # not forked: `accelerate launch` itself
 
     @property
     def name(self) -> str:
-        more = {
-            f"rank {self.rank}": self.when != "before",
-            self.arm: self.arm != "ddp",
-            f"{self.cells} cells": self.cells > 1,
-            "a real launch": self.real,
-        }
-        return ", ".join([f"{self.kind}: {self.how}", self.when, *(words for words, said in more.items() if said)])
+        words = [f"{self.kind}: {self.how}", self.when, f"rank {self.rank}"]
+        words += [] if self.arm == "ddp" else [self.arm]
+        return ", ".join(words + ([f"{self.cells} cells"] if self.cells > 1 else []))
 
 
 # --- what strikes in a rank ----------------------------------------------------------------------------------------
@@ -268,164 +260,6 @@ ERRORS: dict[str, BaseException] = {
 STRIKES |= {how: raising(error) for how, error in ERRORS.items()}
 
 
-# --- what is wrong in the sweep's folders --------------------------------------------------------------------------
-
-
-def earlier(content: bytes | None) -> Callable[[Place], None]:
-    """An earlier try of the same turn left this as its record; None: no record."""
-
-    def prepare(place: Place) -> None:
-        place.folder.mkdir(parents=True)
-        (place.folder / "output.txt").write_text("an earlier try\n")
-        if content is not None:
-            (place.folder / "record.json").write_bytes(content)
-
-    return prepare
-
-
-def earlier_is_a_link(place: Place) -> None:
-    (place.runs / "elsewhere").mkdir()
-    place.folder.symlink_to("elsewhere")
-
-
-def names_that_look_alike(place: Place) -> None:
-    for end in ("old", "1.tar.gz", "one", "01x"):
-        (place.runs / f"{place.turn}.{end}").mkdir(exist_ok=True)
-        (place.runs / f"{place.turn}.{end}" / "thesis.txt").write_text("a user's")
-
-
-def live_lock(place: Place) -> None:
-    """Another sweep holds the folder, until the runner lets it go."""
-    locked, holder = place.runs.parent / "locked", place.runs.parent / "holder"
-    script = f"echo $$ > {holder}; touch {locked}; exec sleep 600"
-    subprocess.Popen(["flock", "--no-fork", str(place.runs / ".sweep"), "sh", "-c", script], start_new_session=True)
-    while not locked.exists():
-        time.sleep(0.02)
-
-
-def runs_is_a_file(place: Place) -> None:
-    shutil.rmtree(place.runs)
-    place.runs.write_text("not a folder")
-
-
-def entries(place: Place) -> list[Path]:
-    found = [path for path in (place.cache / "zero-study").glob("*/*") if path.is_dir()]
-    assert found, "the cache has entries to break"
-    return found
-
-
-def cache_files(damage: Callable[[Path], object], pattern: str = "*") -> Callable[[Place], None]:
-    """Damage files of the cache's entries."""
-
-    def prepare(place: Place) -> None:
-        chosen = [path for entry in entries(place) for path in entry.rglob(pattern) if path.is_file()]
-        assert chosen
-        for path in chosen:
-            damage(path)
-
-    return prepare
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-
-
-def cache_entry_is_a_file(place: Place) -> None:
-    for entry in entries(place):
-        shutil.rmtree(entry)
-        entry.write_text("")
-
-
-def cache_scraps(place: Place) -> None:
-    for entry in entries(place):
-        scrap = entry.with_name("part-of-a-killed-run")
-        scrap.mkdir(exist_ok=True)
-        (scrap / "model.safetensors").write_bytes(b"half")
-
-
-def environment(**values: str) -> Callable[[Place], None]:
-    return lambda place: os.environ.update(values)
-
-
-def python_path(place: Place) -> None:
-    """A folder of the user's with a module named like one of the standard library."""
-    folder = place.runs.parent / "users-modules"
-    folder.mkdir(exist_ok=True)
-    (folder / "dataclasses.py").write_text("raise SystemError('the wrong dataclasses')\n")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-
-
-def port_in_use(place: Place) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    os.set_inheritable(listener.fileno(), True)
-    os.environ |= {"MASTER_PORT": str(listener.getsockname()[1]), "MASTER_ADDR": "127.0.0.1"}
-    listener.detach()
-
-
-def read_only(place: Place) -> None:
-    subprocess.run(["mount", "--bind", str(place.runs), str(place.runs)], check=True)
-    subprocess.run(["mount", "-o", "remount,ro,bind", str(place.runs)], check=True)
-
-
-def disk_nearly_full(place: Place) -> None:
-    """Room for half of what the sweep reserves."""
-    free = shutil.disk_usage(place.runs).free
-    with (place.runs / "users-own-large-file").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, free - store.RESERVED_BYTES // 2))
-
-
-def done_record(**changes) -> bytes:
-    content = json.loads(store.new("x", []).model_dump_json())
-    return json.dumps(content | {"status": "done"} | changes).encode()
-
-
-PREPARATIONS: dict[str, Callable[[Place], object]] = {
-    "an earlier try has no record": earlier(None),
-    "an earlier try has an empty record": earlier(b""),
-    "an earlier try has half a record": earlier(store.new("x", []).model_dump_json().encode()[:200]),
-    "an earlier try has a record nested 100,000 deep": earlier(b"[" * 100_000),
-    "an earlier try is said to be done by other software": earlier(done_record(software={"torch": "1.0"})),
-    "an earlier try is done with software that is no table": earlier(done_record(software=[1])),
-    "an earlier try has a record of a later schema": earlier(done_record(schema=99)),
-    "an earlier try still says running": earlier(done_record(status="running")),
-    "a file has the name of a try": lambda place: place.folder.write_text("somebody's notes"),
-    "a link has the name of a try": earlier_is_a_link,
-    "names that look like tries": names_that_look_alike,
-    "a stale lock file": lambda place: (place.runs / ".sweep").write_text("process 999999 since yesterday"),
-    "another sweep holds the folder": live_lock,
-    "the lock file is a folder": lambda place: (place.runs / ".sweep").mkdir(),
-    "--runs is a file": runs_is_a_file,
-    "the runs' disk is read-only (bind mount)": read_only,
-    "the runs' disk is nearly full (tmpfs)": disk_nearly_full,
-    "cached files are cut off": cache_files(cut_off, "*.safetensors"),
-    "cached files are empty": cache_files(lambda path: path.write_bytes(b""), "*.safetensors"),
-    "a bit of cached files is flipped": cache_files(flip, "*.safetensors"),
-    "cached files are gone": cache_files(Path.unlink, "*.safetensors"),
-    "cached checksums are garbled": cache_files(lambda path: path.write_bytes(b"{["), "checksums.json"),
-    "cached configs are garbled": cache_files(lambda path: path.write_bytes(b"{["), "config.json"),
-    "cached entries are files": cache_entry_is_a_file,
-    "scraps of a killed run in the cache": cache_scraps,
-    "the cache is a file": lambda place: (place.cache / "zero-study").write_text(""),
-    "RANK, WORLD_SIZE and LOCAL_RANK in the environment": environment(RANK="3", WORLD_SIZE="8", LOCAL_RANK="3"),
-    "MASTER_PORT in use": port_in_use,
-    "OMP_NUM_THREADS=0": environment(OMP_NUM_THREADS="0"),
-    "TORCHELASTIC_ERROR_FILE in the environment": environment(TORCHELASTIC_ERROR_FILE="/nonexistent/error.json"),
-    "ACCELERATE_* of another launch": environment(
-        ACCELERATE_MIXED_PRECISION="fp16", ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4"
-    ),
-    "a module of the user's shadows Python's": python_path,
-    "40 open files at most (RLIMIT_NOFILE)": limited(resource.RLIMIT_NOFILE, 40),
-    "the protocol is garbled": protocol_broken(b"\xff\x00[[["),
-    "the protocol ends in the middle": protocol_broken(b'about = "x"\n[[part]]\nname = "p'),
-}
-
-
 # --- the table -----------------------------------------------------------------------------------------------------
 
 
@@ -438,8 +272,6 @@ def rows(kind: str, moments: str, hows: str, status: str | None, words: str = AN
         about = dict(same)
         if named:
             about["where"] = f"rank {rank}"
-        if when == "training":
-            about |= {"real": True, "settings": {"steps": 300}}
         if when == "instruments":
             about["settings"] = {"instruments": True}
         if status == "timeout":
@@ -454,13 +286,10 @@ ENDED = "interrupted"
 NO_MEMORY = "refused more memory"
 NO_FOLDER = "its folder could not be used"
 NO_ROW = "no such row"
-RANKS = "RANK, WORLD_SIZE and LOCAL_RANK in the environment"
 REFUSED, CGROUP = "memory is refused (RLIMIT_AS)", "the kernel kills it for memory (cgroup)"
 FULL, UNRESERVED = "the disk is full (tmpfs)", "the disk is full, nothing reserved (tmpfs)"
 NAN, CUT = "losses are not finite", "its run folder is removed"
 CODE_0, CODE_7 = "it leaves with code 0", "it leaves with code 7"
-TRIES = "; ".join(how for how in PREPARATIONS if how.startswith("an earlier try"))
-CACHES = "; ".join(how for how in PREPARATIONS if "cache" in how and how != "the cache is a file")
 
 # fmt: off
 FAULTS = [
@@ -506,10 +335,6 @@ FAULTS = [
     *rows("signal", "model", "SIGHUP to the sweep", "interrupted", code=130),
     *rows("signal", "timed window", "Ctrl-C twice", "interrupted", code=130),
     *rows("signal", "timed window", "SIGKILL to the launcher and both ranks", "failed", "SIGKILL"),
-    *rows("signal", "training, training@0", "SIGKILL to itself", "failed", KILLED, named=True),
-    *rows("signal", "training", "SIGSEGV to itself", "failed", "SIGSEGV", arm="single"),
-    *rows("signal", "training", "SIGKILL to the launcher", "interrupted"),
-    *rows("signal", "training", "SIGKILL to the sweep", "interrupted", code=-9),
     # hangs
     *rows("hang", "timed window", "SIGSTOP to itself", "timeout", "rank 1 is stopped (SIGSTOP)"),
     *rows("hang", "evaluation@0", "SIGSTOP to itself", "timeout", "rank 0 is stopped (SIGSTOP)"),
@@ -537,8 +362,6 @@ FAULTS = [
     *rows("disk", "model@0, between windows@0, evaluation@0, record@0", FULL, "done"),
     *rows("disk", "model@0", UNRESERVED, "failed", "No space", cells=2),
     *rows("disk", "timed window@0", FULL, "done", cells=2, code=1),
-    *rows("disk", "before", "the runs' disk is nearly full (tmpfs)", None, "No space left"),
-    *rows("disk", "before", "the runs' disk is read-only (bind mount)", None, "cannot be used (Read-only file system)"),
     *rows("disk", "record@0", "the disk is full (raised)", "failed", "/a/file cannot be written"),
     *rows("disk", "set-up", "over quota (raised)", "failed", "Disk quota exceeded"),
     *rows("disk", "between windows@0", "a file may have 100 bytes (RLIMIT_FSIZE)", "failed"),
@@ -555,19 +378,6 @@ FAULTS = [
     *rows("files", "evaluation@0", "steps.jsonl is garbled", "done"),
     *rows("files", "warm-up@0", "steps.jsonl is a folder", "failed"),
     *rows("files", "timed window@0", "the protocol is garbled meanwhile", "done"),
-    *rows("files", "before", TRIES, "done"),
-    *rows("files", "before", "a file has the name of a try; a link has the name of a try", "done"),
-    *rows("files", "before", "names that look like tries", "done"),
-    *rows("files", "before", "--runs is a file", None, "cannot be used"),
-    *rows("files", "before", "the protocol is garbled; the protocol ends in the middle", None),
-    # locks
-    *rows("locks", "before", "a stale lock file", "done"),
-    *rows("locks", "before", "another sweep holds the folder", None, "another sweep holds"),
-    *rows("locks", "before", "the lock file is a folder", None, "cannot be used (Is a directory)"),
-    # caches
-    *rows("caches", "before", CACHES, "done"),
-    *rows("caches", "before", "a bit of cached files is flipped", "done", cells=2),
-    *rows("caches", "before", "the cache is a file", "failed", "the cache cannot be used"),
     # training
     *rows("training", "warm-up", NAN, "diverged", "no longer finite"),
     *rows("training", "evaluation", NAN, "diverged", "evaluation loss is not finite"),
@@ -596,10 +406,4 @@ FAULTS = [
     *rows("exception", "imports", CODE_0, "timeout", "rank 0 at"),
     *rows("exception", "timed window", CODE_7, "failed"),
     *rows("exception", "timed window", CODE_0, "failed", arm="single"),
-    # environment
-    *rows("environment", "before", f"{RANKS}; MASTER_PORT in use; OMP_NUM_THREADS=0; "
-          "TORCHELASTIC_ERROR_FILE in the environment; ACCELERATE_* of another launch; "
-          "40 open files at most (RLIMIT_NOFILE)", "done"),
-    *rows("environment", "before", RANKS, "done", arm="single"),
-    *rows("environment", "before", "a module of the user's shadows Python's", "failed", "SystemError", real=True),
 ]

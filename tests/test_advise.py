@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from test_cli import in_this_process
 
-from study.cli import steps
 from study.cli.predictions import Prediction
 from study.errors import Stop
+from study.io import tables
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.advise import (
@@ -64,27 +64,14 @@ def advised(question: Question, **changes) -> dict[str, Row]:
     return rows(advise(replace(question, **changes)))
 
 
-# --- the question --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1TB", 1e12), ("512 GB", 512e9), ("80GiB", 80 * 2**30), ("1.5TiB", 1.5 * 2**40), ("4KB", 4000), ("1t", 1e12)],
-)
-def test_sizes_in_words(text, size):
-    assert bytes_of(text, "--host-memory") == size
-    assert bytes_of(f"{text}/s", "--disk", "B/s") == size
-    for other, unit in ((text, "B/s"), (f"{text}/s", "B")):
-        with pytest.raises(Stop):
-            bytes_of(other, "--flag", unit)
-
-
-@pytest.mark.parametrize("text", ["lots", "", "1", "-1GB", "0GB", "1 PB", "nanGB", "GB", "1,5GB", "6GB/s/s"])
-def test_what_is_no_size(text):
-    for flag, unit, what, example in (("--host-memory", "B", "size", "512GB"), ("--disk", "B/s", "speed", "6GB/s")):
-        with pytest.raises(Stop, match=f"{flag} {text!r} is not a {what}") as stop:
-            bytes_of(text, flag, unit)
-        assert example in stop.value.remedy
+def test_sizes_in_words():
+    sizes = {"1TB": 1e12, "512 GB": 512e9, "80GiB": 80 * 2**30, "4KB": 4000, "1t": 1e12}
+    assert {text: bytes_of(text, "--host-memory") for text in sizes} == sizes
+    assert bytes_of("6GB/s", "--disk", "B/s") == 6e9
+    wrong = {"B": ("lots", "1", "-1GB", "0GB", "1 PB", "nanGB", "1,5GB", "6GB/s"), "B/s": ("6GB", "6GB/s/s")}
+    for text, unit in [(text, unit) for unit, texts in wrong.items() for text in texts]:
+        with pytest.raises(Stop, match=re.escape(f"--flag {text!r} is not a s")):
+            bytes_of(text, "--flag", unit)
 
 
 def test_how_many_to_try():
@@ -95,22 +82,20 @@ def test_how_many_to_try():
 
 
 @pytest.mark.parametrize(
-    ("change", "what", "remedy"),
+    ("change", "what"),
     [
-        ({"gpu": "H10-80GB"}, "'H10-80GB' is not a known GPU", "H100-80GB"),
-        ({"link": "nvswich"}, "'nvswich' is not a known link between GPUs", "nvswitch"),
-        ({"link": None}, "no link between GPUs is given", "pcie4"),
-        ({"precision": "fp8"}, "'fp8' is not a known precision", "fp16"),
-        ({"batch": -24}, r"batch must be a whole number, at least 1 \(got -24\)", "1 or more"),
-        ({"batch": 25}, "2 GPUs do not divide a batch of 25", "multiple of 2"),
-        ({"gpus": 12}, "12 GPUs do not fill nodes of 8", "multiple"),
-        ({"disk_bytes_per_s": 0.0}, r"disk_bytes_per_s must be above 0 \(got 0.0\)", "above 0"),
+        ({"gpu": "H10-80GB"}, "'H10-80GB' is not a known GPU"),
+        ({"link": None}, "no link between GPUs is given"),
+        ({"precision": "fp8"}, "'fp8' is not a known precision"),
+        ({"batch": -24}, r"batch must be a whole number, at least 1 \(got -24\)"),
+        ({"batch": 25}, "2 GPUs do not divide a batch of 25"),
+        ({"gpus": 12}, "12 GPUs do not fill nodes of 8"),
+        ({"disk_bytes_per_s": 0.0}, "disk_bytes_per_s must be above 0"),
     ],
 )
-def test_what_is_not_possible_is_a_sentence(change, what, remedy):
-    with pytest.raises(Stop, match=what) as stop:
+def test_what_is_not_possible_is_a_sentence(change, what):
+    with pytest.raises(Stop, match=what):
         advise(replace(BERT, **change))
-    assert remedy in stop.value.remedy
 
 
 def test_what_is_left_out_has_a_default_that_is_said():
@@ -118,17 +103,12 @@ def test_what_is_left_out_has_a_default_that_is_said():
     assert (question.gpu, question.link, question.gpus_per_node) == ("A100-80GB", "nvlink3", 6)
     assert (question.sequence, question.host_memory_bytes) == (2048, 2 * 6 * GPUS["A100-80GB"].memory_bytes)
     (line,) = (line for line in assumptions(question) if "by default" in line)
-    assert "2048 tokens" in line
-    assert "--batch" not in line, "it was given"
+    assert ("2048 tokens" in line, "--batch" in line) == (True, False), "the batch was given"
     alone = Question.of(describe("gpt2"), 1, "T4", Given())
     assert (alone.link, alone.sequence, alone.batch) == (None, 1024, 128)
     assert Question.of(describe("gpt2"), 16, "T4", Given()).link == GPUS["T4"].network, "two nodes"
-    with pytest.raises(Stop, match="'nvlnk' is not a known link") as stop:
+    with pytest.raises(Stop, match="'nvlnk' is not a known link"):
         Question.of(describe("gpt2"), 2, "A100", Given(link="nvlnk"))
-    assert "nvlink" in stop.value.remedy
-
-
-# --- what each arm needs -------------------------------------------------------------------------------------------
 
 
 def test_every_arm_is_a_row(gemma):
@@ -178,9 +158,6 @@ def test_the_disk_is_for_those_who_have_one():
     assert slow.step_s > 10 * fast.step_s
 
 
-# --- seconds -------------------------------------------------------------------------------------------------------
-
-
 def test_seconds_are_those_of_the_replay():
     """So are the interval, the tokens per second and the limiting resource."""
     row = advised(BERT)["zero2"]
@@ -195,13 +172,6 @@ def test_seconds_are_those_of_the_replay():
     assert row.limit == step.limit
 
 
-def test_the_link_of_a_question_is_the_slowest():
-    """It is the link between nodes if there are several, else the link between the GPUs of a node."""
-    one, two = machine_of(GEMMA), machine_of(replace(GEMMA, gpus=16, link="ib-ndr"))
-    assert (one.link, one.network) == ("nvswitch", None)
-    assert (two.link, two.network, two.gpus_per_node) == (None, "ib-ndr", 8)
-
-
 def test_hosts_share_the_update():
     """A host updates the parts of all its ranks: with two hosts, each updates half."""
     seconds_of = {}
@@ -210,9 +180,6 @@ def test_hosts_share_the_update():
         seconds_of[size] = step_of(question, arms.load_arm("zero2_cpu"), 1).parts["update on host"]
     assert seconds_of[2] == pytest.approx(parameters(BERT.model) / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
     assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
-
-
-# --- the choice ----------------------------------------------------------------------------------------------------
 
 
 def fitting(arm: str, step_s: float, checkpointing: bool = False, headroom: float = 50) -> Row:
@@ -251,7 +218,6 @@ def test_what_an_expert_would_try(gemma):
     assert gemma.choice.simplicity < without.choice.simplicity
     assert not gemma.choice.is_tight
     assert gemma.choice.bucket_elements == BUCKET_ELEMENTS
-    assert gemma.alternative.arm != gemma.choice.arm
     precisions = {row.arm: row.precision for row in advise(replace(BERT, precision=None)).tried}
     assert (precisions["ddp"], precisions["zero1"]) == ("bf16", "bf16_cast"), "the usual one of each"
 
@@ -264,9 +230,6 @@ def test_small_buckets_where_large_ones_do_not_fit(monkeypatch):
         monkeypatch.setitem(GPUS, "L4", replace(GPUS["L4"], memory_bytes=int(memory_bytes)))
         row = advised(question)["zero2"]
         assert (row.fits, row.bucket_elements) == (True, elements)
-
-
-# --- in words ------------------------------------------------------------------------------------------------------
 
 
 def test_seconds_have_two_digits_and_a_unit(gemma):
@@ -292,7 +255,7 @@ COMMANDS = (
 
 def test_the_commands_words(monkeypatch, capsys, golden):
     """The answer comes first. Numbers are left out here: other tests have them."""
-    monkeypatch.setattr(steps, "WIDTH", 10_000)
+    monkeypatch.setattr(tables, "WIDTH", 10_000)
     pages = []
     for command in COMMANDS:
         assert in_this_process(monkeypatch, command) is None
@@ -316,9 +279,6 @@ def test_an_estimate_says_whether_it_fits(spare, fits, monkeypatch):
     assert Prediction("zero2", setup, whole, kinds, None, None).fits is None
 
 
-# --- how many GPUs -------------------------------------------------------------------------------------------------
-
-
 def test_when_nothing_fits_it_says_what_would_help():
     model, given = describe("gpt-j-6b"), Given()
     question = Question.of(model, 1, "4090", given)
@@ -330,7 +290,6 @@ def test_when_nothing_fits_it_says_what_would_help():
 
 
 def test_how_many_are_needed():
-    """The fewest GPUs without states on the host; half as many are not enough."""
     counts, model = (1, 2, 4, 8, 16), describe("gpt-j-6b")
     *_, enough = fewest(model, counts, "A100-40GB", Given())
     fewer = advise(Question.of(model, enough.question.gpus // 2, "A100-40GB", Given()))

@@ -111,6 +111,7 @@ PLANTED = [
     ({}, {f"{DEVICE}host_peak_bytes": 600}, "more than the process's peak"),
     ({}, {f"{PART}at_peak__weights": 10**10}, "the sum of components at_peak is"),
     ({}, {f"{PART}after_step__weights": 10**10}, "the sum of components after_step is 1e+10"),
+    ({}, {f"{PART}at_peak__moments": 10**5}, "rank 0: the share of moments"),
     ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),
     ({"arm": "zero3"}, {"observed__held_parameters_per_rank": [100, 100]}, "the held parameters is 100 elements"),
     # bytes

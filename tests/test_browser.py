@@ -1,7 +1,5 @@
 """The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
 
-import base64
-import re
 from pathlib import Path
 
 import pytest
@@ -56,20 +54,13 @@ def test_a_page_is_whole_and_readable(page, width, show):
     assert (current is None) == page.startswith("run/"), "a reader sees where he is"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        ("document.body.firstElementChild.style.width = '3000px'", "wider than the window"),
-        ("document.querySelector('main p').style.color = '#aaa'", "contrast"),
-        ("const t = document.querySelectorAll('figure svg text'); t[1].replaceWith(t[0].cloneNode(true))", "lies on"),
-        ("document.querySelector('figure svg text').setAttribute('transform', 'translate(-500 0)')", "is cut off"),
-        ("document.querySelector('figure svg').style.width = '120px'", "px high"),
-    ],
-)
-def test_the_audit_can_fail(spoil, complaint, show):
+def test_the_audit_can_fail(show):
     opened = show("compare")
-    opened.execute_script(spoil)
-    assert any(complaint in problem for problem in opened.execute_script(AUDIT))
+    opened.execute_script("document.body.firstElementChild.style.width = '3000px'")
+    opened.execute_script("document.querySelector('main p').style.color = '#aaa'")
+    problems = " ".join(opened.execute_script(AUDIT))
+    assert "wider than the window" in problems
+    assert "contrast" in problems
 
 
 def peaks(opened) -> list[str]:
@@ -95,29 +86,6 @@ def test_tables_sort_both_ways_and_by_value(show):
     assert [float(value) for value in down if value != "-"] == numbers[::-1]
     assert up[-1] == down[-1] == "-", "what is not known is last, whichever way"
     assert sorted(before) == sorted(up)
-
-
-def test_heads_stand_where_their_cells_do(show):
-    """Also those of a table that is empty until the calculator fills it."""
-    script = "return [...document.querySelectorAll('#arms th')].map((head) => [head.textContent, head.className])"
-    heads = dict(show("calculator").execute_script(script))
-    assert heads["arm"] == ""
-    assert {"peak", "tokens/s"} <= heads.keys()
-
-
-def test_a_row_with_a_sentence_is_a_card_where_there_is_no_room(show):
-    """A sentence that is off the screen made its row tall, and nothing in it was seen."""
-    script = """const cell = document.querySelector(".wordy td.text"), frame = cell.closest(".scroll");
-        const label = getComputedStyle(cell, "::before").content, side = frame.getBoundingClientRect().right;
-        return [getComputedStyle(cell).display, cell.getBoundingClientRect().right <= side, label];"""
-    assert show("claims", 390).execute_script(script) == ["grid", True, '"title"']
-    assert show("claims", 1440).execute_script(script)[0] == "table-cell"
-
-
-def test_a_claim_in_a_table_leads_to_its_page(show):
-    opened = show("replicate_003")
-    opened.find_element("link text", "S003-01").click()
-    assert opened.current_url.endswith("claims/S003-01.html")
 
 
 def test_rows_are_filtered(show):
@@ -167,13 +135,6 @@ def test_a_click_on_an_arm_hides_it_and_a_mark_shows_its_value(show):
     assert opened.get_log("browser") == []
 
 
-def test_without_a_script_a_figure_has_its_values(site):
-    """As titles of its marks, which browsers show; and nothing in it claims to be a button."""
-    text = (site / "index.html").read_text()
-    assert re.search(r'<g data-arm="zero2"><title>zero2, [^<]+</title>', text)
-    assert not re.search(r"<g data-arm[^>]*(role|tabindex)=", text)
-
-
 CHOSEN = "return [...document.querySelectorAll('.claims li')].filter((item) => item.checkVisibility())"
 
 
@@ -199,21 +160,3 @@ def test_claims_are_filtered_and_the_address_keeps_it(show, site):
     opened.execute_async_script("setTimeout(arguments[0], 50)")
     assert opened.execute_script(f"{CHOSEN}.length") == everything
     assert opened.get_log("browser") == []
-
-
-def test_without_a_script_claims_are_a_plain_list(site):
-    text = (site / "claims" / "index.html").read_text()
-    assert '<form class="choices" data-list="claim-list" hidden>' in text
-    assert text.count("<li id=") == text.count('data-verdict="') > 400
-
-
-def test_on_paper_the_code_stays_folded_and_the_rest_is_open(show):
-    opened = show("index")
-    paper = base64.b64decode(opened.execute_cdp_cmd("Page.printToPDF", {})["data"])
-    assert paper.startswith(b"%PDF")
-    folds = "return [...document.querySelectorAll('details:not(.code)')].map((fold) => fold.open)"
-    assert set(opened.execute_script(folds)) == {True}
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": []})
-    shown = "return getComputedStyle(document.querySelector(arguments[0])).display"
-    assert opened.execute_script(shown, "header") == "none"
-    assert opened.execute_script(shown, "#run-table") == "table"

@@ -40,6 +40,11 @@ def test_an_entry_is_written_once(entry, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def replaced_by_a_link(path):
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "problem"),
     [
@@ -50,6 +55,7 @@ def test_an_entry_is_written_once(entry, tmp_path, capsys):
         (CHECKSUMS, b"{", f"{CHECKSUMS} cannot be read"),
         (CHECKSUMS, b"{}", f"{CHECKSUMS} names no file"),
         (CHECKSUMS, b'{"../rows.bin": [4, 0, ""]}', f"{CHECKSUMS} cannot be read"),
+        ("rows.bin", replaced_by_a_link, "rows.bin is not a file"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -132,6 +138,16 @@ def test_an_answer_that_was_changed_is_none(tmp_path):
     cache.keep(tmp_path / "looks", "name", 7)
     assert cache.answer(tmp_path / "looks", "name") == 7
     assert cache.answer(tmp_path / "none", "name") is None
+
+
+def test_no_link_leads_out_of_the_cache(tmp_path):
+    cache.keep(tmp_path / "looks", "name", "mine")
+    (file,) = (tmp_path / "looks").iterdir()
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert cache.answer(tmp_path / "looks", "name") is None
+    cache.keep(tmp_path / "looks", "name", "other")
+    assert "mine" in (tmp_path / "elsewhere").read_text(), "the link was replaced, not what it led to"
 
 
 def test_a_fingerprint_follows_its_key():

@@ -19,7 +19,7 @@ from conftest import ROOT, launch
 from rich.console import Console
 from shaped import changed, finished, put
 
-from study.cli import commands, experiments, virtual
+from study.cli import commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
@@ -152,11 +152,11 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(tmp_path, monkeypatch, 
 def test_with_json_nothing_else_is_on_stdout(monkeypatch, capsys):
     """Libraries print there while they are imported: DeepSpeed its accelerator, before `study scoreboard` answers."""
 
-    def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: experiments.AsJson = False) -> dict | None:
+    def noisy(folder: tyro.conf.Positional[Path], /, *, as_json: runs.AsJson = False) -> dict | None:
         print("a library is glad to be imported")  # noqa: T201
         return {"folder": folder} if as_json else None
 
-    monkeypatch.setattr(experiments, "runs", noisy)
+    monkeypatch.setattr(runs, "runs", noisy)
     assert in_this_process(monkeypatch, "runs here --json") is None
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"folder": "here"}
@@ -230,8 +230,6 @@ CONFIGS = {
     "float": '{"model_type": "llama", "hidden_size": 128.0, "num_hidden_layers": 2, "vocab_size": 99}',
     "no-words": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 0}',
     "t6": '{"model_type": "t6"}',
-    "broken": "{",
-    "list": "[]",
     "empty": None,
     "negative": '{"model_type": "gpt2", "n_embd": -4, "n_layer": 2, "n_head": 2}',
 }
@@ -240,18 +238,13 @@ NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
     ADVISE + "--model gpt2 --gpu H800": "'H800' is not a known GPU",
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
-    ADVISE + "--model gpt2 --disk 6": "such as 6GB/s",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",
     ADVISE + "--model gpt2 --gpus 8-16": "or two, as in 1..64",
     ADVISE + "--model gpt2 --gpus 8..16 --write mine.yaml": "give --gpu and one number as --gpus",
-    "estimate --model gpt2 --sequence 2048": "--sequence 2048 is more than the model's 1024 positions",
     "estimate --params 7X": "give a number such as 7e9, 7B or 350M",
-    ADVISE + "--model gpt2 --batch 15": "8 GPUs do not divide a batch of 15",
     ADVISE + "--model gpt2 --write mine.json": "ends in .yaml",
     ADVISE + "--model empty": "empty/config.json cannot be read (No such file",
-    ADVISE + "--model broken": "broken/config.json cannot be read",
-    ADVISE + "--model list": "list/config.json is not the config of a model",
     ADVISE + "--model t6": "Unrecognized model identifier: t6",
     ADVISE + "--model negative": "negative dimension -4",
     ADVISE + "--model float": "cannot read the config",
@@ -259,33 +252,21 @@ WRONG = {
     ADVISE: "give --model, or --params with --layers and --hidden",
     ADVISE + "--model gpt2 --params 1e9": "--model and --params cannot be combined",
     ADVISE + "--params 1e9": "give --layers and --hidden as well",
-    ADVISE + "--layers 24 --hidden 1024": "give --params as well",
     ADVISE + NUMBERS + "--heads 7": "--hidden 1024 is not a multiple of --heads 7",
     ADVISE + NUMBERS + "--layers -24": "--layers must be a finite number above 0 (got -24)",
     ADVISE + NUMBERS + "--params 1e7": "24 layers of width 1024 have at least",
-    ADVISE + "--model gpt2 --batch 0": "batch must be a whole number, at least 1 (got 0)",
     ADVISE + "--model gpt2 --batch 80000000000": "--batch 80000000000 is more than",
-    ADVISE + "--model gpt2 --sequence 0": "sequence must be a whole number, at least 1 (got 0)",
-    ADVISE + "--model gpt2 --gpus-per-node 0": "gpus_per_node must be a whole number, at least 1 (got 0)",
     ADVISE + "--model mpnet --checkpointing on": "has no activation checkpointing for mpnet. What to do: leave",
     "timeline --model gpt2 --gpus-per-node -2": "gpus_per_node must be a whole number, at least 1 (got -2)",
     "timeline --model gpt2 --gpus 8 --gpus-per-node 3": "8 GPUs do not fill nodes of 3",
     "timeline --model gpt2 --arm single": "single trains on one GPU (got 8). What to do: give --gpus 1",
-    "timeline --model mpnet --checkpointing": "has no activation checkpointing for mpnet",
-    "estimate": "give --model, or --params with --layers and --hidden",
-    "estimate --params inf": "above 0",
     "estimate --params 1e9 --recipe guess": "mixed-adam",
     "estimate --params 1e9 --ranks 0": "must be above 0 (got 1e+09 parameters on 0 ranks)",
-    "estimate --model gpt2 --ranks -2": "ranks must be at least 1 (got -2)",
     "estimate --arm zreo3 --params 1e9": "did you mean 'zero3'",
     "runs nosuch": "there is no run below nosuch",
-    "runs empty": "there is no run below empty",
-    "compare": "no folder is given",
     "explain nosuch empty": "nosuch/record.json' cannot be read",
     "explain malformed malformed": "memory.components must be a table (got [3])",
-    "claims --runs nosuch": "there is no run below nosuch",
     "claims S000-1": "did you mean 'S000-",
-    "claims S000-13 --verdict suported": "--verdict must be one of supported",
     "claims state_bytes --checks": "did you mean 'states_bytes'",
     "virtual --arm zero9": "'zero9' is not an arm",
     "virtual --arm single": "such as ddp",
@@ -293,26 +274,15 @@ WRONG = {
     "virtual --ranks 0": "--ranks must be at least 2 (got 0)",
     "claim": "did you mean 'claims'",
     "sweep smok": "there is no protocol smok. What to do: did you mean 'smoke'?",
-    "sweep nosuch.toml": "or give a .toml file",
     "sweep": "study sweep needs one more word. What to do: give a protocol in study/sweeps/protocols/",
     "sweep smoke --scale papr": "--scale cannot be 'papr'. What to do: did you mean 'paper'?",
     "sweep smoke --onyl arm=ddp": "study sweep has no option --onyl. What to do: did you mean '--only'?",
     "report": "study report needs --runs. What to do: give folders that contain runs",
     "arms zero9": "study arms takes no 'zero9'. What to do: leave it out",
     "cluster": "give one of up, status, down",
-    "cluster upp": "did you mean 'up'?",
-    "claims --document 02": "did you mean '002'",
-    "claims --basis mesured": "did you mean 'measured'?",
     "advise --gpu": "--gpu is given without a value",
     "advise --model lama3-8b": "did you mean 'llama3-8b' or 'llama3.2-1b', or a local folder",
-    "advise --model ./nosuch": "(there is no such folder)",
-    "doctor --jsn": "did you mean '--json'?",
-    "virtual --model gtp2": "did you mean 'gpt2'",
     "estimate --ranks many": "--ranks: expected a whole number (got 'many')",
-    "advise --sequence long": "--sequence: expected a whole number (got 'long')",
-    "advise --model gpt2 --gpus-per-node many": "--gpus-per-node: expected a whole number (got 'many')",
-    "virtual --precision fp4": "--precision cannot be 'fp4'",
-    "virtual --micro-batch -1": "--micro-batch must be greater than 0 (got -1)",
     "virtual --steps 2 --warmup-steps 2": "leaves nothing to time",
     "virtual --task wikitext --model gemma2-9b --init random": "8 GB are available. What to do: give --init none",
 }
@@ -476,8 +446,6 @@ def test_a_program_gets_its_words(tmp_path):
 
 def test_the_examples_of_the_help_work():
     """As far as their words go: each is parsed, and nothing is run."""
-    import tyro
-
     called = []
     for line in EXAMPLES.splitlines():
         _, name, *words = line.split()

@@ -1,7 +1,6 @@
 """The emulated cluster: what would be typed, what is refused, what is left behind, and a training over two hosts."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -63,56 +62,10 @@ def inside(host: Host, *words: str) -> str:
     return subprocess.run([*cluster.read().enter(host), *words], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "mbit"), [("200mbit", 200), ("1.5Gbit", 1500), ("64kbit", 0.064), (UNLIMITED, UNLIMITED)]
-)
-def test_a_bandwidth_is_written_as_for_tc(text, mbit):
-    assert cluster.bandwidth(text) == mbit
-
-
 @pytest.mark.parametrize("text", ["200", "0mbit", "-5mbit", "fast", "5 mbit", "1e3mbit"])
 def test_what_is_no_bandwidth_is_refused(text):
     with pytest.raises(Stop, match="is not a bandwidth"):
         cluster.bandwidth(text)
-
-
-def test_each_link_is_shaped_on_both_ends_and_only_our_interfaces_are_named():
-    lines = cluster.shaping(TWO)
-    ends = [line.split()[3] for batch in lines.values() for line in batch]
-    assert sorted(ends) == ["zshost0", "zshost1", "zsport0", "zsport1"]
-    assert all("tbf rate 200000000bit" in line for batch in lines.values() for line in batch)
-    assert cluster.shaping(Cluster(UNLIMITED, None, True, TWO.hub, HOSTS))[HOSTS[0]] == []
-    named = {word for batch in cluster.wiring(TWO).values() for line in batch for word in line.split() if "zs" in word}
-    assert named == {"zsbridge", "zsport0", "zsport1", "zshost0", "zshost1"}
-
-
-def test_without_root_the_hub_owns_the_user_namespace_of_all():
-    state, nobody = Path("/state"), Cluster(50.0, None, False)
-    assert cluster.holding("hub", state, nobody)[:4] == ["unshare", "--user", "--map-root-user", "--net"]
-    host = cluster.holding("host0", state, Cluster(50.0, None, False, Host("hub", 99)))
-    assert host[:8] == ["nsenter", "--target", "99", "--user", "--preserve-credentials", "--", "unshare", "--net"]
-
-
-@pytest.mark.parametrize(
-    ("code", "says", "what"),
-    [
-        (1, "unshare: Operation not permitted", "an emulated cluster needs root"),
-        (3, "Unknown device type", "cannot join namespaces with veth pairs"),
-        (4, "qdisc kind is unknown", "cannot limit a link's bandwidth"),
-        (5, "qdisc kind is unknown", "cannot delay packets"),
-    ],
-)
-def test_what_the_machine_lacks_is_said_in_a_sentence(code, says, what, tmp_path, monkeypatch):
-    for tool in cluster.TOOLS:
-        (tmp_path / tool).write_text(f"#!/bin/sh\necho '{says}' >&2\nexit {code}\n")
-        (tmp_path / tool).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    stop = cluster.refusal(delay_ms=5)
-    assert what in stop.what
-    assert says in stop.what
-    assert stop.status == "unavailable"
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert cluster.refusal().what == f"an emulated cluster needs {' and '.join(cluster.TOOLS)}"
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero3", "fsdp2"])
@@ -207,25 +160,6 @@ def test_what_a_crash_leaves_is_healed_and_what_runs_inside_ends(own):
     assert cluster.read() is None
     assert cluster.down() == 2
     assert holders(own) == set()
-
-
-@emulates
-def test_up_that_fails_halfway_leaves_nothing(own, monkeypatch):
-    monkeypatch.setattr(cluster, "wiring", lambda made: {made.hub: ["link add zsbridge type nonsense"]})
-    with pytest.raises(Stop, match=r"^ip failed in hub: .*Unknown device type"):
-        cluster.up(2, 100.0)
-    assert holders(own) == set()
-    assert not own.exists()
-
-
-@emulates
-def test_a_cluster_of_somebody_else_stays(own, tmp_path, monkeypatch):
-    cluster.up(2, 100.0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    cluster.up(2, 50.0)
-    assert cluster.down() == 2
-    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parents[1]))
-    assert len(cluster.read().hosts) == 2
 
 
 @emulates

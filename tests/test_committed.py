@@ -26,6 +26,7 @@ def compare(model: Transformer, way: Pass, rows: tuple[int, ...]) -> None:
     blocks = {tensor.name: tensor.block for tensor in model.tensors}
     known = committed.lines(model.dimensions, model.dropout, way, rows, blocks)
     assert known is not None, (model.name, way, rows)
+    known |= committed.allocations(model.dimensions, model.dropout, way, rows)
     assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
     assert json.loads(json.dumps(tracing.lines(model, way, rows))) == json.loads(json.dumps(known)), (way, rows)
 

@@ -82,36 +82,20 @@ def test_as_many_gpus_as_are_advised_share_rows(name, tmp_path):
     assert best_of_arm(odd, arms.read(arms.all_paths()[name])).limit == "GPUs in a node"
 
 
-def test_the_choice_is_what_is_written_by_default(tmp_path):
-    advice = advised()
-    write(tmp_path / "mine.yaml", advice)
-    ours = arms.read(arms.all_paths()[advice.choice.arm])
-    assert arms.read(tmp_path / "mine.yaml").distributed_type == ours.distributed_type
-    comments = (tmp_path / "mine.yaml").read_text().splitlines()
-    assert comments[0].startswith(f"# {advice.choice.arm}, 8 rows per pass, 1 pass; ")
-    assert "Predicted for 2 x L4" in comments[1]
-    assert "gradient_accumulation_steps=1" in comments[2]
-
-
 def test_each_line_that_is_not_a_default_has_its_reason(tmp_path):
     """JSON has no comments, so the yaml explains each line of the json."""
     defaults = {"compute_environment", "num_machines", "deepspeed_config", "deepspeed_config_file"}
-    for arm in ("ddp", "zero2", "zero3_nvme"):
-        path = tmp_path / f"{arm}.yaml"
-        write(path, advised(precision="bf16"), arm, tmp_path)
-        lines = path.read_text().splitlines()
-        settings = [line for line in lines if not line.startswith("#")]
-        assert {line.split(":")[0].strip() for line in settings if " # " not in line} <= defaults
-        if arm != "ddp":
-            config = json.loads(path.with_suffix(".json").read_text())
-            names = [*(name for name in config if name != "zero_optimization"), *config["zero_optimization"]]
-            notes = [line.split()[1] for line in lines if line.startswith("#   ")]
-            assert sorted(notes) == sorted(names)
-            assert not any("as in the arm" in line for line in lines)
+    write(tmp_path / "mine.yaml", advised(precision="bf16"), "zero3_nvme", tmp_path)
+    lines = (tmp_path / "mine.yaml").read_text().splitlines()
+    assert {line.split(":")[0].strip() for line in lines if "# " not in line} <= defaults
+    config = json.loads((tmp_path / "mine.json").read_text())
+    names = [*(name for name in config if name != "zero_optimization"), *config["zero_optimization"]]
+    notes = [line for line in lines if line.startswith("#   ")]
+    assert sorted(line.split()[1] for line in notes) == sorted(names)
+    assert not any("as in the arm" in line for line in notes)
 
 
-@pytest.mark.parametrize("arm", ["ddp", "zero1", "zero3", "zero3_nvme"])
-@pytest.mark.parametrize("gpus", [2, 16])
+@pytest.mark.parametrize(("arm", "gpus"), [("ddp", 16), ("zero1", 2), ("zero3", 16), ("zero3_nvme", 2)])
 def test_accelerate_reads_it(arm, gpus, tmp_path):
     """Accelerate's classes refuse unknown keys, and the launcher and the plugin take over the intended values."""
     from accelerate.commands.config.config_args import load_config_from_file
@@ -153,45 +137,26 @@ def test_precision(precision, gpu, with_deepspeed, without):
     assert (accelerate["mixed_precision"], deepspeed) == (without, None)
 
 
-def test_deepspeeds_loss_scale_is_warned_of(tmp_path):
-    for gpu, warned in (("T4", True), ("L4", False)):
-        write(tmp_path / f"{gpu}.yaml", advised(precision="bf16", gpu=gpu), "zero2")
-        assert ("never lowers this loss scale" in (tmp_path / f"{gpu}.yaml").read_text()) == warned
-        assert f"--precision {'fp16' if warned else 'bf16'} " in (tmp_path / f"{gpu}.yaml").read_text()
-
-
 def test_our_own_files_stay_as_they_are():
     before = arms.read(arms.all_paths()["zero3_nvme"]).deepspeed
     config(advised(), "zero3_nvme", arms.FOLDER)
     assert arms.read(arms.all_paths()["zero3_nvme"]).deepspeed == before
 
 
-def test_several_machines():
-    accelerate, _ = config(advised(gpus=16, batch=16))
-    assert (accelerate["num_machines"], accelerate["num_processes"]) == (2, 16)
-    assert accelerate["main_process_port"] > 0
-
-
 def test_what_cannot_be_written(tmp_path):
     advice, path, too_large = advised(), tmp_path / "mine.yaml", advised(model=describe("gpt-neox-20b"), gpu="T4")
-    for target, case, arm, what, remedy in (
-        (path, advice, "single", "single is not predicted to fit", "zero3"),
-        (path, advice, "zero3_nvme", "zero3_nvme needs a folder", "--nvme-dir"),
-        (path, too_large, None, "nothing is predicted to fit", "more GPUs"),
-        (tmp_path / "mine.json", advice, None, "not the name of a yaml", ".yaml"),
-        (tmp_path / "nowhere" / "mine.yaml", advice, None, "cannot be written", "a folder that exists"),
+    (tmp_path / "taken.json").write_text("mine")
+    for target, case, arm, what in (
+        (path, advice, "single", "single is not predicted to fit"),
+        (path, advice, "zero3_nvme", "zero3_nvme needs a folder"),
+        (path, too_large, None, "nothing is predicted to fit"),
+        (tmp_path / "mine.json", advice, None, "not the name of a yaml"),
+        (tmp_path / "nowhere" / "mine.yaml", advice, None, "cannot be written"),
+        (tmp_path / "taken.yaml", advice, "zero2", "exists already"),
     ):
-        with pytest.raises(Stop, match=what) as stop:
+        with pytest.raises(Stop, match=what):
             write(target, case, arm)
-        assert remedy in stop.value.remedy
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_overwritten(tmp_path):
-    (tmp_path / "mine.json").write_text("mine")
-    with pytest.raises(Stop, match="exists already"):
-        write(tmp_path / "mine.yaml", advised(), "zero2")
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"]
 
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")

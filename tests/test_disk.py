@@ -38,18 +38,6 @@ def test_a_folder_is_given_and_emptied(tmp_path):
     assert list(base.iterdir()) == [], "nothing of ours stays, and the folder itself may be the user's"
 
 
-def test_every_rank_may_ask(tmp_path):
-    """All ranks of a launch ask for the same folder, and what one has written stays. So does what others use."""
-    other = tmp_path / "run-of-another"
-    other.mkdir()
-    folder = disk.give(tmp_path, MINE, needed_bytes=1)
-    (folder / "rank0").write_text("here")
-    assert disk.give(tmp_path, MINE, needed_bytes=1) == folder
-    assert (folder / "rank0").read_text() == "here"
-    disk.empty(folder)
-    assert list(tmp_path.iterdir()) == [other]
-
-
 def left_by(base: Path, owner: dict | None, name: str = "left") -> Path:
     """A folder as a killed run leaves it, with this marker."""
     folder = base / f"{disk.PREFIX}{name}"
@@ -120,30 +108,3 @@ def test_a_path_that_is_a_file_is_a_stop(tmp_path):
     assert "File exists" in refused(file)
     assert "Not a directory" in refused(file / "below")
     assert file.read_text() == "precious"
-
-
-@pytest.fixture
-def not_root():
-    """Root may write anywhere, so for the length of a test it is somebody else."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("root may write anywhere, and cannot be anybody else here")
-    yield
-    os.seteuid(0)
-
-
-def test_a_folder_that_may_not_be_written_is_a_stop(tmp_path, not_root):
-    locked = tmp_path if os.getuid() == 0 else tmp_path / "locked"  # what is root's is locked already
-    if locked != tmp_path:
-        locked.mkdir(mode=0o500)
-    assert "Permission denied" in refused(locked)
-    assert "Permission denied" in refused(locked / "below")
-
-
-def test_a_place_that_holds_no_folders_is_a_stop():
-    """Not even for root."""
-    refused(Path("/proc/zero-study"))

@@ -4,16 +4,16 @@ same command completes the work. The table is `faults.py`, the runner `fault_run
 A few are played here, one of each kind that has its own place in the code; `make faults` plays the whole table.
 """
 
-import shutil
+import contextlib
 from pathlib import Path
 
 import pytest
 from conftest import forked
-from faults import FAULTS, MOMENTS, PREPARATIONS, STRIKES
+from faults import FAULTS, MOMENTS, STRIKES
 
 from study.errors import Stop
 from study.machine import linux
-from study.machine.kernel_log import KernelLog
+from study.machine.linux import OomKills
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import outcomes
@@ -28,7 +28,7 @@ SHORT = (
     "exception: it leaves with code 0, timed window, rank 1",
 )
 CAP_SYS_ADMIN = 1 << 21
-NEEDS = {"tmpfs": "mount", "bind mount": "mount", "cgroup": "cgroup"}
+NEEDS = {"tmpfs": "mount", "cgroup": "cgroup"}
 
 
 def may(right: str) -> bool:
@@ -51,20 +51,16 @@ def test_each_fault_costs_one_cell_and_the_same_command_goes_on(shared):
     names = [f.name for f in chosen if all(may(right) for words, right in NEEDS.items() if words in f.how)]
     base = shared / "faults"
     base.mkdir()
-    script, flags = "tests/fault_runner.py", ["--base", str(base), "--jobs", "2", "--exactly", *names]
+    script, flags = "tests/fault_runner.py", ["--base", str(base), "--jobs", "2", *names]
     run = forked(base, config="accelerate_configs/single.yaml", launcher=(), script=script, flags=flags)
     assert run.code == 0, run.output
     assert [name for name in names if name not in run.output] == [], run.output
 
 
-def test_the_table_is_whole():
-    names = [fault.name for fault in FAULTS]
-    assert len(names) == len(set(names)) >= 60
-    assert set(SHORT) <= set(names)
-    for fault in FAULTS:
-        assert fault.how in (PREPARATIONS if fault.when == "before" else STRIKES)
-        assert fault.when in (*MOMENTS, "before") or fault.real
-    assert {fault.how for fault in FAULTS} >= PREPARATIONS.keys()
+def test_every_fault_is_possible():
+    assert set(SHORT) <= {fault.name for fault in FAULTS}
+    assert STRIKES.keys() >= {fault.how for fault in FAULTS}
+    assert MOMENTS.keys() >= {fault.when for fault in FAULTS}
 
 
 # --- how a launch ended, from what launchers and the kernel say ----------------------------------------------------
@@ -90,9 +86,8 @@ FORCED = TORCHRUN.replace("exitcode  : 1 (pid: 70)", "exitcode  : -9 (pid: 70)")
 REPORTS = [
     (TORCHRUN, [SEGV]),
     (TORCHRUN.replace("\n", "\n1: "), [SEGV]),  # as srun prints it
-    ("E1122 failed (exitcode: -7) local_rank: 1 (pid: 9) of binary", [outcomes.RankKilled("SIGBUS", None, 9)]),
     ("subprocess.CalledProcessError: x died with <Signals.SIGABRT: 6>.", [outcomes.RankKilled("SIGABRT")]),
-    ("exitcode  : -99 (pid: 7)", [outcomes.RankKilled("signal 99")]),
+    (TORCHRUN.replace("-11", "-99"), [outcomes.RankKilled("signal 99", 3, 71)]),
     (FORCED, [SEGV, outcomes.RankKilled("SIGKILL", 0, 70)]),
     # torchrun killed rank 0 at last: it waited for the other one in C++, where it heeds no SIGTERM
     (f"Unable to shutdown process 70 via 15, forcefully exiting via 9\n{FORCED}", [SEGV]),
@@ -153,32 +148,28 @@ ENDS = [  # record, output, exit code, killed by the kernel, heartbeats; status,
 
 @pytest.mark.parametrize(("record", "output", "code", "pids", "heartbeats", "status", "what", "where"), ENDS)
 def test_how_a_launch_ended(record, output, code, pids, heartbeats, status, what, where):
-    stop = outcomes.killed(record, output, code, outcomes.OomKills(len(pids), frozenset(pids)), heartbeats)
+    stop = outcomes.killed(record, output, code, OomKills(len(pids), frozenset(pids)), heartbeats)
     assert (stop and stop.status, stop and stop.where) == (status, where)
     assert what is None or stop.what == what
 
 
 def test_where_the_kernel_only_counts_its_kills_one_is_enough():
-    assert outcomes.killed(ASKED_TO_END, "", 1, outcomes.OomKills(1), {71: 3}).status == "host_oom"
+    assert outcomes.killed(ASKED_TO_END, "", 1, OomKills(1), {71: 3}).status == "host_oom"
 
 
 def test_the_kernels_log_is_read_from_now_on(tmp_path):
-    before = b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n"
-    (tmp_path / "kmsg").write_bytes(before)
-    log = KernelLog(tmp_path / "kmsg")
-    assert log.killed_for_memory() == set()
-    with (tmp_path / "kmsg").open("ab") as file:
-        file.write(b"6,2,2,-;Memory cgroup out of memory: Killed process 4711 (pt_main) total-vm:9kB\n")
-        file.write(b"6,3,3,-;python[12]: segfault at 0\n")
-    assert log.killed_for_memory() == {4711}
-    log.close()
-    assert KernelLog(tmp_path / "none").killed_for_memory() is None
+    (tmp_path / "kmsg").write_bytes(b"6,1,1,-;Out of memory: Killed process 11 (python) total-vm:9kB\n")
+    with contextlib.closing(linux.OomKillCounter(tmp_path / "kmsg")) as counter:
+        assert counter.so_far().pids == set()
+        with (tmp_path / "kmsg").open("ab") as file:
+            file.write(b"6,2,2,-;Memory cgroup out of memory: Killed process 4711 (pt_main) total-vm:9kB\n")
+            file.write(b"6,3,3,-;python[12]: segfault at 0\n")
+        assert counter.so_far().pids == {4711}
+    assert linux.OomKillCounter(tmp_path / "none").so_far().pids == set()
 
 
-def test_room_is_reserved_for_a_record_and_freed_with_its_process(tmp_path):
-    free = shutil.disk_usage(tmp_path).free
+def test_room_is_reserved_for_a_record_and_freed(tmp_path):
     store.reserve(tmp_path)
     assert list(tmp_path.iterdir()) == [], "the kernel frees what has no name"
-    assert shutil.disk_usage(tmp_path).free <= free
     assert store.release_reserved_space(tmp_path)
     assert not store.release_reserved_space(tmp_path)

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from shaped import changed, failed, finished, put, script
 
+from study.io.numbers import size
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, OWN, VERDICTS
 from study.records import runs
 from study.report import style
@@ -31,9 +32,6 @@ from study.report.topics import (
 from study.spec.arms import NAMES, all_paths
 
 FOUR = ("ddp", "zero1", "zero2", "zero3")
-# The colours of M. Okabe and K. Ito, "Color Universal Design", 2008, and a grey.
-TOL_MUTED = {"#882255", "#332288", "#999933", "#44aa99", "#cc6677", "#ddcc77", "#88ccee", "#117733"}
-OKABE_ITO = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +155,6 @@ def drawn(all_runs):
 # --- colours -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["ARMS", "PARTS", "COLLECTIVES", "VERDICTS"])
-def test_colours_are_the_cited_ones_and_distinct(which):
-    looks = getattr(style, which).values()
-    colours = [look[0] if which == "ARMS" else look for look in looks]
-    assert set(colours) <= OKABE_ITO | TOL_MUTED | {style.GREY, style.CARD}
-    assert len(set(colours)) == len(colours)
-
-
 def test_no_two_arms_or_variants_look_alike():
     """Colour alone is not enough: a variant has the colour of the arm that it varies."""
     assert set(style.ARMS) == set(NAMES)
@@ -214,16 +204,6 @@ def test_losses(drawn):
     assert below.get_xscale() == "log"
 
 
-def test_losses_of_a_repeat_without_a_partner_are_drawn_without_a_distance(drawn):
-    """Where a folder has only some of the runs, a seed of an arm may have no run of the baseline."""
-    rows = drawn["losses"][1]
-    lone = rows.copy()
-    lone.loc[lone["seed"] == 2, ["difference", "against"]] = None
-    below = losses.figure(lone).axes[1]
-    known = lone[(lone["arm"] == "zero3") & (lone["step"] == 1) & (lone["seed"] != 2)]["difference"]
-    assert_drawn([(max(*known, style.EXACT), 2)], below)
-
-
 def test_script(drawn):
     figure, rows = drawn["script"]
     for axes, mine in zip(figure.axes, parts(rows, "script").values(), strict=True):
@@ -232,26 +212,22 @@ def test_script(drawn):
     assert "DeepSpeed called 0 times, training 2 starts" in figure.axes[0].get_title("left").replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "scale"), [("memory", "bytes", 1e6), ("memory_000", "bytes", 1e9), ("traffic", "times", 1)]
-)
-def test_stacked_bars(drawn, name, value, scale):
+@pytest.mark.parametrize(("name", "value"), [("memory", "bytes"), ("memory_000", "bytes"), ("traffic", "times")])
+def test_stacked_bars(drawn, name, value):
     figure, rows = drawn[name]
-    assert bars(figure.axes[0]) == pytest.approx(list(rows[value] / scale))
-    totals = rows.groupby(["line", "source"], sort=False)[value].sum() / scale
-    assert [text.get_text() for text in figure.axes[0].texts] == [f"{total:.3g}" for total in totals]
+    assert bars(figure.axes[0]) == pytest.approx(list(rows[value]))
+    totals = rows.groupby(["line", "source"], sort=False)[value].sum()
+    texts = [f"{total:.3g}" if value == "times" else size(total) for total in totals]
+    assert [text.get_text() for text in figure.axes[0].texts] == texts
 
 
-@pytest.mark.parametrize(("factor", "scale", "unit"), [(1, 1e6, "MB"), (1000, 1e9, "GB")])
-def test_peaks_have_lines_and_points_in_one_unit(drawn, factor, scale, unit):
-    """Where a rank holds GBs, the lines were drawn in MB, and the points in GB."""
-    rows = drawn["peaks"][1].assign(bytes=lambda table: factor * table["bytes"])
-    figure, arms = memory.figure_of_peaks(rows), style.ordered(rows["arm"])
-    assert figure.axes[0].get_ylabel() == f"peak memory of a rank ({unit})"
+def test_peaks_have_lines_and_points(drawn):
+    figure, rows = drawn["peaks"]
+    arms = style.ordered(rows["arm"])
     assert set(rows["kind"]) == {"real", "virtual", "predicted"}
     for row in rows.itertuples():
         aside = 1 if row.source == "predicted" else 1 + 0.3 * (arms.index(row.arm) / (len(arms) - 1) - 0.5)
-        assert_drawn([(row.ranks * aside, row.bytes / scale)], figure.axes[0])
+        assert_drawn([(row.ranks * aside, row.bytes)], figure.axes[0])
 
 
 def test_capacity(drawn):
@@ -304,13 +280,11 @@ def test_checkpoints_and_what_went_on_from_them(drawn):
     assert len(below.lines) == rows["load_s"].notna().sum()
     for place, row in enumerate(rows.dropna().itertuples()):
         assert row.predicted_bytes_per_parameter in {x for x, _ in points(above)}, place
-    assert "12.1 to 16.2 bytes per parameter, at most 1.0%" in above.get_title("left").replace("\n", " ")
+    assert "12.1 to 16.2 bytes per parameter**, at most 1.0%" in checkpoints.sentence(rows)
     figure, rows = drawn["resumed"]
     places = [(max(off, style.EXACT), place) for place, off in enumerate(rows["losses_differ_by"])]
     assert_drawn(places, figure.axes[0])
-    assert figure.axes[0].get_title("left").startswith("8 of 12 resumed runs have the same losses")
-    same = checkpoints.title_of_resumed(rows.assign(losses_differ_by=0.0))
-    assert same.startswith("All 12 resumed runs have the same losses")
+    assert checkpoints.sentence_of_resumed(rows).startswith("**8 of 12 resumed runs have the same losses")
 
 
 # --- what a reader must be told ------------------------------------------------------------------------------------
@@ -325,12 +299,6 @@ def test_axes_are_named_n_is_stated_and_texts_have_room(drawn, name):
     if name not in ("claims", "scores", "machines", "memory_000", "capacity"):
         assert re.search(r"n = \d|no run|not measured", figure.get_supxlabel())
     assert_texts_have_room(figure)
-
-
-@pytest.mark.parametrize("name", ["memory", "traffic"])
-def test_long_names_push_nothing_out(drawn, name):
-    rows = drawn[name][1]
-    assert_texts_have_room(draw(name, rows.assign(line=rows["line"] + "_cpu, 64 ranks (virtual)")))
 
 
 def assert_texts_have_room(figure) -> None:
@@ -373,44 +341,13 @@ def test_what_is_virtual_or_emulated_is_marked(all_runs, drawn):
     assert all(bar.get_hatch() for bar in drawn["capacity"][0].axes[0].patches), "a device that is emulated"
 
 
-def test_points_have_their_names_and_need_no_legend(drawn):
-    """The frontier's: beside the point, or further away with a line."""
-    figure, rows = drawn["frontier"]
-    (axes,) = figure.axes
-    assert {text.get_text() for text in axes.texts} == set(rows["line"])
-    assert not {"ddp", "zero3"} & {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-
-
 def test_long_names_leave_the_title_and_the_legend_whole(drawn):
     """As those of runs on emulated hosts: names of bars take half the figure, and its title begins where they end."""
     rows = drawn["losses"][1]
+    memory_rows = drawn["memory"][1]
+    assert_texts_have_room(memory.figure(memory_rows.assign(line=memory_rows["line"] + "_cpu, 64 ranks (virtual)")))
     long = rows.assign(line=rows["arm"] + "_textbook, 2 ranks (emulated)", group=(rows["group"] + ", ") * 3)
-    figure = losses.figure(long)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    texts = [text for legend in figure.legends for text in legend.get_texts()]
-    texts += [text for text in figure.axes[0].get_children() if hasattr(text, "get_text") and "nats" in text.get_text()]
-    assert len(texts) == 5
-    assert all(text.get_window_extent().x1 < canvas.get_width_height()[0] for text in texts)
-
-
-def test_lines_that_coincide_are_all_seen(drawn):
-    """Each has its own dashes; a line of its own has none."""
-    rows = drawn["losses"][1]
-    apart = rows.assign(loss=rows["loss"] + (rows["arm"] == "ddp"))
-    lines = losses.figure(apart).axes[0].lines
-    dashes = [line.get_linestyle() for line in lines]
-    assert dashes == ["-", "--", "--", "--"]
-    patterns = {line._unscaled_dash_pattern[0] for line in lines[1:]}
-    assert patterns == {0, losses.DASH, 2 * losses.DASH}
-
-
-def test_an_axis_of_less_than_an_octave_has_several_ticks():
-    rows = pd.DataFrame({"arm": ["ddp", "zero1"], "environment": "B", "vs_a": [0.85, 0.95]})
-    figure = speed.figure_of_machines(rows)
-    FigureCanvasAgg(figure).draw()
-    low, high = figure.axes[0].get_xlim()
-    assert sum(low <= tick <= high for tick in figure.axes[0].get_xticks()) > 2
+    assert_texts_have_room(losses.figure(long))
 
 
 # --- as a file -----------------------------------------------------------------------------------------------------

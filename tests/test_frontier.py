@@ -42,15 +42,6 @@ def test_the_frontier_is_bracketed(limit):
     assert bad == 100 or bad in tried
 
 
-def test_the_ends_of_a_search():
-    """A short ladder is found exactly. A run that tells nothing ends the search."""
-    for limit in range(6):
-        assert bracket(lambda rung, limit=limit: rung < limit, 5) == (limit - 1, limit)
-    tried = []
-    assert bracket(lambda rung: tried.append(rung) or (True if rung < 3 else None), 100) == (1, 100)
-    assert tried == [0, 1, 3]
-
-
 def searched(tmp_path, text: str = SEARCH):
     return protocol.cells(protocol.read(str(mini(tmp_path, text))), "tiny")
 
@@ -84,7 +75,7 @@ def test_the_runs_of_a_search_are_cells_of_their_own(tmp_path):
     assert "micro_batch" not in cell.settings
 
 
-@pytest.mark.parametrize("values", ["8", "[8]", "[8, 4]", "[4, 8, 16]", '["a"]', "[1.0, 2.0]"])
+@pytest.mark.parametrize("values", ["8", "[8, 4]", '["a"]'])
 def test_a_frontier_needs_its_ends(tmp_path, values):
     with pytest.raises(Stop, match="frontier 'micro_batch' has micro_batch") as caught:
         searched(tmp_path, SEARCH.replace("[4, 2000]", values))

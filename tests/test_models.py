@@ -30,8 +30,10 @@ def test_every_kind_has_inputs_a_loss_of_each_row_and_gradients(name):
     assert without == []
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SMALL), ("mixtral", torch.bfloat16), ("vit", torch.bfloat16)],
+)
 def test_a_step_needs_no_values(name, dtype):
     """Mixtures of experts in fp32, too, and models that read a value of their mask or their image."""
     config = configs.of_dict(config_of(name))

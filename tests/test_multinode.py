@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import yaml
 from conftest import ROOT
 
 from study.errors import Stop
@@ -53,29 +52,6 @@ def test_all_machines_meet_at_the_first_by_one_port(arm, place):
     assert (args.nnodes, args.nproc_per_node, args.node_rank) == ("2", "4", place.rank)
     assert ("is_host=true" in args.rdzv_conf) == (place.rank == 0)
     assert args.training_script_args == ["--steps", "3"]
-
-
-def test_without_the_words_accelerate_takes_pdsh_and_another_port_on_each_machine():
-    """What the options are for: with Accelerate's defaults, two machines of an arm never meet."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env
-
-    ports = set()
-    for rank in "01":
-        words = ["--config_file", str(all_paths()["zero2"]), "--num_machines", "2", "--machine_rank", rank]
-        words += ["--main_process_ip", "10.7.0.1", "--num_processes", "4", "study/train.py"]
-        args = _validate_launch_command(launch_command_parser().parse_args(words))[0]
-        args.deepspeed_fields_from_accelerate_config = ""
-        assert "pdsh" in prepare_deepspeed_cmd_env(args)[0]
-        ports.add(args.main_process_port)
-    assert len(ports) == 2
-
-
-def test_one_machine_is_launched_as_ever():
-    place = multinode.find_place(["node7"], 0, 3, 29500)
-    assert multinode.options(place) == ["--num_processes", "3"]
-    assert multinode.environment(place) == {}
-    assert as_accelerate_reads("zero2", place).main_process_port == 0  # any free port
 
 
 def test_a_machine_is_named_by_the_address_that_leads_to_the_others(monkeypatch):
@@ -173,13 +149,6 @@ def test_a_failure_on_a_machine_without_the_run_folder_is_in_the_record(meeting,
     assert record.error.where == "rank 1 on machine 1"
 
 
-def test_the_first_reason_stays(meeting, tmp_path, capsys):
-    failed(tmp_path, 1, Stop("the first", "nothing"))
-    failed(tmp_path, 3, Stop("the second", "nothing"))
-    assert machines.earlier_reason().what == "the first"
-    assert "the second" not in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_of_the_second(tmp_path, cache):
     """Real launches. The second machine has no data; the first waits for it, and only sees that it is gone."""
@@ -243,22 +212,3 @@ def test_the_ssh_commands_start_each_machine_with_its_number(tmp_path):
     machines = run_on_a_machine(tmp_path, block("ssh"))
     assert sorted(given.machine_rank for given in machines) == [0, 1]
     assert all(given.hosts.split(",") == HOSTS and is_zero3(given) for given in machines)
-
-
-def test_the_skypilot_task_starts_this_machine(tmp_path):
-    task = yaml.safe_load(block("SkyPilot"))
-    env = {"SKYPILOT_NODE_IPS": "\n".join(HOSTS), "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
-    (given,) = run_on_a_machine(tmp_path, task["run"], **env)
-    assert (given.hosts.split(","), given.machine_rank, given.processes) == (HOSTS, 1, 8)
-    assert is_zero3(given)
-    assert task["num_nodes"] == len(HOSTS)
-
-
-def test_the_kubernetes_job_starts_this_machine(tmp_path):
-    job = yaml.safe_load(block("Kubernetes"))
-    trainer, name = job["spec"]["trainer"], job["metadata"]["name"]
-    script = trainer["args"][0].replace("cd /study && ", "")
-    (given,) = run_on_a_machine(tmp_path, script, PET_NNODES="2", PET_NODE_RANK="1")
-    assert given.hosts.split(",") == [f"{name}-node-0-{number}.{name}" for number in range(trainer["numNodes"])]
-    assert (given.machine_rank, given.processes) == (1, trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
-    assert is_zero3(given)

@@ -57,10 +57,6 @@ def test_a_link_is_fitted_by_what_it_reduces_and_what_it_gathers():
 CELLS = ((17e6, 0, 200), (17e6, 9e6, 200), (17e6, 17e6, 200), (5e6, 1e6, 50))
 
 
-def test_arms_that_send_alike_cannot_tell_the_two_apart():
-    assert links.fit([(17e6, 9e6, 200, 1.3), (34e6, 18e6, 200, 2.6)]) is None
-
-
 def test_each_cell_is_a_row_and_other_networks_are_left_out(rows):
     assert len(rows) == 15
     assert {row["kind"] for row in rows} == {"emulated"}
@@ -79,7 +75,7 @@ def test_held_out_cells_are_predicted_from_theorys_bytes(rows):
     assert all(row["median"] > 2 * row["unlimited_s"] for row in held_out), "else the links would decide nothing"
     text = network.sentence(pd.DataFrame(rows))
     assert text.startswith("**Over 4 held-out cells, the median error of the prediction is 0.")
-    assert "- 2 ranks, 1 pass, 50 Mbit/s: zero2 1." in text
+    assert "- 2 ranks, passes: 1, 50 Mbit/s: zero2 1." in text
 
 
 def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
@@ -90,11 +86,6 @@ def test_an_arm_that_sends_more_is_slower_by_as_much(rows):
         slower = (at_50[arm]["median"] - FREE_S) / (at_50["ddp"]["median"] - FREE_S)
         assert slower == pytest.approx(sent, rel=0.05)
         assert at_50[arm]["link_bytes"] == pytest.approx(1.04 * at_50[arm]["predicted_bytes"], rel=1e-3)
-
-
-def test_without_such_runs_there_is_nothing_to_say(tmp_path):
-    assert network.table(runs.load(put(tmp_path, finished("elsewhere", "ddp")))).empty
-    assert network.sentence(pd.DataFrame()) == ""
 
 
 def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_them():

@@ -8,7 +8,6 @@ from conftest import ROOT
 from shaped import finished, put, rows, runs
 
 from study.bench.prediction import setup_of
-from study.machine.operators import NOT_ON_CPU
 from study.predictor import nodes
 from study.predictor.architecture import describe, parameters
 from study.predictor.setup import Setup
@@ -127,24 +126,6 @@ def kept(part: str, arm: str) -> Record:
     return Record.model_validate_json(path.read_text())
 
 
-@pytest.mark.parametrize("arm", DIVIDED)
-def test_on_four_ranks_the_losses_of_60_steps_equal_ddps(arm):
-    """The arms differ in what they hold and move; their losses do not."""
-    ours, ddp = kept("parity", arm), kept("parity", "ddp")
-    assert (ours.observed.ranks_counted, ddp.observed.ranks_counted) == (4, 4)
-    assert (ddp.observed.fsdp, ddp.observed.stage) == (None, None)
-    if arm == "hsdp":
-        assert ours.observed.fsdp["mesh"] == [[2, 2]]
-    else:
-        assert ours.observed.second_partition_ranks == 2
-        half = ours.observed.parameters / 2
-        assert ours.observed.second_partition_parameters == pytest.approx(half, rel=0.001)
-    assert node_traffic.by_node(groups_of(ours), 2) != node_traffic.by_node(groups_of(ddp), 2)
-    assert ours.observed.weights_checksum == ddp.observed.weights_checksum
-    assert len(ours.loss.train) == 60
-    assert ours.loss.train == pytest.approx(ddp.loss.train, abs=1e-5)
-
-
 def groups_of(record: Record) -> node_traffic.Groups:
     return {kind: count.by_ranks(4) for kind, count in record.traffic.per_rank[0].items()}
 
@@ -170,9 +151,3 @@ def test_a_virtual_rank_of_four_holds_and_moves_what_a_real_one_does(arm):
     for role in {*real_held.at_peak, *held.at_peak} - {"other"}:  # the rows of the data set: another number of them
         sizes = held.at_peak.get(role, 0), real_held.at_peak.get(role, 0)
         assert sizes[0] == pytest.approx(sizes[1], rel=0.01, abs=4096), role
-
-
-def test_what_zeropp_quantizes_is_unavailable_in_the_librarys_words():
-    for arm in ("zero3_qwz", "zero3_qgz"):
-        record = kept("quantized", arm)
-        assert (record.status, NOT_ON_CPU in record.error.message) == ("unavailable", True)

@@ -41,30 +41,29 @@ def test_what_was_made_before_is_replaced_whole(tmp_path):
     assert names(tmp_path / "a") == ["out"], "nothing is left beside it"
 
 
-@pytest.mark.parametrize("spoil", ["foreign", "add", "change", "hide", "link", "forge"])
+def forge(out: Path) -> None:
+    files = json.loads((out / output.MANIFEST).read_text())["files"]
+    write(out, notes="mine", **{output.MANIFEST: json.dumps({"files": files | {"notes": files["one"]}})})
+
+
+SPOILS = {
+    "add": lambda out: write(out, deep__notes="mine"),
+    "change": lambda out: write(out, one="my own words"),
+    "hide": lambda out: write(out, **{".git__config": "mine"}),
+    "link": lambda out: (out / "link").symlink_to("/etc"),
+    "forge": forge,
+    "foreign": lambda out: (out / output.MANIFEST).unlink(),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_a_file_of_the_users_in_it_stops_the_build(spoil, tmp_path):
-    out = tmp_path / "out"
-    if spoil != "foreign":
-        make(out, one="1", deep__two="2")
-    if spoil == "foreign":
-        out.mkdir()
-        write(out, **{"index.html": "mine", "precious.txt": "mine"})
-    elif spoil == "add":
-        write(out, deep__notes="mine")
-    elif spoil == "change":
-        write(out, one="my own words")
-    elif spoil == "hide":
-        write(out, **{".git__config": "mine"})
-    elif spoil == "link":
-        write(tmp_path, elsewhere__precious="mine")
-        (out / "link").symlink_to(tmp_path / "elsewhere")
-    else:
-        files = json.loads((out / output.MANIFEST).read_text())["files"]
-        write(out, notes="mine", **{output.MANIFEST: json.dumps({"files": files | {"notes": files["one"]}})})
+    make(tmp_path / "out", one="1", deep__two="2")
+    SPOILS[spoil](tmp_path / "out")
     before = tree(tmp_path)
     words = "was not made by this command" if spoil == "foreign" else "did not write, or that were changed since"
     with pytest.raises(Stop, match=words):
-        make(out, three="3")
+        make(tmp_path / "out", three="3")
     assert tree(tmp_path) == before
 
 
@@ -112,22 +111,15 @@ def test_two_at_once_and_one_that_was_killed(tmp_path):
     assert names(tmp_path) == ["out"]
 
 
-def test_a_build_that_was_killed_between_two_renames(tmp_path):
+def test_a_build_that_was_killed_between_two_renames_or_whose_rename_fails(tmp_path, monkeypatch):
     """The one that was there comes back, also when the next build fails; half-removed, it is in nobody's way."""
-    make(tmp_path / "out", one="1", two="2")
+    make(tmp_path / "out", one="1")
     (tmp_path / "out").rename(tmp_path / ".out.replaced")
     with pytest.raises(ValueError, match="x"), output.replaced(tmp_path / "out"):
         raise ValueError("x")
-    assert tree(tmp_path / "out").keys() == {"one", "two", output.MANIFEST}
-    make(tmp_path / "other", one="1", two="2")
-    (tmp_path / "other").rename(tmp_path / ".out.replaced")
-    (tmp_path / ".out.replaced" / "one").unlink()
-    make(tmp_path / "out", three="3")
+    assert tree(tmp_path / "out").keys() == {"one", output.MANIFEST}
+    make(tmp_path / "out", two="2")
     assert names(tmp_path) == ["out"]
-
-
-def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
-    make(tmp_path / "out", one="1")
     rename = Path.rename
 
     def fails(path: Path, target: Path) -> Path:
@@ -137,8 +129,8 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "out", two="2")
-    assert tree(tmp_path).keys() == {"out/one", f"out/{output.MANIFEST}"}
+        make(tmp_path / "out", three="3")
+    assert tree(tmp_path).keys() == {"out/two", f"out/{output.MANIFEST}"}
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/x", "/"])

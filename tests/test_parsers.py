@@ -16,7 +16,6 @@ from shaped import failed, finished
 from study.errors import Stop
 from study.extras.offline import parcel
 from study.extras.slurm import slurm
-from study.io import parsing as texts
 from study.ledger import files as claims
 from study.predictor.advice import question
 from study.predictor.outside import published
@@ -212,17 +211,6 @@ def test_sizes_and_counts_on_the_command_line(text):
     except Stop:
         return
     assert 0 < size_bytes < float("inf")
-
-
-@QUICK
-@given(VALUES)
-def test_a_value_that_is_read_is_not_changed(value):
-    try:
-        text = json.dumps(value, allow_nan=False)
-        assert texts.from_json(text) == json.loads(text)
-    except ValueError:
-        return
-    texts.refuse_excess(value)
 
 
 @QUICK

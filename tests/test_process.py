@@ -7,18 +7,19 @@ import sys
 import threading
 import time
 import types
+from unittest import mock
 
 import psutil
 import pytest
 import torch
-from conftest import ROOT, python, ranks_of
+from conftest import ranks_of
 
 from study.errors import Stop
 from study.measure import hardware
 from study.records import store
 from study.training import ending
 from study.training.ending import fail, reason
-from study.training.launch import Launch, find_launch
+from study.training.launch import Launch, find_launch, ranks_alive
 
 
 def test_the_two_that_stay_find_each_other(tmp_path):
@@ -107,30 +108,18 @@ def test_without_a_config_file_it_says_what_to_type(line, monkeypatch):
     assert "accelerate launch --config_file accelerate_configs/single.yaml study/train.py" in caught.value.remedy
 
 
-def test_ranks_are_the_processes_that_run_the_same_script(tmp_path):
+def test_ranks_are_the_processes_that_run_the_same_script(monkeypatch):
     """One that has ended is not counted, and neither is another program."""
-    (tmp_path / "rank.py").write_text(
-        "import sys\nfrom study.training.launch import ranks_alive\n"
-        "while sys.stdin.readline():\n    print(ranks_alive(), flush=True)\n"
-    )
-    code = f"""
-        import os, subprocess, sys
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        rank = [sys.executable, {str(tmp_path / "rank.py")!r}, "--steps", "8"]
-        other = subprocess.Popen(rank, **pipes)
-        something_else = subprocess.Popen([sys.executable, "-c", "input()"], **pipes)
-        counting = subprocess.Popen(rank, **pipes)
-        def count():
-            counting.stdin.write("\\n")
-            counting.stdin.flush()
-            print(counting.stdout.readline().strip())
-        count()
-        other.kill()
-        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays as a zombie
-        count()
-        something_else.kill()
-    """
-    assert python(code, PYTHONPATH=str(ROOT)).stdout.split() == ["2", "1"]
+
+    def process(pid: int, *words: str) -> mock.Mock:
+        return mock.Mock(pid=pid, cmdline=lambda: list(words))
+
+    rank = ("python", "study/train.py")
+    gone = mock.Mock(pid=10, cmdline=mock.Mock(side_effect=psutil.NoSuchProcess(10)))
+    family = [process(os.getpid(), *rank), process(7, *rank), process(8), process(9, "python", "other.py"), gone]
+    parent = mock.Mock(children=lambda: family)
+    monkeypatch.setattr(psutil, "Process", lambda pid=None: parent if pid == os.getppid() else family[0])
+    assert ranks_alive() == 2
 
 
 # --- the reason ----------------------------------------------------------------------------------------------------
@@ -143,6 +132,7 @@ READ = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.0
 def test_a_lost_connection_is_another_ranks_death(message, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(ending, "ranks_alive", lambda: 1)
     stop = reason(RuntimeError(message))
     assert (stop.status, stop.where, stop.what) == (
         "failed",

@@ -64,28 +64,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("way", ["one", "stuck", "all"])
+@pytest.mark.parametrize("way", ["one", "stuck", "all", "killed"])
 def test_an_instrument_that_fails_leaves_the_run_done(way, folder):
     started = time.monotonic()
     ranks = ranks_of(RANK, folder, str(folder), way)
     assert time.monotonic() - started < 120
     kept = store.load(folder)
-    assert ranks.code == 0, ranks.output
-    assert (kept.status, kept.error) == ("done", None)
-    reason = kept.observed.instruments_failed
-    assert reason.startswith("NotImplementedError: collective x on rank ")
-    if way != "all":
-        assert reason.endswith("rank 1"), "the reason of the rank that failed, not of the one that missed it"
+    assert (kept.status, kept.error) == ("done", None), ranks.output
     assert kept.loss.train[-1] == 2.0, "what the training gave is there"
+    reason = kept.observed.instruments_failed
+    if way == "killed":
+        assert reason == "another rank ended without an error message"
+        return
+    assert ranks.code == 0, ranks.output
+    assert reason.startswith("NotImplementedError: collective x on rank ")
+    assert way == "all" or reason.endswith("rank 1"), "the rank that failed, not the one that missed it"
     assert ranks.output.count(f"but without its instruments ({reason})") == 1, ranks.output
     assert "NotImplementedError" in (folder / "log.txt").read_text()
-
-
-def test_a_rank_that_is_killed_in_its_instruments_leaves_the_run_done(folder):
-    ranks = ranks_of(RANK, folder, str(folder), "killed")
-    kept = store.load(folder)
-    assert kept.status == "done", ranks.output
-    assert kept.observed.instruments_failed == "another rank ended without an error message"
 
 
 ALONE = types.SimpleNamespace(is_main_process=True, num_processes=1, wait_for_everyone=lambda: None)  # an Accelerator

@@ -56,14 +56,11 @@ def test_the_sweep_goes_on_from_the_newest_try_with_a_good_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("status", ["oom", "diverged", "unavailable", "done"])
-def test_what_would_end_alike_is_not_resumed(status, tmp_path):
+def test_what_would_end_alike_is_not_resumed_nor_what_has_no_checkpoints(status, tmp_path):
     mine = turn(checkpoint_every=3)
     attempt(tmp_path, mine, 1, status, 3)
     assert sweep.to_resume(tmp_path, mine) is None
-
-
-def test_only_where_the_protocol_asks_for_checkpoints(tmp_path):
-    attempt(tmp_path, turn(), 1, "failed", 3)
+    attempt(tmp_path, turn(), 2, "failed", 3)
     assert sweep.to_resume(tmp_path, turn()) is None
 
 
@@ -86,11 +83,12 @@ def test_the_job_of_a_turn_goes_on_from_its_checkpoint_too(tmp_path, monkeypatch
     assert "--resume" not in slurm.script(turn(), folder, site, 60)
 
 
-def test_times_of_a_resumed_run_are_not_pooled():
-    record = Record.model_validate(finished())
-    assert metrics.value(record, "step_s") > 0
+@pytest.mark.parametrize("path", ["step_s", "energy.joules_per_rank.0"])
+def test_times_of_a_resumed_run_are_not_known(path):
+    record = Record.model_validate(finished(energy__joules_per_rank=[1.0, 1.0]))
+    assert metrics.value(record, path) > 0
     record.checkpoints.resumes = [RESUME]
-    assert metrics.value(record, "step_s") is None
+    assert metrics.value(record, path) is None
     assert metrics.value(record, "train_loss") == record.loss.train[-1]
 
 
@@ -132,24 +130,16 @@ def test_equality(runs):
 
 def test_what_went_on(runs):
     killed, moved = kept.resumed(runs).to_dict("records")
-    assert (killed["line"], killed["route"], killed["losses_differ_by"]) == (
-        "zero2, ranks: 2",
-        "killed, and resumed",
-        0,
-    )
-    assert (moved["line"], moved["arm"], moved["route"]) == ("zero2-2 to zero2-4", "zero2", "universal checkpoint")
-    assert moved["losses_differ_by"] == pytest.approx(0.5)
+    assert [killed[name] for name in ("line", "route")] == ["zero2, ranks: 2", "killed, and resumed"]
+    assert [moved[name] for name in ("line", "arm", "route")] == ["zero2-2 to zero2-4", "zero2", "universal checkpoint"]
+    assert (killed["losses_differ_by"], moved["losses_differ_by"]) == (0, pytest.approx(0.5))
     assert killed["group"] == moved["group"], "what is refused has no losses"
 
 
 def test_moves(runs):
     refused, loaded = kept.moves(runs).to_dict("records")
-    assert (refused["from"], refused["to"], refused["route"], refused["loads"]) == (
-        "zero2-2",
-        "zero2-4",
-        "loaded directly",
-        False,
-    )
+    expected = ["zero2-2", "zero2-4", "loaded directly", False]
+    assert [refused[name] for name in ("from", "to", "route", "loads")] == expected
     assert refused["message"]
     assert (loaded["route"], loaded["loads"]) == ("universal checkpoint", True)
     assert loaded["losses_differ_by"] == pytest.approx(0.5)
@@ -158,11 +148,3 @@ def test_moves(runs):
 def test_curves_of_different_lengths_are_not_compared():
     assert kept.furthest([1.0, 2.0], [1.0]) is None
     assert kept.furthest([1.0, 3.0], [1.0, 2.0]) == 0.5
-
-
-@pytest.mark.parametrize("path", ["step_s", "energy.joules_per_rank.0"])
-def test_a_path_to_a_time_of_a_resumed_run_leads_nowhere(path):
-    record = Record.model_validate(finished(energy__joules_per_rank=[1.0, 1.0]))
-    assert metrics.value(record, path) is not None
-    record.checkpoints.resumes = [RESUME]
-    assert metrics.value(record, path) is None

@@ -1,7 +1,6 @@
 """Runs read from folders: once, whatever is broken; grouped by equal cells, and told apart by machine."""
 
 import json
-import operator
 import shutil
 from itertools import product
 
@@ -10,11 +9,9 @@ from shaped import changed, failed, finished, put, rows
 
 from study.records.groups import groups, labels, lines
 from study.records.runs import load
-from study.report.topics import capacity, documents, every_run, losses, memory, speed, traffic
+from study.report.topics import capacity, documents, losses, memory, speed, traffic
 
 ARMS = ("ddp", "zero2")
-
-WITHOUT_QUOTE = operator.methodcaller("lstrip", "'")  # of the path at the start of a sentence
 
 
 @pytest.fixture
@@ -24,7 +21,7 @@ def of(tmp_path_factory):
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
-    put(tmp_path, finished("good"), finished("alien", schema=99))
+    put(tmp_path, finished("good"), finished("alien", schema=99), finished("half", status="running"))
     put(tmp_path, finished("odd", traffic__per_rank=3), finished("none", observed__parameters=0))
     for name, text in (("torn", '{"schema": 1, "sta'), ("list", "[]")):
         (tmp_path / name).mkdir()
@@ -32,33 +29,28 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "steps.jsonl").write_text("")
     loaded = load(tmp_path)
-    assert [run.name for run in loaded] == ["good"]
+    assert ([run.name for run in loaded], [run.name for run in loaded.done]) == (["good", "half"], ["good"])
     problems = {
         "alien": "schema 99",
         "bare": "record.json' cannot be read",
+        "half": "half is half-written",
         "list": "must be a table",
         "none": "parameters must be greater than 0 (got 0)",
         "odd": "traffic.per_rank must be a list",
         "torn": "Invalid JSON",
     }
-    for sentence, (name, words) in zip(sorted(loaded.set_aside, key=WITHOUT_QUOTE), problems.items(), strict=True):
+    in_order = sorted(loaded.set_aside, key=lambda sentence: sentence.lstrip("'"))
+    for sentence, (name, words) in zip(in_order, problems.items(), strict=True):
         assert f"/{name}" in sentence
         assert words in sentence
-
-
-def test_a_run_that_is_half_written_is_there_and_named(of):
-    loaded = of(finished("half", status="running"))
-    assert [run.status for run in loaded] == ["running"]
-    assert loaded.done == []
-    assert "half is half-written" in loaded.set_aside[0]
 
 
 def test_nothing_is_no_error(tmp_path):
     for folders in (tmp_path, tmp_path / "none", ""):
         assert list(load(folders)) == []
     assert load(tmp_path / "none").set_aside == (f"{tmp_path / 'none'} is not a folder",)
-    tables = [topic.table for topic in (capacity, every_run, losses, memory, traffic)]
-    tables += [memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
+    tables = [topic.table for topic in (capacity, losses, memory, traffic)]
+    tables += [speed.every_run, memory.peaks, speed.batches, speed.frontier, speed.ladder, speed.saved]
     tables += [documents.memory_003, documents.offload_001, documents.throughput_000, documents.script]
     for table in tables:
         assert table(load(tmp_path)).empty, table
@@ -123,8 +115,7 @@ def test_a_group_is_named_by_what_tells_it_apart():
     assert labels([base, base | {"lr": 5e-5, "micro_batch": 4}])[1] == "imdb, bert-tiny, fp32, rows/pass 4"
     assert labels([base, base | {"lr": 5e-5}])[1] == "imdb, bert-tiny, fp32, lr 5e-05", "where nothing else does"
     assert labels([base | {"save": True}, base]) == ["imdb, bert-tiny, fp32, save", "imdb, bert-tiny, fp32"]
-    several = [base | {"seed_of_data": value} for value in (None, False)]
-    assert len(set(labels(several))) == 2, "never twice the same"
+    assert len(set(labels([base | {"seed_of_data": value} for value in (None, False)]))) == 2, "never twice the same"
 
 
 def test_a_line_is_an_arm_and_more_where_that_is_not_enough(of):
@@ -163,7 +154,8 @@ def test_a_run_out_of_memory_marks_the_frontier(of):
     loaded = of(small, changed(failed("large", arm="single", ranks=1, micro_batch=4), **cap))
     (row,) = rows(capacity.table(loaded))
     assert (row["largest"], row["failed"], row["cap_gib"]) == (2, 4, 1.0)
-    json.dumps(rows(every_run.table(loaded)))
+    assert {run.environment for run in loaded} == {"A"}, "a failed run is in the environment of the others"
+    json.dumps(rows(speed.every_run(loaded)))
 
 
 def test_a_field_that_no_run_has_is_refused(of):
@@ -233,8 +225,3 @@ def test_a_table_is_of_the_runs_that_it_is_given(of):
     cells, places = map(rows, speed.machines(loaded.select(arm="zero2", environment="B")))
     assert [(row["arm"], row["environment"]) for row in cells] == [("zero2", "B")]
     assert [place["environment"] for place in places] == ["B"]
-
-
-def test_a_run_that_failed_is_in_the_environment_of_those_that_did_not(of):
-    loaded = of(finished("done"), failed("full", arm="zero2"))
-    assert {run.name: run.environment for run in loaded} == {"done": "A", "full": "A"}

@@ -1,20 +1,14 @@
 """The settings of a run: impossible values are refused by the name of their flag, and blanks get their defaults."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import re
 from pathlib import Path
 from typing import get_type_hints
 
-import docstring_parser
 import pytest
-import tyro
 
 from study.errors import Stop
-from study.spec import settings
-from study.spec.options import OPTIONS, with_plain_help
 from study.spec.settings import Flags, as_dict, build, check, flag, learning_rate, resolve
 from study.spec.shapes import SHAPES
 
@@ -23,49 +17,37 @@ NUMBERS = {name: str(hint) for name, hint in get_type_hints(Flags).items() if re
 MAY_BE_0 = ("lr_warmup_steps", "weight_decay", "dropout", "seed")
 
 
-def test_every_field_is_explained():
-    """A docstring directly under each field: it becomes the field's --help."""
-    explained = [each.arg_name for each in docstring_parser.parse_from_object(Flags).params if each.description]
-    assert sorted(explained) == sorted(FIELDS)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [(name, -1) for name in NUMBERS]
     + [(name, 0) for name in NUMBERS if name not in MAY_BE_0]
     + [(name, value) for name in NUMBERS if "float" in NUMBERS[name] for value in (float("nan"), float("inf"))]
     + [("dropout", 1.0), ("dropout", 1.5), ("steps", 10**20), ("seed", 2**32), ("threads", 100_000), ("sequence", 1)]
-    + [("memory_cap_gib", 1e-6), ("memory_cap_gib", 1e12), ("virtual_ranks", 1)]
+    + [("memory_cap_gib", 1e-6), ("virtual_ranks", 1)]
     + [("micro_batch", 1.5), ("micro_batch", True), ("precision", "fp4"), ("compile", 1), ("model", 5)],
 )
 def test_an_impossible_value_is_refused(name, value):
     """In words that name the flag and what came, with a remedy."""
-    with pytest.raises(
-        Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$"
-    ) as caught:
+    with pytest.raises(Stop, match=rf"(?m)^{flag(name)} must be .* \(got {re.escape(str(value))}|{value!r}\)$"):
         check(Flags(**{name: value}))
-    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {},
-        {"dropout": 0.0, "seed": 0, "weight_decay": 0.0, "lr_warmup_steps": 0},
         {"seed": 2**31 - 1, "threads": 1024, "memory_cap_gib": 0.01, "virtual_ranks": 2, "steps": 10**7},
         {"steps": 6, "warmup_steps": 5, "micro_batch": 1, "epochs": 0.01, "lr": 1e-9, "dropout": 0.999},
-        {"steps": 101, "lr_warmup_steps": 100},
-        {"init": "none", "virtual_ranks": 2},
+        {"steps": 101, "lr_warmup_steps": 100, "seed": 0, "dropout": 0.0},
     ],
 )
 def test_possible_values_pass(values):
     check(Flags(**values))
+    assert build(values, "a.toml") == Flags(**values)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"virtual_ranks": 1}, r"^--virtual-ranks must be at least 2 \(got 1\)$"),
         ({"steps": 5}, "^--steps 5 leaves nothing to time after --warmup-steps 5$"),
         ({"steps": 100, "lr_warmup_steps": 100}, "^--lr-warmup-steps 100 never ends within --steps 100$"),
         ({"init": "none"}, "^--init none leaves nothing to train$"),
@@ -77,13 +59,6 @@ def test_possible_values_pass(values):
 def test_values_that_do_not_fit_each_other_are_refused(values, words):
     with pytest.raises(Stop, match=f"(?m){words}"):
         check(Flags(**values))
-
-
-def test_epochs_are_checked_as_the_steps_they_come_to():
-    with pytest.raises(Stop, match=r"^--lr-warmup-steps 100 never ends within --epochs 2 \(100 steps\)"):
-        settings.check_steps(Flags(epochs=2.0, lr_warmup_steps=100), 100)
-    with pytest.raises(Stop, match=r"^--epochs 1e\+30 .* is more than 10000000 steps"):
-        settings.check_steps(Flags(epochs=1e30), int(1e30 * 100))
 
 
 @pytest.mark.parametrize(
@@ -100,13 +75,6 @@ def test_a_bad_value_in_a_file_names_the_file(values, words):
         build(values, "a.toml")
 
 
-def test_values_in_a_file_are_settings():
-    assert build({"lr": 1, "micro_batch": 4}, "a.toml") == Flags(lr=1, micro_batch=4)
-
-
-BLANK = {"tokenizer", "steps", "eval_every", "dropout", "threads", "memory_cap_gib", "run_dir", "nvme_dir", "resume"}
-BLANK |= {"virtual_ranks", "log_with", "hosts", "bandwidth_mbit", "lora_rank", "train_only", "checkpoint_every"}
-BLANK |= {"dies_after"}  # the arm, the model, the data or the machine decide later
 HUB_BERT = "google-bert/bert-base-uncased"
 RESOLVED = [  # flags, with a GPU: some of the settings
     (
@@ -147,14 +115,14 @@ RESOLVED = [  # flags, with a GPU: some of the settings
 def test_defaults_depend_on_task_model_data_and_gpu(flags, gpu, expected):
     values = as_dict(resolve(Flags(**flags), gpu))
     assert {name: values[name] for name in expected} == expected
-    expected_blank = BLANK | ({"train_rows"} if values["task"] != "imdb" else set())
-    assert {name for name, value in values.items() if value is None} - {"attention"} == expected_blank
+    assert json.loads(json.dumps(values)) == values
 
 
-def test_given_values_stay():
+def test_given_values_stay(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
     values = {"model": "bert-base", "data": "embedded", "init": "in_place", "sequence": 64, "lr": 1e-4, "seed": 3}
-    given = Flags(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("/kept"))
-    assert as_dict(resolve(given, gpu=True)) == as_dict(given)
+    given = Flags(**values, task="imdb", train_rows=10, eval_rows=5, attention="eager", cache_dir=Path("~/kept"))
+    assert as_dict(resolve(given, gpu=True)) == as_dict(given) | {"cache_dir": "/home/somebody/kept"}
 
 
 @pytest.mark.parametrize(
@@ -173,11 +141,6 @@ def test_the_type_of_a_folder_is_in_its_config(tmp_path, config, attention):
     assert resolve(Flags(model=str(tmp_path)), gpu=False).attention == attention
 
 
-def test_the_cache_is_a_real_path(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert resolve(Flags(cache_dir=Path("~/kept")), gpu=False).cache_dir == Path("/home/somebody/kept")
-
-
 # --- learning rate -------------------------------------------------------------------------------------------------
 
 
@@ -193,27 +156,3 @@ def test_rates_by_hand():
     assert rates(warmup=4, steps=10, lr=5e-5) == pytest.approx([5e-5 * rate for rate in by_hand])
     assert rates(warmup=0, steps=4) == pytest.approx([1.0, 0.75, 0.5, 0.25])
     assert rates(warmup=2, steps=2) == pytest.approx([0.5, 1.0])
-
-
-# --- the record's `requested` --------------------------------------------------------------------------------------
-
-
-def test_as_dict_is_complete_and_plain():
-    """Every field is there, as JSON can hold it."""
-    values = as_dict(resolve(Flags(run_dir=Path("runs/a"), seed=7), gpu=False))
-    assert list(values) == list(FIELDS)
-    assert json.loads(json.dumps(values)) == values
-    assert (values["run_dir"], values["seed"], values["nvme_dir"]) == ("runs/a", 7, None)
-
-
-def test_the_help_of_an_option_is_one_paragraph():
-    """tyro broke every line of a docstring that goes on where the source broke it."""
-    options = with_plain_help(Flags)
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
-        tyro.cli(options, args=["--help"], registry=OPTIONS)
-    lines = [line.strip(" │") for line in shown.getvalue().splitlines()]
-    (at,) = [number for number, line in enumerate(lines) if "synthetic: random" in line]
-    assert "rows of the shape" in f"{lines[at]} {lines[at + 1]}"
-    assert not lines[at].endswith("synthetic: random"), "no line ends where the source's did"
-    assert with_plain_help(with_plain_help(Flags)).__doc__ == options.__doc__, "twice is once"

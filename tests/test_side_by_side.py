@@ -6,7 +6,7 @@ import pytest
 from shaped import failed, finished, put
 from test_cli import in_this_process
 
-from study.cli import side_by_side
+from study.cli import runs as commands
 from study.io.numbers import nats
 from study.records import runs as records
 from study.report import grouping
@@ -18,7 +18,7 @@ SMOKE = ROOT / "reports" / "cpu-2core" / "runs" / "smoke"
 
 def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbers():
     kept = records.load(SMOKE)
-    compared = [each for each in side_by_side.by_task(kept) if len(each["rows"]) > 5]
+    compared = [each for each in commands.by_task(kept) if len(each["rows"]) > 5]
     assert {each["group"].split(",")[0] for each in compared} == {"imdb", "wikitext"}
     for each in compared:
         arms = [row["arm"] for row in each["rows"]]
@@ -36,15 +36,10 @@ def test_each_task_has_a_table_in_the_order_of_arms_and_sentences_with_its_numbe
 
 def test_other_rows_are_not_compared_and_what_could_not_run_is_named(tmp_path):
     folder = put(tmp_path, finished("a", "ddp"), finished("b", "zero2", seed=7), failed("c", arm="zero3", seed=42))
-    (group,) = side_by_side.by_task(records.load(folder))
+    (group,) = commands.by_task(records.load(folder))
     assert [row["furthest nats"] for row in group["rows"]] == [None, None, None], "another seed, and a run that failed"
     assert any(line.startswith("zero3 did not run: ") for line in group["in_words"])
     assert not any(line.startswith("Losses") for line in group["in_words"])
-
-
-def test_equal_losses_are_said_to_be_equal(tmp_path):
-    (group,) = side_by_side.by_task(records.load(put(tmp_path, finished("a", "ddp"), finished("b", "zero2"))))
-    assert "Losses: all 2 arms have the same ones, to the last bit." in group["in_words"]
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -58,20 +53,12 @@ def test_as_typed_it_is_no_wider_than_a_terminal(columns, tmp_path, monkeypatch,
     assert json.loads(capsys.readouterr().out)[0]["rows"]
 
 
-@pytest.mark.parametrize(
-    "words", ["arms", f"explain {SMOKE}/arms-ddp-9d0fa33e-r1.1 {SMOKE}/arms-ddp-9d0fa33e-r1.1", f"runs {SMOKE}"]
-)
-def test_what_is_a_table_is_json_too(words, monkeypatch, capsys):
-    in_this_process(monkeypatch, f"{words} --json")
-    assert json.loads(capsys.readouterr().out)
-
-
 def test_runs_that_draw_their_weights_in_place_are_not_compared(tmp_path):
     """The command said "at no step is an arm further than 1 nats", where the report's figure compared nothing."""
     put(tmp_path, finished("a", "ddp"), finished("b", "zero3", loss=3.0, requested__init="in_place"))
     put(tmp_path, finished("c", "zero2", loss=2.5))
     loaded = records.load(tmp_path)
-    (group,) = side_by_side.by_task(loaded)
+    (group,) = commands.by_task(loaded)
     assert {row["arm"]: row["furthest nats"] for row in group["rows"]} == {
         "ddp": None,
         "zero2": pytest.approx(0.625),

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +69,7 @@ class Listener:
 
 @pytest.mark.parametrize(
     ("arm", "ranks", "nodes", "per_node"),
-    [("zero3", None, 2, 4), ("zero3", 8, 2, 4), ("ddp", 3, 1, 3), ("single", None, 1, 1)],
+    [("zero3", None, 2, 4), ("ddp", 3, 1, 3), ("single", None, 1, 1)],
 )
 def test_a_cell_takes_as_many_nodes_as_its_ranks_fill(tmp_path, arm, ranks, nodes, per_node):
     text = MINI.replace('arm = "ddp"', f'arm = "{arm}"' + (f"\nranks = {ranks}" if ranks else ""))
@@ -84,19 +83,11 @@ def test_a_cell_takes_as_many_nodes_as_its_ranks_fill(tmp_path, arm, ranks, node
     assert "#SBATCH --time=60" in lines
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(6, "do not fill nodes of 4"), (16, "need 4 nodes of 4")])
-def test_ranks_that_fit_no_nodes_are_a_row(tmp_path, ranks, words):
-    (turn,) = turns(tmp_path, MINI.replace('arm = "ddp"', f'arm = "ddp"\nranks = {ranks}'))
-    with pytest.raises(Stop, match=words):
-        slurm.layout(turn.cell, Cluster(nodes=2, gpus_per_node=4))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("nodes = 2", "gpus_per_node is missing"),
         ("gpus_per_node = 4\npartitions = 'gpu'", "partitions is not known; did you mean 'partition'"),
-        ("gpus_per_node = 4\ntime = 'two hours'", "must be a time as sbatch takes it"),
         ("gpus_per_node = 4\nlines = ['--exclusive']", "must hold lines that begin with '#SBATCH '"),
         ("gpus_per_node = 4\nranks_per_node = 2", "ranks_per_node is for nodes without a GPU"),
         ("gpus_per_node = ", "is not valid TOML"),
@@ -255,18 +246,9 @@ def test_ctrl_c_leaves_the_job_and_cancel_ends_it(tmp_path, in_slurm, capsys):
     assert "pending (BeginTime)" in planned(print_scripts=False)
     assert planned(print_scripts=True) == ""  # nothing to submit
     (outcome,) = jobs.cancel(turns(tmp_path), tmp_path / "runs", Listener())
-    assert "its job was cancelled" in outcome.reason
+    assert outcome.status == "interrupted"
     assert "begin=now+1hour" in planned(print_scripts=True)  # to be submitted again
     assert {job.state for path, job in slurm.queue().items() if str(tmp_path) in path} == {"CANCELLED"}
-
-
-def test_a_job_that_fails_is_a_row_with_its_last_lines(tmp_path, running):
-    running("echo 'module: no such thing' >&2; exit 3")
-    listener = Listener()
-    (outcome,) = jobs.sweep(turns(tmp_path), tmp_path / "runs", CLUSTER, 60, None, listener)
-    assert outcome.status == "failed"
-    assert "exit code 3" in outcome.reason
-    assert "module: no such thing" in outcome.reason
 
 
 def test_a_sweep_that_died_is_taken_up_and_its_job_is_not_submitted_again(tmp_path, running):
@@ -286,27 +268,21 @@ def test_a_sweep_that_died_is_taken_up_and_its_job_is_not_submitted_again(tmp_pa
     assert len(list(runs.glob("p-ddp-*"))) == 2
 
 
-def test_only_so_many_jobs_are_queued_and_cancel_ends_them(tmp_path, running):
-    running("sleep 60")
-    plan, runs = turns(tmp_path, MINI.replace("[1]", "[1, 2, 3]")), tmp_path / "runs"
-    runs.mkdir()
-    two, listener = jobs.Queue(plan, runs, CLUSTER.model_copy(update={"max_jobs": 2}), 60, None), Listener()
-    two.advance(listener)
-    assert (len(two.waiting), len(two.to_submit)) == (2, 1)
-    while two.waiting[0].job.state != "RUNNING":
-        time.sleep(0.1)
-        two.advance(listener)
-    started = time.monotonic()
-    outcomes = jobs.cancel(plan, runs, listener)
-    assert [outcome.status for outcome in outcomes] == ["interrupted"] * 2
-    assert "its job was cancelled" in outcomes[0].reason
-    assert time.monotonic() - started < 30
-    states = {job.state for path, job in slurm.queue().items() if str(runs) in path}
-    assert states == {"CANCELLED"}
-
-
 def test_what_slurm_refuses_is_one_sentence_and_no_run(tmp_path, in_slurm):
     cluster = CLUSTER.model_copy(update={"partition": "nowhere"})
     with pytest.raises(Stop, match=r"sbatch refuses: .*invalid partition"):
         jobs.sweep(turns(tmp_path), tmp_path / "runs", cluster, 60, None, Listener())
     assert not list((tmp_path / "runs").glob("p-ddp-*"))
+
+
+def test_a_damaged_state_of_a_job_is_one_sentence(tmp_path):
+    """Whether its job still runs is not known, so it is neither taken up nor submitted again."""
+    turn = turns(tmp_path)[0]
+    folder = tmp_path / f"{turn.name}.1"
+    folder.mkdir()
+    (folder / jobs.SCRIPT).touch()
+    (folder / jobs.STATE).write_text('{"job": ')
+    with pytest.raises(Stop, match=r"job\.json"):
+        jobs.adopted(tmp_path, turn, {})
+    (folder / jobs.STATE).write_text('{"job": "7", "collected": false}')
+    assert jobs.adopted(tmp_path, turn, {}).job.id == "7"

@@ -11,7 +11,7 @@ from study.bench import bench
 from study.bench import peaks as measured
 from study.bench.bench import Bench
 from study.errors import Stop
-from study.records.runs import Run
+from study.records.runs import Run, Runs
 from study.records.schema import Record
 from study.spec.settings import options
 
@@ -22,32 +22,33 @@ BF16 = {"precision": "bf16"}
 KNOWN = {"flops_per_rank_and_step": 35e12, "peak_flops_per_s": None, "requested": BF16}  # of one of our own runs
 
 
-def run(folder, times: dict | None = None, **requested) -> Run:
-    """A run of four steps of half a second, of 35e12 operations each."""
+def share(folder, times: dict | None = None, **requested) -> float | None:
+    """The share of the measured peak that a run of four steps of half a second reaches, of 35e12 operations each."""
     times = {"step_s": [0.5] * 4, "flops_per_rank_and_step": 35e12} if times is None else times
     record = {"run_id": "run", "started_utc": "2026-01-02", "hardware": {"devices": H200}, "time": times}
     record["requested"] = {"precision": "fp32", "tf32": True} | requested
-    return Run(folder / "runs" / "p" / "cell.1", Record.model_validate(record))
+    (row,) = Runs((Run(folder / "runs" / "p" / "cell.1", Record.model_validate(record)),)).rows()
+    return row["of measured"]
 
 
 SHARES = [(BF16, 0.1), ({"precision": "bf16_cast"}, 0.1), ({}, 0.2), ({"tf32": None}, 0.2), ({"tf32": False}, 1.4)]
 
 
-@pytest.mark.parametrize(("requested", "share"), SHARES)
-def test_the_share_of_the_measured_peak(requested, share, tmp_path):
+@pytest.mark.parametrize(("requested", "expected"), SHARES)
+def test_the_share_of_the_measured_peak(requested, expected, tmp_path):
     """70e12 operations per second, as a share of this machine's peak in the same arithmetic."""
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, **requested).share_of_measured_peak == pytest.approx(share)
+    assert share(tmp_path, **requested) == pytest.approx(expected)
 
 
 def test_no_share_without_this_machines_peaks(tmp_path):
-    assert run(tmp_path).share_of_measured_peak is None, "nothing was measured"
+    assert share(tmp_path) is None, "nothing was measured"
     other = PEAKS | {"hardware": {"devices": [{"name": "NVIDIA L4", "memory_bytes": 24_000_000_000}]}}
     for peaks in (other, PEAKS | {"hardware": {"devices": []}}, PEAKS | {"flops_per_s": {}}, []):
         (tmp_path / "peaks.json").write_text(json.dumps(peaks))
-        assert run(tmp_path).share_of_measured_peak is None, peaks
+        assert share(tmp_path) is None, peaks
     (tmp_path / "peaks.json").write_text(json.dumps(PEAKS))
-    assert run(tmp_path, times={}).share_of_measured_peak is None, "a run without values has no times"
+    assert share(tmp_path, times={}) is None, "a run without values has no times"
 
 
 def test_speeds_by_hand(tmp_path):
@@ -62,41 +63,28 @@ def test_speeds_by_hand(tmp_path):
     assert bench.speeds(Bench(), runs)["ours"]["of measured"] is None
 
 
-def test_an_interrupted_bench_continues(tmp_path, monkeypatch, capsys):
-    """The second repeat stops after two of its three processes. Repeats are never mixed."""
+def test_a_bench_compares_and_keeps_every_number(tmp_path, monkeypatch, capsys):
+    """Three repeats of three processes; ours takes twice the time of the others. The second is interrupted at first."""
     called = []
 
     def measure(settings, name, out) -> dict:
         called.append(name)
         if len(called) == 6:
             raise KeyboardInterrupt
-        times = {"median_step_s": len(called) / 10, "fastest_tenth_step_s": 0.1, "losses_first_last": [1.0, 0.5]}
-        return KNOWN | times
+        step_s = 0.2 if name == "ours" else 0.1
+        return KNOWN | {"median_step_s": step_s, "fastest_tenth_step_s": step_s, "losses_first_last": [1.0, 0.5]}
 
     monkeypatch.setattr(bench, "measure", measure)
-    options = Bench(repeats=3, json=tmp_path / "b.json")
     with pytest.raises(KeyboardInterrupt):
-        bench.run(options)
-    assert len(json.loads((tmp_path / "b.part").read_text())["runs"]["ours"]) == 1
-    bench.run(options)
-    assert len(called) == 6 + 6
+        bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
+    bench.run(Bench(repeats=3, json=tmp_path / "b.json"))
+    second = ["bare", "hf", "ours"]
+    assert called == ["ours", "bare", "hf", *second, *second, "hf", "ours", "bare"], "repeats are never mixed"
+    assert not (tmp_path / "b.part").exists()
     result = json.loads((tmp_path / "b.json").read_text())
     assert [len(runs) for runs in result["runs"].values()] == [3, 3, 3]
-    assert result["runs"]["ours"][0]["median_step_s"] == 0.1
-    printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines() if "ours/bare" in line] == ["repeat", *["ours/bare"] * 2]
-    assert not (tmp_path / "b.part").exists()
-    bench.run(Bench(repeats=2, steps=70, json=tmp_path / "b.json"))
-    assert len(called) == 12 + 6, "another bench is not a continuation"
-
-
-def test_flags_of_yes_and_no():
-    assert options({"compile": True, "micro_batch": 4, "tf32": False}) == [
-        "--compile",
-        "--micro-batch",
-        "4",
-        "--no-tf32",
-    ]
+    assert {name: ratio["ratio"] for name, ratio in result["ratios"].items()} == {"ours/bare": 2.0, "ours/hf": 2.0}
+    assert "ours/bare  2.000  (95 %: 2.000 to 2.000) of the median step" in capsys.readouterr().out
     with pytest.raises(Stop, match="does not exist"):
         bench.run(Bench(peaks=ROOT / "none.json"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from study.records import stats
-from study.records.stats import Equivalence, equivalence, median, median_with_interval, paired_ratio, ratio_of_medians
+from study.records.stats import Equivalence, equivalence, median, paired_ratio, ratio_of_medians
 
 SLOW = [2.0, 2.2, 1.9, 2.1, 2.4, 2.0, 2.3]
 FAST = [1.0, 1.1, 0.9, 1.2, 1.0, 1.05, 0.95]
@@ -36,20 +36,6 @@ def test_the_interval_is_that_of_the_resamples_drawn_one_by_one():
 
 
 @RATIOS
-def test_a_constant_has_no_width(ratio_of):
-    assert ratio_of([3.0] * 5, [1.5] * 5, rng()) == (2, 2, 2)
-
-
-def test_the_generator_alone_decides():
-    noise = rng(1).lognormal(size=(2, 30))
-    np.random.seed(0)  # noqa: NPY002  the state that must not matter
-    before = ratio_of_medians(*noise, rng(7))
-    np.random.seed(1)  # noqa: NPY002
-    assert ratio_of_medians(*noise, rng(7)) == before
-    assert ratio_of_medians(*noise, rng(8))[1:] != before[1:]
-
-
-@RATIOS
 def test_interval_holds_the_point(ratio_of):
     for seed in range(5):
         ratio, low, high = ratio_of(*rng(seed).lognormal(size=(2, 25)), rng(seed))
@@ -64,17 +50,6 @@ def test_pairs_cancel_what_both_feel():
     assert paired_ratio(slow, fast, rng()) == (2, 2, 2)
     low, high = ratio_of_medians(slow, fast, rng())[1:]
     assert high - low > 1
-
-
-def test_one_of_each_has_no_width():
-    assert median_with_interval(SLOW, rng()) == ratio_of_medians(SLOW, [1.0] * 7, rng())
-    assert paired_ratio([2.0], [1.0], rng()) == ratio_of_medians([2.0], [1.0], rng()) == (2, 2, 2)
-    assert ratio_of_medians(SLOW, [1.0], rng())[1:] == ratio_of_medians(SLOW, [1.0] * 7, rng())[1:]
-
-
-def test_pairs_must_be_pairs():
-    with pytest.raises(ValueError, match="zip"):
-        paired_ratio([1.0, 2.0], [1.0], rng())
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch):
@@ -115,19 +90,6 @@ def test_p_is_below_five_percent_where_the_interval_is_within_the_margin(paired)
     for margin in np.linspace(0.05, 3, 40):
         tested = equivalence(a, b, margin, paired)
         assert (tested.p < 0.05) == (-margin < tested.low and tested.high < margin)
-
-
-def test_unlike_by_less_than_the_margin_is_shown_five_times_in_a_hundred():
-    """At a difference as large as the margin the test errs as often as it says."""
-    draws = rng(3).normal(1.0, 1, (600, 8)), rng(4).normal(0.0, 1, (600, 8))
-    wrong = sum(equivalence(a, b, 1.0, paired=False).p < 0.05 for a, b in zip(*draws, strict=True))
-    assert 0.02 < wrong / 600 < 0.07
-
-
-def test_what_seeds_share_makes_pairs_sharper():
-    shared, apart = rng(5).normal(0, 1, 6), rng(6).normal(0, 0.01, 6)
-    assert equivalence(shared + apart, shared, 0.05, paired=True).p < 0.05
-    assert equivalence(shared + apart, shared, 0.05, paired=False).p > 0.3
 
 
 def test_the_same_difference_every_time_leaves_no_doubt():

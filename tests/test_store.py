@@ -27,10 +27,8 @@ def put(folder, record: Record) -> Record:
 
 
 def test_a_new_record_is_running():
-    record = store.new("some-run", ["train.py", "--seed", "1"])
-    assert (record.status, record.run_id, record.argv) == ("running", "some-run", ["train.py", "--seed", "1"])
-    assert record.error is None
-    assert not record.loss
+    record = new()
+    assert (record.status, record.run_id, record.argv) == ("running", "some-run", ["train.py"])
     started = datetime.datetime.fromisoformat(record.started_utc)
     assert started.utcoffset() == datetime.timedelta(0)
     assert abs(datetime.datetime.now(datetime.UTC) - started) < datetime.timedelta(minutes=1)
@@ -63,19 +61,6 @@ def test_a_reader_never_sees_half_a_record(tmp_path):
         writer.join()
 
 
-def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
-    record = put(tmp_path, shaped.record())
-
-    def full(file):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        store.write(tmp_path, new())
-    assert store.load(tmp_path) == record
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path, value):
     record = shaped.record()
@@ -86,13 +71,6 @@ def test_a_number_that_is_not_finite_is_neither_written_nor_read(tmp_path, value
     (tmp_path / "record.json").write_text(json.dumps(record.model_dump(by_alias=True)))
     with pytest.raises(Stop, match="must be a finite number"):
         store.load(tmp_path)
-
-
-def test_steps_are_lines_of_json(tmp_path):
-    lines = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
-    for line in lines:
-        store.append_step(tmp_path, line)
-    assert [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == lines
 
 
 def test_the_cell_is_that_of_the_sweep(monkeypatch):
@@ -106,29 +84,34 @@ def test_the_cell_is_that_of_the_sweep(monkeypatch):
         assert not new().cell
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_without_a_record_is_a_stop(tmp_path):
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(Stop, match=rf"(?m)^'{folder}/record\.json' cannot be read"):
-            store.load(folder)
-
-
-@pytest.mark.parametrize("text", [b"", b'{"schema": 1,\n', b"not json", b"[" * 100_000, b"[]", b"\xff\xfe", b"{}"])
-def test_a_broken_record_is_a_stop_that_names_it(tmp_path, text):
-    (tmp_path / "record.json").write_bytes(text)
+@pytest.mark.parametrize("text", [None, b"", b'{"schema": 1,\n', b"[" * 100_000, b"[]", b"\xff\xfe", b"{}"])
+def test_a_record_that_cannot_be_read_is_a_stop_that_names_it(tmp_path, text):
+    if text is not None:
+        (tmp_path / "record.json").write_bytes(text)
     with pytest.raises(Stop, match=r"record\.json") as caught:
         store.load(tmp_path)
     assert "\n" not in caught.value.what
     assert len(caught.value.what) < 400
+    assert store.end_badly(tmp_path, FULL, "Stop") is None, "nothing is invented, and no second error hides the first"
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if text is None else [text])
 
 
-def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
+def test_a_link_a_huge_file_and_an_endless_text_are_refused(tmp_path, monkeypatch):
+    """Records come from anybody; what a link leads to may be anything of whoever reads them."""
+    for name in ("elsewhere", "runs"):
+        (tmp_path / name).mkdir()
+    put(tmp_path / "elsewhere", new())
+    (tmp_path / "runs" / "record.json").symlink_to(tmp_path / "elsewhere" / "record.json")
+    with pytest.raises(Stop, match=r"cannot be read \(it is a link, and links are not followed"):
+        store.load(tmp_path / "runs")
+    put(tmp_path, new().model_copy(update={"argv": ["x" * 1_000_001]}))
+    with pytest.raises(Stop, match=r"argv\.0 must have at most 1,000,000 characters \(got 1,000,001\)"):
+        store.load(tmp_path)
     monkeypatch.setattr(store, "MAX_BYTES", 10)
-    put(tmp_path, new())
     with pytest.raises(Stop, match="has more than 10 bytes"):
         store.load(tmp_path)
+    stop = Stop("x" * 200_000, "shorten it")
+    assert len(store.ended(new(), stop, "Stop").error.message) == 100_000, "the end of a run is always written"
 
 
 # --- ends ----------------------------------------------------------------------------------------------------------
@@ -182,15 +165,6 @@ def test_the_first_rank_that_fails_after_the_training_gives_the_reason(tmp_path)
     assert store.load(tmp_path).observed.instruments_failed == "no memory"
 
 
-@pytest.mark.parametrize("text", [None, "{"])
-def test_a_folder_without_a_readable_record_is_left_alone(tmp_path, text):
-    """Nothing is invented, and no second error hides the first."""
-    if text is not None:
-        (tmp_path / "record.json").write_text(text)
-    assert store.end_badly(tmp_path, FULL, "Stop") is None
-    assert [path.read_text() for path in tmp_path.iterdir()] == ([] if text is None else [text])
-
-
 # --- the commit ----------------------------------------------------------------------------------------------------
 
 
@@ -216,23 +190,3 @@ def test_the_commit_is_not_that_of_a_repository_around_it(tmp_path, monkeypatch)
     assert store.commit_of_this_tree() == (None, None)
     monkeypatch.setattr(store, "ROOT", tmp_path)
     assert len(store.commit_of_this_tree()[0]) == 40, "at the top of its own checkout it is known"
-
-
-def test_a_link_to_a_record_elsewhere_is_not_read(tmp_path):
-    """Records come from anybody; what a link leads to may be anything of whoever reads them."""
-    for name in ("elsewhere", "runs"):
-        (tmp_path / name).mkdir()
-    put(tmp_path / "elsewhere", new())
-    (tmp_path / "runs" / "record.json").symlink_to(tmp_path / "elsewhere" / "record.json")
-    with pytest.raises(Stop, match=r"cannot be read \(it is a link, and links are not followed"):
-        store.load(tmp_path / "runs")
-
-
-def test_a_text_as_long_as_no_run_writes_is_refused(tmp_path):
-    put(tmp_path, new())
-    content = json.loads((tmp_path / "record.json").read_text()) | {"argv": ["x" * 1_000_001]}
-    (tmp_path / "record.json").write_text(json.dumps(content))
-    with pytest.raises(Stop, match=r"argv\.0 must have at most 1,000,000 characters \(got 1,000,001\)"):
-        store.load(tmp_path)
-    stop = Stop("x" * 200_000, "shorten it")
-    assert len(store.ended(new(), stop, "Stop").error.message) == 100_000, "the end of a run is always written"

@@ -1,7 +1,6 @@
 """Sweeps of real launches: resumed, held by one, ended cleanly; and every outcome is a row."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from shaped import record as shaped
 from study.cli import commands
 from study.cli.progress import Progress
 from study.errors import Stop
+from study.machine.linux import OomKills
 from study.records import store
 from study.records.schema import Requested
 from study.sweeps import launches, outcomes, protocol, sweep
@@ -39,7 +39,6 @@ steps = 6
 seed = [1, 2, 3]
 [part.tiny]
 """
-ENDLESS = MINI.replace("steps = 6", "epochs = 900").replace("[1, 2, 3]", "1")
 LATE = Stop("it took longer than 60 s", "wait", "timeout")
 OVER = Stop("the window ended", "start the sweep again", "interrupted")
 
@@ -109,9 +108,8 @@ def test_repeats_go_there_and_back(tmp_path):
     cells = [turn.cell for turn in turns(tmp_path)]
     planned = [(turn.repeat, turn.cell.settings["seed"]) for turn in sweep.plan(cells, 3)]
     assert planned == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 2), (2, 1), (3, 1), (3, 2), (3, 3)]
-    for repeats in (0, -3, 10**9):
-        with pytest.raises(Stop, match=rf"--repeat must be from 1 to 3333 for 3 cells \(got {repeats}\)"):
-            sweep.plan(cells, repeats)
+    with pytest.raises(Stop, match=r"--repeat must be from 1 to 3333 for 3 cells \(got 9999\)"):
+        sweep.plan(cells, 9999)
 
 
 def test_filters_choose():
@@ -121,26 +119,18 @@ def test_filters_choose():
     assert sweep.chosen(cells, ("seed=42",)) == cells, "a setting that the protocol leaves at its default"
     with pytest.raises(Stop, match=r"--only must be a name and a pattern, .*\(got colour=red\)"):
         sweep.chosen(cells, ("colour=red",))
-    with pytest.raises(Stop, match="--only arm=zzz matches no cell") as caught:
-        sweep.chosen(cells, ("arm=zzz",))
-    assert "zero3_nvme" in caught.value.remedy, "what there is"
     with pytest.raises(Stop, match="--only task=imdb matches no cell") as caught:
         sweep.chosen([cell for cell in cells if cell.settings["task"] == "wikitext"], ("arm=ddp", "task=imdb"))
-    assert "left by the filters before it are wikitext" in caught.value.remedy
+    assert "the values of task here are wikitext" in caught.value.remedy
 
 
 REFUSED = {
     "--repeat 0": "--repeat must be from 1",
     "--only arm=zzz": "the values of arm here are single",
-    "--only arm=single --only seed=99": "--only seed=99 matches no cell",
     "--timeout-s nan": "--timeout-s must be above 0 (got nan)",
-    "--timeout-s -1": "--timeout-s must be above 0 (got -1)",
-    "--minutes nan": "--minutes must be 0 or more (got nan)",
     "--minutes -1": "--minutes must be 0 or more (got -1)",
     "--pack nowhere": "--pack nowhere holds no pack.json",
-    "--runs mini.toml": "--runs mini.toml cannot be used (",
     "--runs mini.toml/below": "--runs mini.toml/below cannot be used (Not a directory)",
-    "--runs /proc/x": "--runs /proc/x cannot be used (",
     "--runs held": "--runs held cannot be used (Is a directory)",
 }
 
@@ -162,15 +152,22 @@ def test_a_sweep_that_is_refused_says_why_in_a_sentence(tmp_path, monkeypatch, c
     assert not list(tmp_path.glob("*/record.json"))
 
 
-def test_what_a_machine_cannot_run_is_a_row(tmp_path):
-    cells = protocol.cells(protocol.read("smoke"), "one_gpu")
-    stop = sweep.why_not(cells[0], gpus=0)
-    assert stop.status == "unavailable"
-    record = sweep.not_run(sweep.Turn(cells[0], 2), tmp_path, stop)
-    assert store.load(tmp_path / f"{cells[0].name}-r2.0") == record
+def test_two_sweeps_do_not_share_a_folder(tmp_path):
+    holder = re.escape(f"holds {tmp_path} (process {os.getpid()} since ")
+    with sweep.lock_runs_folder(tmp_path), pytest.raises(Stop, match=holder), sweep.lock_runs_folder(tmp_path):
+        pass
+
+
+def test_what_a_machine_cannot_run_is_a_row_and_not_launched(tmp_path, monkeypatch):
+    monkeypatch.setattr(launches, "command", lambda *_: pytest.fail("it is launched"))
+    monkeypatch.setattr(sweep, "num_gpus", lambda: 0)
+    cell = protocol.cells(protocol.read("smoke"), "one_gpu")[0]
+    (outcome,) = sweep.sweep([sweep.Turn(cell, 2)], tmp_path, 60, None, Listener())
+    record = store.load(tmp_path / f"{cell.name}-r2.0")
+    assert outcome.status == record.status == "unavailable"
     assert record.cell.model_dump() == {"protocol": "smoke", "part": "arms", "scale": "one_gpu", "repeat": 2}
     assert "needs a GPU" in record.error.message
-    assert sweep.why_not(cells[0], gpus=1) is None
+    assert sweep.why_not(cell, gpus=1) is None
 
 
 def test_more_ranks_than_the_host_can_hold_are_not_started(tmp_path, monkeypatch):
@@ -179,18 +176,7 @@ def test_more_ranks_than_the_host_can_hold_are_not_started(tmp_path, monkeypatch
     text = MINI.replace('"single"', '"ddp"') + "ranks = [4, 1000]\n"
     few, many = (sweep.why_not(turn.cell, gpus=0) for turn in turns(tmp_path, text)[:2])
     assert few is None
-    assert many.status == "unavailable"
     assert many.what == "1000 ranks need at least 400 GB of host memory, and there are 25 GB"
-
-
-def test_what_this_machine_cannot_run_is_not_launched(tmp_path, monkeypatch):
-    stop = Stop("there is no compiler", "apt-get install g++", "unavailable")
-    monkeypatch.setattr(sweep.doctor, "why_not", lambda *_: stop)
-    monkeypatch.setattr(launches, "command", lambda *_: pytest.fail("it is launched"))
-    on_disk = turns(tmp_path, MINI.replace('"single"', '"zero3_nvme"'))
-    outcomes = sweep.sweep(on_disk, tmp_path / "runs", 60, None, Listener())
-    reason = "there is no compiler. What to do: apt-get install g++"
-    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [("unavailable", reason)] * 3
 
 
 # --- what a launch leaves ------------------------------------------------------------------------------------------
@@ -211,8 +197,7 @@ def left(folder: Path, status: str, output: str = "", kind: str = "Stop", messag
 
 
 SIGKILLED = (
-    "failed (exitcode: -9) local_rank: 1",
-    "exitcode  : -9 (pid: 7)",
+    "rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 7)",
     "traceback : Signal 9 (SIGKILL) received by PID 7",
     "died with <Signals.SIGKILL: 9>",
 )
@@ -248,19 +233,13 @@ ENDS = [
 @pytest.mark.parametrize(("leaves", "stop", "kills", "status", "words"), ENDS)
 def test_how_a_launch_ended(tmp_path, leaves, stop, kills, status, words):
     before = left(tmp_path / "run", **leaves)
-    record = outcomes.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, outcomes.OomKills(kills))
+    record = outcomes.outcome(turns(tmp_path)[0], tmp_path / "run", 1, stop, OomKills(kills))
     assert record.status == status
     assert words in (record.error.message if record.error else "")
     assert store.load(tmp_path / "run") == record
     stays = (tmp_path / "run" / "record.json").read_bytes() == before
     assert stays == (leaves["status"] == status)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["output.txt", "record.json"]
-
-
-def test_a_launch_has_its_time():
-    assert launches.out_of_time(60, 60, math.inf) is None
-    assert launches.out_of_time(61, 60, math.inf).status == "timeout"
-    assert launches.out_of_time(5, 60, time.monotonic()).status == "interrupted"
 
 
 def test_a_failure_that_is_told_before_the_time_is_up_stays(tmp_path, monkeypatch, launching):
@@ -323,7 +302,9 @@ def test_only_numbered_folders_are_tries_of_a_turn(tmp_path):
     turn, runs = turns(tmp_path)[0], tmp_path / "runs"
     for end in ("1", "10", "9", "bak", "1.bak", "1.tar.gz", "x2", "", "\N{SUPERSCRIPT TWO}"):
         (runs / f"{turn.name}.{end}").mkdir(parents=True)
-    assert list(sweep.attempts(runs, turn)) == [1, 9, 10]
+    (runs / f"{turn.name}.11").write_text("somebody's notes")
+    (runs / f"{turn.name}.12").symlink_to("elsewhere")
+    assert list(sweep.attempts(runs, turn)) == [1, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", '{"status": "well"}', None])
@@ -368,32 +349,6 @@ def test_a_rank_without_a_loss_is_shown(tmp_path, monkeypatch, capsys):
 
 
 # --- how a launch is ended -----------------------------------------------------------------------------------------
-
-
-def test_while_steps_are_timed_the_sweep_rests(tmp_path, monkeypatch, launching):
-    """It looks for processes once, when it ends a launch, and at the steps every two seconds."""
-    assert launches.POLL_S == 2
-    monkeypatch.setattr(launches, "POLL_S", 0.4)
-    launching("sleep", "1")
-    looked, watched, listener, family = [], [], Listener(), launches.family
-    monkeypatch.setattr(launches, "family", lambda *words: looked.append(time.monotonic()) or family(*words))
-    listener.step = lambda *_: watched.append(time.monotonic())
-    started = time.monotonic()
-    sweep.sweep(turns(tmp_path)[:1], tmp_path / "runs", 60, None, listener)
-    assert len(watched) == 2
-    assert len(looked) == 1
-    assert looked[0] - started > 1
-
-
-def test_the_sweep_itself_costs_next_to_nothing(tmp_path, launching):
-    """Five cells whose launch does nothing but end: what is left is the sweep's own."""
-    launching("true")
-    five, listener = turns(tmp_path, MINI.replace("[1, 2, 3]", "[1, 2, 3, 4, 5]")), Listener()
-    started = time.monotonic()
-    outcomes = sweep.sweep(five, tmp_path / "runs", 60, None, listener)
-    assert time.monotonic() - started < 5 * 0.5
-    assert [outcome.status for outcome in outcomes] == ["failed"] * 5, "nothing was run, and that is no success"
-    assert listener.started == five
 
 
 STOPPED = "import os, signal, time; os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)"
@@ -496,75 +451,3 @@ def test_a_killed_sweep_leaves_no_process_and_goes_on_where_it_was(tmp_path, cac
     assert third.returncode == 0
     assert time.monotonic() - started < 6
     assert {path: path.read_bytes() for path in runs.glob("*/record.json")} == before
-
-
-def test_two_sweeps_do_not_share_a_folder(tmp_path, cache):
-    runs = tmp_path / "runs"
-    with sweep.lock_runs_folder(runs):
-        output = finish(study("sweep", mini(tmp_path), "--runs", runs, cache=cache))
-    assert f"process {os.getpid()}" in output
-    assert "Traceback" not in output
-    assert statuses(runs) == {}
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-def test_ctrl_c_ends_the_launch_too(tmp_path, cache):
-    """Started as in the background, where SIGINT is ignored at first."""
-    runs = tmp_path / "runs"
-    in_the_background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    process = study("sweep", mini(tmp_path, ENDLESS), "--runs", runs, cache=cache, **in_the_background)
-    while not list(runs.glob("*/steps.jsonl")):
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output = finish(process)
-    assert process.returncode == 130
-    assert "run the same command again to continue" in output
-    assert "Traceback" not in output
-    assert working_on(runs) == []
-    assert list(statuses(runs).values()) == ["interrupted"]
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-def test_a_launch_that_takes_too_long_is_ended_with_its_stacks(tmp_path, cache, monkeypatch):
-    """As soon as it trains."""
-    runs = tmp_path / "runs"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(launches, "out_of_time", lambda *_: LATE if list(runs.glob("*/steps.jsonl")) else None)
-    outcomes = sweep.sweep(turns(tmp_path, ENDLESS.replace('"single"', '"ddp"')), runs, 60, None, Listener())
-    assert [outcome.status for outcome in outcomes] == list(statuses(runs).values()) == ["timeout"]
-    output = next(runs.glob("*/output.txt")).read_text()
-    stood = re.findall(r'train\.py", line \d+ in train\b', output)  # in a step, or between two windows of steps
-    assert len(stood) == 2, "where both ranks stood"
-    assert working_on(runs) == []
-
-
-@pytest.fixture
-def small_memory():
-    """A control group of 1.4 GB, in which the kernel kills what grows beyond it."""
-    group = Path("/sys/fs/cgroup/memory") / f"zero-study-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(1_400_000_000))
-    except OSError as error:
-        pytest.skip(f"capping memory needs the right to make a control group (version 1): {error}")
-    yield group
-    for process in (group / "cgroup.procs").read_text().split():
-        os.kill(int(process), signal.SIGKILL)
-    time.sleep(0.5)
-    group.rmdir()
-
-
-@pytest.mark.slow  # faults.py has it with forked launches
-@pytest.mark.parametrize(("arm", "models"), [("single", ["bert-large", "bert-tiny"]), ("ddp", ["bert-large"])])
-def test_what_needs_more_memory_than_there_is_is_a_row(tmp_path, cache, small_memory, arm, models):
-    """The kernel kills BERT-large; the record says so, also where a rank survives, and the next cell is run."""
-    runs = tmp_path / "runs"
-    text = MINI.replace("seed = [1, 2, 3]", f"model = {json.dumps(models)}\nsequence = 32")
-    text = text.replace('"single"', f'"{arm}"').replace('"random"', '"in_place"')
-    enter = {"preexec_fn": lambda: (small_memory / "cgroup.procs").write_text(str(os.getpid()))}
-    output = finish(study("sweep", mini(tmp_path, text), "--runs", runs, cache=cache, **enter))
-    by_model = {record.requested.model: record for record in map(store.load, runs.glob("p-*"))}
-    assert [by_model[model].status for model in models] == ["host_oom", "done"][: len(models)], output
-    error = by_model["bert-large"].error
-    assert error.message.startswith("the kernel killed "), error  # or another, where rank 0 survives

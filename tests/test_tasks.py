@@ -18,7 +18,7 @@ from study.errors import Stop
 from study.spec.settings import Flags, Settings, resolve
 from study.spec.shapes import VOCABULARY
 from study.training import models, tasks
-from study.training.data import SPLIT_SEED, load_data, load_file
+from study.training.data import load_data, load_file
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,7 +147,7 @@ def test_embedded_rows():
     train = {tuple(row) for row in data.train["input_ids"].tolist()}
     assert not train & {tuple(row) for row in data.eval["input_ids"].tolist()}, "nothing is evaluated on what was seen"
     text = load_data(settings_for("wikitext", sequence=32, train_rows=50, eval_rows=10))
-    stream = tasks.stream(50 * 32, SPLIT_SEED, "train").reshape(50, 32)
+    stream = tasks.stream(50 * 32, tasks.SPLIT_SEED, "train").reshape(50, 32)
     assert text.train.keys() == {"input_ids"}
     assert (text.train["input_ids"].numpy() == stream).all()
     assert tuple(text.eval["input_ids"].shape) == (10, 32)

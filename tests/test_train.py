@@ -32,6 +32,7 @@ TRUTH = {
     "hsdp": ("FSDP", None, "none", "none", "AdamW"),
     "zero3_hpz": ("DEEPSPEED", 3, "none", "none", "AdamW"),
 }
+ALONE = ("--no-instruments", "--eval-rows", "8")
 ARMS = [name for name in NAMES if name not in DECODERS_ALONE]
 ZERO = [name for name in ARMS if name.startswith("zero")]
 FSDP = [name for name in NAMES if name.startswith("fsdp2")]
@@ -173,7 +174,7 @@ def test_a_second_copy_of_the_weights_is_there_and_moves_nothing_that_is_kept(tr
 @pytest.mark.parametrize("init", ["random", "in_place"])
 def test_no_rank_builds_the_whole_of_a_model_under_stage_3(init, trained):
     """Every parameter is cut in parts as it is made or loaded."""
-    flags = TRAINED if init == "random" else ("--init", "in_place", "--steps", "8", "--no-instruments")
+    flags = TRAINED if init == "random" else (*ALONE, "--init", "in_place", "--steps", "6", "--sequence", "32")
     seen = trained("zero3", *flags).record["observed"]
     assert seen["built_in_parts"]
     assert (seen["weights_checksum"] is None) == (init == "in_place"), "drawn anew by each arm: nothing to compare"
@@ -240,9 +241,6 @@ def test_times_and_operations_of_a_step(trained):
     # 6 operations per parameter and token, in the two layers' matrices, and a little for attention and the pooler.
     matrices = 2 * (4 * 128**2 + 2 * 128 * 512)
     assert 1.0 < time["flops_per_rank_and_step"] / (6 * matrices * 8 * SEQUENCE) < 1.3
-
-
-ALONE = ("--no-instruments", "--eval-rows", "8")
 
 
 def test_both_tasks_are_learned_within_a_hundred_steps(trained):

@@ -16,17 +16,31 @@ from packaging.utils import canonicalize_name
 from shaped import finished, put
 
 ADVISE = "advise --model gpt2-xl --gpus 8 --gpu A100"
-COMMANDS = {
+BOTH = {  # what the light install does too
     "--version": "zero-study",
     "arms": "zero3_nvme",
     "estimate --model bert-large": "gradients",
     ADVISE: "predicted",
-    "sweep smoke --dry-run": "arms-zero3_nvme-",
     "runs runs": "good",
-    "explain runs/good runs/other": "all that is tracked",
     "claims S000-13 --runs runs": "verdict",
-    "operators": "operators are compiled",
     "outside": "rows of",
+}
+WHOLE = BOTH | {
+    "sweep smoke --dry-run": "arms-zero3_nvme-",
+    "explain runs/good runs/other": "all that is tracked",
+    "operators": "operators are compiled",
+}
+LIGHT = BOTH | {
+    "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
+    "claims S002-25": "S002-25",
+    "diff a.yaml b.json": "stage: A 2, B 3",
+    "diagnose runs/good": "good",
+    "compare runs": "ddp",
+    "doctor": "torch",
+}
+HEAVY = {  # what needs more says so in one sentence
+    "report --runs runs": "nbformat",
+    "bench": "torch",
 }
 
 
@@ -85,42 +99,18 @@ def light(wheel, tmp_path_factory) -> tuple[Path, int]:
 
 
 def run(study: Path, folder: Path, words: str, **environment: str) -> subprocess.CompletedProcess:
-    kept = environment | {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    return subprocess.run(
-        [str(study), *words.split()], cwd=folder, env=kept, capture_output=True, text=True, check=False
-    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    command = [str(study), *words.split()]
+    return subprocess.run(command, cwd=folder, env=kept | environment, capture_output=True, text=True, check=False)
 
 
 def test_the_wheel_has_every_command(study, tmp_path):
     put(tmp_path / "runs", finished("good", arm="ddp"), finished("other"))
-    for words, expected in COMMANDS.items():
+    for words, expected in WHOLE.items():
         done = run(study, tmp_path, words)
         assert done.returncode == 0, words
         assert done.stderr in ("", "judging the claims (1) by the runs (2)\n"), words
         assert expected in done.stdout, words
-
-
-LIGHT = {
-    "--version": "zero-study",
-    "arms": "zero3_nvme",
-    ADVISE: "predicted",
-    "advise --model llama3-8b --gpus 8 --gpu H100": "predicted",
-    "estimate --model bert-large": "gradients",
-    "claims S002-25": "S002-25",
-    "claims S000-13 --runs runs": "verdict",
-    "diff a.yaml b.json": "stage: A 2, B 3",
-    "diagnose runs/good": "good",
-    "runs runs": "good",
-    "compare runs": "ddp",
-    "outside": "rows of",
-    "doctor": "torch",
-}
-HEAVY = {  # what needs more says so in one sentence
-    "report --runs runs": "nbformat",
-    "bench": "torch",
-}
 
 
 def test_the_light_install_is_small_and_has_no_torch(light):

@@ -118,7 +118,7 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
 
 
 def count_initialize() -> list:
-    """A list that gets an entry with every call of deepspeed.initialize."""
+    """Return a list that gets an entry with every call of deepspeed.initialize."""
     if not CUDA:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints a warning
     import deepspeed
@@ -148,7 +148,7 @@ def weights_digest(model: torch.nn.Module) -> str:
 
 
 def train(settings: Settings, model, data: Data, name: str, batch: int, repair: Repair, folder: Path) -> ScriptTraining:
-    """One call of the published `train_model`."""
+    """Train as one call of the published `train_model` does."""
     engaged = name == "zero" and repair == "engaged"
     if CUDA:
         torch.cuda.empty_cache()

@@ -10,7 +10,6 @@ ratios with its interval over the repeats. Disturbances only make steps slower, 
 is disturbed less, is compared too.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from study.errors import Stop, exit_on_stop
+from study.io import files
 from study.io.tables import say, show
 from study.machine import gpus
 from study.records import metrics, store
@@ -73,53 +73,42 @@ def run(bench: Bench) -> None:
         raise Stop(f"--peaks {bench.peaks} does not exist", "write it with study peaks --json")
     if bench.json and not bench.json.resolve().parent.is_dir():
         raise Stop(f"the folder of --json {bench.json} does not exist", "create the folder first")
-    part = bench.json.with_suffix(PART) if bench.json else None
-    runs = kept_repeats(part, settings)
-    repeat_all(bench, settings, runs, part)
-    result: dict = {
+    runs = repeat_all(settings, bench.repeats, bench.json.with_suffix(PART) if bench.json else None)
+    result = {
         "bench": {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items()},
         "ratios": compare(runs, bench.seed, "median_step_s"),
         "fastest_tenth": compare(runs, bench.seed, "fastest_tenth_step_s"),
         "speed": speeds(bench, runs),
         "runs": runs,
     }
-    print_results(runs, result["ratios"], result["fastest_tenth"], result["speed"])
+    print_results(result)
     if bench.json:
         bench.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    if part:
-        part.unlink(missing_ok=True)
+        bench.json.with_suffix(PART).unlink(missing_ok=True)
 
 
-def repeat_all(bench: Bench, settings: dict, runs: dict[str, list[dict]], part: Path | None) -> None:
-    """Add the repeats that `runs` lacks, and write `part` after each of them."""
+def repeat_all(settings: dict, repeats: int, part: Path | None) -> dict[str, list[dict]]:
+    """Run every repeat, and return the results by trainer. `part` keeps whole repeats of an interrupted bench."""
+    runs: dict[str, list[dict]] = {name: [] for name in TRAINERS}
+    if part and part.exists():
+        kept = json.loads(part.read_text())
+        runs = kept["runs"] if kept["settings"] == settings else runs
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(len(runs["ours"]), bench.repeats):
+        for repeat in range(len(runs["ours"]), repeats):
             shift = repeat % len(TRAINERS)
             results = {}
             for name in TRAINERS[shift:] + TRAINERS[:shift]:
                 results[name] = measure(settings, name, Path(folder) / f"{name}-{repeat}")
                 step_ms = results[name]["median_step_s"] * 1000
-                say(f"repeat {repeat + 1} of {bench.repeats}  {name:<4}  {step_ms:.2f} ms")
-            for name in TRAINERS:  # only whole repeats, because ratios are within a repeat
-                runs[name].append(results[name])
+                say(f"repeat {repeat + 1} of {repeats}  {name:<4}  {step_ms:.2f} ms")
+            runs = {name: [*runs[name], results[name]] for name in TRAINERS}  # ratios are within a repeat
             if part:
-                part.write_text(json.dumps({"settings": settings, "runs": runs}) + "\n")
-
-
-def kept_repeats(part: Path | None, settings: dict) -> dict[str, list[dict]]:
-    """Return the repeats of an interrupted bench with the same settings."""
-    fresh: dict[str, list[dict]] = {name: [] for name in TRAINERS}
-    if part is None:
-        return fresh
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(part.read_text())
-        if kept["settings"] == settings:
-            return kept["runs"]
-    return fresh
+                files.write_below(part.parent, part.name, json.dumps({"settings": settings, "runs": runs}).encode())
+    return runs
 
 
 def requested(bench: Bench) -> dict:
-    """The settings of all three trainers."""
+    """Return the settings of all three trainers."""
     own = ("repeats", "peaks", "json")
     settings = {name: value for name, value in vars(bench).items() if name not in own and value is not None}
     # Our trainer ends with an untimed evaluation, for which one batch is enough.
@@ -127,7 +116,7 @@ def requested(bench: Bench) -> dict:
 
 
 def measure(settings: dict, name: str, out: Path) -> dict:
-    """One fresh process: its step times, its first and last loss, and for ours the machine and the versions."""
+    """Return step times and the first and last loss of a fresh process, and for ours the machine and the versions."""
     if name == "ours":
         command = [*launcher(ROOT / "accelerate_configs" / "single.yaml"), str(PACKAGE / "train.py")]
         command += [*options(settings), "--no-instruments", "--run-dir", str(out)]
@@ -157,7 +146,7 @@ def measure(settings: dict, name: str, out: Path) -> dict:
 
 
 def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
-    """Tokens per second by the median step, and FLOP/s as shares of the datasheet's peak and the measured peak.
+    """Return tokens per second by the median step, and FLOP/s as shares of the datasheet's peak and the measured peak.
 
     The operations are the model's own and the same for all three; recomputed operations do not count.
     """
@@ -175,7 +164,7 @@ def speeds(bench: Bench, runs: dict[str, list[dict]]) -> dict[str, dict]:
 
 
 def compare(runs: dict[str, list[dict]], seed: int, field: str) -> dict[str, dict]:
-    """Our step time over each rival's, in each repeat, and the median of these ratios with its interval."""
+    """Return our step time over each rival's, in each repeat, and the median of these ratios with its interval."""
     step_s = {name: [run[field] for run in runs[name]] for name in TRAINERS}
     rng = np.random.default_rng(seed)
     ratios = {}
@@ -186,20 +175,22 @@ def compare(runs: dict[str, list[dict]], seed: int, field: str) -> dict[str, dic
     return ratios
 
 
-def print_results(runs: dict[str, list[dict]], ratios: dict, fastest_tenth: dict, speed: dict) -> None:
+def print_results(result: dict) -> None:
     """Print the repeats and their medians, the intervals, and the speeds. A ratio above 1 means that ours is slower."""
+    runs = result["runs"]
     columns = {f"{name} ms": [run["median_step_s"] * 1000 for run in runs[name]] for name in TRAINERS}
-    columns |= {name: ratio["each"] for name, ratio in ratios.items()}
+    columns |= {name: ratio["each"] for name, ratio in result["ratios"].items()}
     table = pd.DataFrame(columns, index=range(1, len(runs["ours"]) + 1))
     table.loc["median"] = table.median()
     say("")
     show([{"repeat": str(repeat)} | values for repeat, values in table.to_dict("index").items()])
     say("")
-    for what, intervals in (("the median step", ratios), ("the fastest tenth of steps", fastest_tenth)):
-        for name, ratio in intervals.items():
+    for what, key in (("the median step", "ratios"), ("the fastest tenth of steps", "fastest_tenth")):
+        for name, ratio in result[key].items():
             say(f"{name:<9}  {ratio['ratio']:.3f}  (95 %: {ratio['low']:.3f} to {ratio['high']:.3f}) of {what}")
     say("")
     losses = {name: runs[name][0]["losses_first_last"] for name in TRAINERS}
+    speed = result["speed"]
     show([{"": name, **speed[name], "first loss": losses[name][0], "last loss": losses[name][1]} for name in TRAINERS])
 
 

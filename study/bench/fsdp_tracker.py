@@ -18,17 +18,17 @@ from study.records.schema import Record
 
 
 def applies(record: Record) -> bool:
-    """Whether it can predict a run. It knows only FSDP2, which keeps the same parts as stage 3 without offloading."""
+    """Return whether it knows a run's arm: only FSDP2, which keeps the same parts as stage 3 without offloading."""
     seen = record.observed
     return seen.stage == 3 and (seen.offload_optimizer, seen.offload_param) == ("none", "none")
 
 
 def peak_bytes(record: Record) -> int:
-    """The peak of a run's settings under FSDP2 instead of stage 3."""
+    """Return the peak of a run's settings under FSDP2 instead of stage 3."""
     requested = record.requested
-    config = configs.load(requested.model, attention=requested.attention, dropout=requested.dropout)
+    config = configs.load(requested.model or "", attention=requested.attention, dropout=requested.dropout)
     names = ("precision", "micro_batch", "accumulation", "sequence", "checkpointing")
-    return follow(config, record.observed.ranks, **{name: getattr(requested, name) for name in names})
+    return follow(config, record.observed.ranks or 1, **{name: getattr(requested, name) for name in names})
 
 
 def follow(
@@ -43,20 +43,20 @@ def follow(
     gather_in: torch.dtype | None = None,
     reshard: bool | None = None,
 ) -> int:
-    """The peak of two steps, with each layer as a unit that is gathered again in the backward pass.
+    """Return the peak of two steps, with each layer as a unit that is gathered again in the backward pass.
 
     `gather_in` is the dtype of gathered weights if it is not that of the weights.
     """
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        options = {"mesh": init_device_mesh("cpu", (ranks,)), "mp_policy": MixedPrecisionPolicy(cast, cast)}
+        mesh, policy = init_device_mesh("cpu", (ranks,)), MixedPrecisionPolicy(cast, cast)
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
             model = build(config, "cpu", dtype, checkpointing)
             for layer in list(_layers(model)):
-                fully_shard(layer, reshard_after_forward=reshard, **options)
-            fully_shard(model, **options)
+                fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # others read their step, which has no value
             batch = inputs(config, micro_batch, sequence)
             dtypes = {"autocast": precision == "bf16", "logits": cast or dtype}
@@ -86,6 +86,6 @@ def _step(model, optimizer, config, batch, passes: int, dtypes: dict, tracker: F
 
 
 def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The outermost numbered modules."""
+    """Yield the outermost numbered modules."""
     for child in module.children():
         yield from child if isinstance(child, torch.nn.ModuleList) else _layers(child)

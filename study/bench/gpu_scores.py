@@ -32,94 +32,74 @@ class Scored:
 
 
 def scored(runs: Iterable[Run]) -> list[Scored]:
-    """Every finished run on a GPU whose model is known, with the quantities that have a prediction."""
-    on_gpu = [run for run in runs if run.done and run.device == "cuda"]
-    return [each for each in map(_scored, on_gpu) if each.quantities]
+    """Return every finished run on a GPU whose model is known, with the quantities that have a prediction."""
+    on_gpu = [Scored(run, _quantities(run)) for run in runs if run.done and run.device == "cuda"]
+    return [each for each in on_gpu if each.quantities]
 
 
-def _scored(run: Run) -> Scored:
-    setup, gpu = setup_of(run.record, look=True), _gpu(run)
+def _quantities(run: Run) -> dict[str, Compared]:
+    setup = setup_of(run.record, look=True)
     if setup is None:
-        return Scored(run, {})
-    predicted, quantities = memory_kinds(setup, gpu), {}
+        return {}
+    try:
+        gpu = gpu_named(run.record.hardware.devices[0].name)
+    except (Stop, IndexError):
+        gpu = None
+    predicted = memory_kinds(setup, gpu)
+    quantities = {}
     for name, field in MEMORY.items():
         measured = max((getattr(rank, field) or 0 for rank in run.record.memory.per_rank), default=0)
         # A rank that runs alone has no NCCL, which is in the prediction of what the driver shows.
         ours = None if name == "driver" and run.virtual else getattr(predicted, name)
         if measured and ours is not None:
-            quantities[name] = Compared("memory", float(ours), float(measured), None)
+            quantities[name] = Compared("memory", float(ours), float(measured))
     # A virtual rank sends nothing, so its step lacks that time. No record has the speed of a disk.
     if gpu and run.median_step_s and not run.virtual and run.record.observed.offload_optimizer != "nvme":
-        step = step_time(setup, Machine(gpu=gpu, gpus_per_node=_gpus_per_node(run)))
+        of_a_node = max((len(machine.ranks) for machine in run.record.machines), default=run.ranks or 1)
+        step = step_time(setup, Machine(gpu=gpu, gpus_per_node=of_a_node))
         quantities["step"] = Compared("time", step.seconds, run.median_step_s, (step.low_s, step.high_s))
-    return Scored(run, quantities)
-
-
-def _gpu(run: Run) -> str | None:
-    """The name in GPUS of the run's GPU; None if it is unknown."""
-    devices = run.record.hardware.devices
-    try:
-        return gpu_named(devices[0].name) if devices else None
-    except Stop:
-        return None
-
-
-def _gpus_per_node(run: Run) -> int:
-    machines = run.record.machines
-    return max((len(machine.ranks) for machine in machines), default=run.ranks or 1)
+    return quantities
 
 
 def lines(everything: list[Scored]) -> list[dict]:
-    """A row for each run: what was measured, and how far off the prediction is."""
-    return [_line(each) for each in everything]
-
-
-def _line(each: Scored) -> dict:
-    run = each.run
-    about = {"cell": f"{run.model} {run.arm}", "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks}
-    about |= {"precision": run.precision, "rows": run.micro_batch, "passes": run.accumulation, "tokens": run.sequence}
-    for name in NAMES:
-        quantity = each.quantities.get(name)
-        about[name] = None
-        if quantity is not None:
+    """Return a row for each run: what was measured, and how far off the prediction is."""
+    rows = []
+    for each in everything:
+        run = each.run
+        row = {"cell": f"{run.model} {run.arm}", "ranks": f"{run.ranks} virtual" if run.virtual else run.ranks}
+        row |= {"precision": run.precision, "rows": run.micro_batch, "passes": run.accumulation, "tokens": run.sequence}
+        row |= dict.fromkeys(NAMES)
+        for name, quantity in each.quantities.items():
             measured = f"{quantity.measured:.3g} s" if name == "step" else size(quantity.measured)
-            about[name] = f"{measured} ({quantity.error:+.1%})"
-    return about
+            row[name] = f"{measured} ({quantity.error:+.1%})"
+        rows.append(row)
+    return rows
 
 
 def errors(everything: list[Scored]) -> list[dict]:
-    """A row for each quantity: how far off its predictions are here, and those of published measurements."""
-    if not everything:
-        return []
-    rows = []
-    for name in NAMES:
-        of_name = [each.quantities[name] for each in everything if name in each.quantities]
-        if of_name:
-            rows.append({"quantity": name, "measured": "these runs"} | _errors(Errors.of(of_name)))
-    for name, errors_of_name in _published().items():
-        rows.append({"quantity": name, "measured": "published"} | _errors(errors_of_name))
-    return rows
+    """Return a row for each quantity: how far off its predictions are here, and those of published measurements."""
+    groups = [(name, [each.quantities[name] for each in everything if name in each.quantities]) for name in NAMES]
+    here = [(name, "these runs", Errors.of(members)) for name, members in groups if members]
+    published = [(name, "published", errors) for name, errors in _published().items()] if here else []
+    return [
+        {
+            "quantity": name,
+            "measured": where,
+            "cells": errors.count,
+            "off by (median)": percent(errors.median_absolute),
+            "worst": f"{errors.worst:+.0%}",
+            "within 10 %": percent(errors.within_10),
+            "within 30 %": percent(errors.within_30),
+            "in the interval": percent(errors.inside),
+        }
+        for name, where, errors in here + published
+    ]
 
 
 @functools.cache
 def _published() -> dict[str, Errors]:
     """Return the errors over what others measured: memory, and the rows of time that nothing was fitted to."""
-    groups: dict[str, list[Compared]] = {"memory": [], "step": []}
-    for member in predictions():
-        for compared in member.quantities:
-            if compared.quantity == "memory":
-                groups["memory"].append(compared)
-            elif member.row.role != "fit":
-                groups["step"].append(compared)
-    return {name: Errors.of(members) for name, members in groups.items() if members}
-
-
-def _errors(errors: Errors) -> dict:
-    return {
-        "cells": errors.count,
-        "off by (median)": percent(errors.median_absolute),
-        "worst": f"{errors.worst:+.0%}",
-        "within 10 %": percent(errors.within_10),
-        "within 30 %": percent(errors.within_30),
-        "in the interval": percent(errors.inside),
-    }
+    compared = [(member.row.role, quantity) for member in predictions() for quantity in member.quantities]
+    memory = [quantity for _, quantity in compared if quantity.quantity == "memory"]
+    step = [quantity for role, quantity in compared if quantity.quantity == "time" and role != "fit"]
+    return {"memory": Errors.of(memory), "step": Errors.of(step)}

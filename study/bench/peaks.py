@@ -81,7 +81,7 @@ def measure(options: Peaks) -> dict:
 
 
 def rates(work: Callable[[], object], amount: float, tries: int) -> dict:
-    """`amount` per second over several tries, each timed separately, with the clock of the trainer's steps."""
+    """Return `amount` per second over several tries, each timed separately, with the clock of the trainer's steps."""
     for _ in range(WARM_UP):
         work()
     clock = Clock()
@@ -105,7 +105,7 @@ def matrix_products(dtype: torch.dtype, tf32: bool, options: Peaks) -> dict:
 
 
 def copies(options: Peaks) -> dict[str, dict]:
-    """Bytes per second of copies: over the device's link, and within the device, where each byte counts twice."""
+    """Return bytes per second of copies over the device's link, and within it, where each byte counts twice."""
     count = options.copy_mib * 2**20
     here = torch.randint(0, 256, (count,), dtype=torch.uint8)
     if not CUDA:
@@ -122,7 +122,7 @@ def copies(options: Peaks) -> dict[str, dict]:
 
 
 def host_adam(options: Peaks) -> dict | None:
-    """Parameters per second of the Adam that offloading uses, on all cores. None if it cannot be compiled."""
+    """Return parameters per second of the Adam that offloading uses, on all cores. None if it cannot be compiled."""
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

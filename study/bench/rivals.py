@@ -12,7 +12,7 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
@@ -50,43 +50,42 @@ def main(
     """
     settings = resolve(settings, CUDA)
     refuse(settings)
-    steps = steps_of(settings)
+    if (steps := settings.steps) is None:
+        raise Stop("the rivals take no --epochs", "give --steps")
     set_threads(settings.threads)
     display.log_to(None)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     data = load_data(settings)
     model = models.build_model(settings, models.model_config(settings, data.vocabulary), DEVICE)
-    clock = Profiled(steps) if kernels else Clock()
+    clock = Profiled(steps, kernels) if kernels else Clock()
     train = bare if rival == "bare" else hf
     losses = train(settings, steps, model, arrange(settings, steps, data.train), clock)
     first_last = torch.stack([losses[0], losses[-1]]).tolist()
     out.write_text(json.dumps({"step_s": clock.step_s[settings.warmup_steps :], "losses_first_last": first_last}))
-    if kernels and isinstance(clock, Profiled):
-        kernels.write_text(json.dumps(clock.kernels, indent=1) + "\n")
 
 
 class Profiled(Clock):
-    """A clock that also profiles the last step with PyTorch's profiler."""
+    """A clock that also profiles the last step with PyTorch's profiler, and writes its longest kernels into a file."""
 
-    def __init__(self, steps: int):
+    def __init__(self, steps: int, file: Path):
         super().__init__()
         self.steps = steps
-        self.kernels: list[dict] = []
+        self.file = file
 
     @contextlib.contextmanager
     def window(self, barrier):
         spans = schedule(wait=self.steps - 2, warmup=1, active=1, repeat=1)
-        with profile(schedule=spans, on_trace_ready=self._keep) as profiler, super().window(barrier) as tick:
+        with profile(schedule=spans, on_trace_ready=self._write) as profiler, super().window(barrier) as tick:
             yield lambda: (tick(), profiler.step())
 
-    def _keep(self, profiler) -> None:
-        events = profiler.key_averages()
+    def _write(self, profiler) -> None:
         own = "self_device_time_total" if CUDA else "self_cpu_time_total"  # microseconds, without the calls inside
+        events = [event for event in profiler.key_averages() if getattr(event, own)]
         if CUDA:  # only kernels: the time of an operator would count its kernels again
             events = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
-        longest = sorted(events, key=lambda event: getattr(event, own), reverse=True)[:LONGEST]
-        rows = [(getattr(event, own) / 1e6, event.count, event.key[:100]) for event in longest if getattr(event, own)]
-        self.kernels = [dict(zip(("seconds", "calls", "name"), row, strict=True)) for row in rows]
+        events = sorted(events, key=lambda event: getattr(event, own), reverse=True)[:LONGEST]
+        rows = [{"seconds": getattr(each, own) / 1e6, "calls": each.count, "name": each.key[:100]} for each in events]
+        self.file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def refuse(settings: Settings) -> None:
@@ -104,15 +103,8 @@ def refuse(settings: Settings) -> None:
         raise Stop("transformers.Trainer would split the batch over all GPUs", "set CUDA_VISIBLE_DEVICES to one")
 
 
-def steps_of(settings: Settings) -> int:
-    """Return the number of steps, or raise Stop if it depends on the epochs."""
-    if settings.steps is None:
-        raise Stop("the rivals take no --epochs", "give --steps")
-    return settings.steps
-
-
 def arrange(settings: Settings, steps: int, rows: Rows) -> Rows:
-    """The rows of the whole training in the order of our trainer, epoch after epoch."""
+    """Return the rows of the whole training in the order of our trainer, epoch after epoch."""
     count = len(rows["input_ids"])
     per_step = settings.micro_batch * settings.accumulation
     if per_step > count:
@@ -130,7 +122,7 @@ def arrange(settings: Settings, steps: int, rows: Rows) -> Rows:
 
 
 def bare(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
-    """Plain PyTorch: rows pinned beforehand, copies without waiting, losses left on the device."""
+    """Train in plain PyTorch: rows pinned beforehand, copies without waiting, losses left on the device."""
     shape = (steps, settings.accumulation, settings.micro_batch)
     batches = {name: values.unflatten(0, shape) for name, values in rows.items()}
     if CUDA:
@@ -160,7 +152,7 @@ def bare(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clo
 
 
 def hf(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock: Clock) -> list[torch.Tensor]:
-    """transformers.Trainer with every costly feature switched off that has a switch.
+    """Train with transformers.Trainer, with every costly feature switched off that has a switch.
 
     Three have no switch: the gradients' norm, which it computes at every step even without clipping; its count of
     operations; and loading: it collates rows within the step, and we arrange ours before it.
@@ -169,6 +161,7 @@ def hf(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock
         labels = rows["input_ids"].clone()
         labels[:, 0] = -100  # nothing predicts it, and Trainer would count it in the mean for GPT-2 (transformers 5.23)
         rows = rows | {"labels": labels}
+    dataset = StackDataset(**cast(dict[str, Any], rows))  # tensors have what it needs of a data set
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             output_dir=folder,
@@ -199,7 +192,7 @@ def hf(settings: Settings, steps: int, model: torch.nn.Module, rows: Rows, clock
         )
         with clock.window(lambda: None) as tick:
             callbacks = [Ticks(tick, settings.seed)]
-            trainer = KeepsLosses(model, arguments, train_dataset=StackDataset(**rows), callbacks=callbacks)
+            trainer = KeepsLosses(model, arguments, train_dataset=dataset, callbacks=callbacks)
             trainer.remove_callback(transformers.PrinterCallback)
             # BERT averages over its microbatch and ignores the row count that Trainer passes. Trainer still assumes a
             # scaled loss, and with accumulation its gradients would be too large.

@@ -3,11 +3,11 @@
 study scoreboard runs/scoreboard runs/smoke
 """
 
-import statistics
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
+import pandas as pd
 import tyro
 from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
@@ -17,7 +17,8 @@ from study.bench import fsdp_tracker, gpu_scores
 from study.bench.prediction import architecture, predicted
 from study.errors import Stop
 from study.io.tables import say, show
-from study.predictor.architecture import FAMILIES, tensors
+from study.predictor.architecture import FAMILIES, Architecture, tensors
+from study.predictor.estimate import Estimate
 from study.records import runs
 from study.records.runs import Run, Runs
 from study.spec.shapes import SHAPES, shape_of
@@ -28,6 +29,7 @@ HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
 PREDICTORS = ("ours", "formulas", "deepspeed", "accelerate", "torch")
 STATES_ONLY = "deepspeed, states"
 ESTIMATED = ("weights", "master", "moments", "gradients", "buckets")  # all that DeepSpeed's estimators predict
+HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters
 GOAL = 0.01
 
 
@@ -58,51 +60,42 @@ def main(
     rows = scored(loaded, tracker)
     if as_json:
         return rows
-    chosen = [dict(row) for row in rows if every_cell or abs(row["ours"]) > GOAL]
-    if chosen:
-        percents = (*PREDICTORS, STATES_ONLY)
-        shown = [
-            row | {name: None if row[name] is None else f"{row[name]:+.1%}" for name in percents} for row in chosen
-        ]
-        show([{name: value for name, value in row.items() if name not in HIDDEN} for row in shown])
-    held_out = [row for row in rows if row["held out"]]
-    show(
-        [
-            {"predictor": name} | errors(part, name, title)
-            for title, part in (("all", rows), ("held out", held_out))
-            for name in (*PREDICTORS, STATES_ONLY)
-            if any(row[name] is not None for row in part)
-        ]
-    )
+    show([_shown(row) for row in rows if every_cell or abs(row["ours"]) > GOAL])
+    table = pd.DataFrame(rows)
+    parts = {"all": table, "held out": table[table["held out"]]}
+    names = [(of, name) for of in parts for name in (*PREDICTORS, STATES_ONLY) if parts[of][name].notna().any()]
+    show([{"predictor": name, "of": of} | errors(parts[of][name]) for of, name in names])
     for by in ("family", "arm"):
-        names = sorted({row[by] for row in rows})
-        show([{by: name} | errors([row for row in rows if row[by] == name], "ours") for name in names])
+        show([{by: name} | errors(group["ours"]) for name, group in table.groupby(by)])
     if on_gpu := gpu_scores.scored(loaded):
         say("", "On the GPU: what was measured, and how far off the prediction is.")
         show(gpu_scores.lines(on_gpu))
         say("")
         show(gpu_scores.errors(on_gpu))
+    return None
 
 
-HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters
+def _shown(row: dict) -> dict:
+    percents = {name: f"{row[name]:+.1%}" for name in PREDICTORS if row[name] is not None}
+    return {name: value for name, value in (row | percents).items() if name not in HIDDEN}
 
 
-def errors(rows: list[dict], predictor: str, title: str | None = None) -> dict:
-    """How far off a predictor is over some cells."""
-    off = [abs(row[predictor]) for row in rows if row[predictor] is not None]
-    over = sum(error > GOAL for error in off)
-    counts = {"cells": len(off), "over 1 %": over}
-    names = {"of": title} if title else {}
-    return names | counts | {"median": f"{statistics.median(off):.2%}", "worst": f"{max(off):.2%}"}
+def errors(values: pd.Series) -> dict:
+    """Return how far off a predictor is over some cells."""
+    off = values.dropna().abs()
+    counts = {"cells": len(off), "over 1 %": int((off > GOAL).sum())}
+    return counts | {"median": f"{off.median():.2%}", "worst": f"{off.max():.2%}"}
 
 
 def scored(loaded: Runs, tracker: bool = False) -> list[dict]:
-    """A row for each finished run whose memory is known by component. stderr names the others, with reasons."""
+    """Return a row for each finished run whose memory is known by component. stderr names the others, with reasons."""
     sys.stderr.write("".join(f"set aside: {sentence}\n" for sentence in loaded.set_aside))
-    in_order = sorted(loaded.done, key=lambda run: run.folder)
-    reasons = {run.folder: left_out(run) for run in in_order}
-    sys.stderr.write("".join(f"left out: {folder}: {reason}\n" for folder, reason in reasons.items() if reason))
-    rows = [score(run, tracker) for run in in_order if reasons[run.folder] is None]
+    rows = []
+    for run in sorted(loaded.done, key=lambda run: run.folder):
+        if reason := left_out(run):
+            sys.stderr.write(f"left out: {run.folder}: {reason}\n")
+        else:
+            rows.append(score(run, tracker))
     if not rows:
         raise Stop("no finished run has memory by component and a known model", "run study sweep scoreboard first")
     return rows
@@ -110,32 +103,35 @@ def scored(loaded: Runs, tracker: bool = False) -> list[dict]:
 
 def left_out(run: Run) -> str | None:
     """Return the reason why a finished run has no row; None if it has one."""
-    record = run.record
+    record, shape = run.record, shape_of(run.record.requested.model or "")
     if record.is_script or record.is_watched:
         return "it ran a script that is not ours"
     if not run.components:
         return "its memory is not known by component"
-    if shape_of(record.requested.model) not in SHAPES:
+    if shape not in SHAPES:
         return f"{record.requested.model} is no built-in shape, and a record does not keep a model's config"
     if architecture(record) is None:
-        return f"it trained another model than the built-in {shape_of(record.requested.model)}: the parameters differ"
+        return f"it trained another model than the built-in {shape}: the parameters differ"
     if predicted(record) is None:
         return "its memory is not predicted: a compiled run, fp8, or data of unknown size"
     return None
 
 
 def score(run: Run, tracker: bool = False) -> dict:
-    """One run's peak, and the relative error of each prediction of it; None where a predictor has none."""
-    rank, ours = run.record.memory.components.per_rank[0], predicted(run.record, look=True)
-    measured_bytes, at_peak = rank.tracked_peak_bytes, rank.at_peak
-    bytes_of = {"ours": ours.peak_bytes, "formulas": None} | library_estimates(run)
-    if (family := SHAPES[shape_of(run.model)]["model_type"]) in FAMILIES:
-        bytes_of["formulas"] = predicted(run.record).peak_bytes
-    asked_torch = tracker and fsdp_tracker.applies(run.record)
-    bytes_of["torch"] = fsdp_tracker.peak_bytes(run.record) if asked_torch else None
+    """Return one run's peak, and the relative error of each prediction of it; None where a predictor has none."""
+    record, rank = run.record, run.record.memory.components.per_rank[0]
+    ours = cast(Estimate, predicted(record, look=True))  # left_out has looked for a prediction
+    measured_bytes, at_peak = rank.tracked_peak_bytes, rank.at_peak or {}
+    family = SHAPES[shape_of(run.model or "")]["model_type"]
+    bytes_of = {"ours": ours.peak_bytes, "formulas": None, "torch": None} | library_estimates(run)
+    if family in FAMILIES:
+        bytes_of["formulas"] = cast(Estimate, predicted(record)).peak_bytes
+    if tracker and fsdp_tracker.applies(record):
+        bytes_of["torch"] = fsdp_tracker.peak_bytes(record)
+    off = {name: None if bytes_of[name] is None else bytes_of[name] / measured_bytes - 1 for name in PREDICTORS}
     states_bytes = sum(at_peak.get(role, 0) for role in ESTIMATED)
-    off = {part: ours.at_peak.get(part, 0) - at_peak.get(part, 0) for part in [*at_peak, *ours.at_peak]}
-    worst = max(off, key=lambda part: abs(off[part]))
+    missed = {part: ours.at_peak.get(part, 0) - at_peak.get(part, 0) for part in [*at_peak, *ours.at_peak]}
+    worst = max(missed, key=lambda part: abs(missed[part]))
     return {
         "cell": f"{run.model} {run.arm}",
         "family": family,
@@ -145,26 +141,27 @@ def score(run: Run, tracker: bool = False) -> dict:
         "rows": run.micro_batch,
         "acc": run.accumulation,
         "tokens": run.sequence,
-        "held out": (run.record.cell.part or "").startswith(HELD_OUT),
+        "held out": bool(record.cell.part and record.cell.part.startswith(HELD_OUT)),
         "measured GB": measured_bytes / 1e9,
-        **{name: None if bytes_of[name] is None else bytes_of[name] / measured_bytes - 1 for name in PREDICTORS},
+        **off,
         STATES_ONLY: bytes_of["deepspeed"] and bytes_of["deepspeed"] / states_bytes - 1,
-        "most off": f"{worst} {off[worst] / measured_bytes:+.1%}",
+        "most off": f"{worst} {missed[worst] / measured_bytes:+.1%}",
     }
 
 
-def library_estimates(run: Run) -> dict[str, float | None]:
-    """What the libraries' own estimators return. None of them includes activations."""
-    sizes, seen = [tensor.elements for tensor in tensors(architecture(run.record))], run.record.observed
-    on_host = seen.offload_optimizer != "none"
-    options = {"cpu_offload": on_host, "additional_buffer_factor": 1}
+def library_estimates(run: Run) -> dict:
+    """Return what the libraries' own estimators give. None of them includes activations."""
+    model = cast(Architecture, architecture(run.record))
+    sizes = [tensor.elements for tensor in tensors(model)]
+    on_host = run.record.observed.offload_optimizer != "none"
+    options = {"num_gpus_per_node": run.ranks, "num_nodes": 1, "cpu_offload": on_host, "additional_buffer_factor": 1}
     deepspeed = None  # it has none for DDP and stage 1
     if run.stage in (2, 3):
         if run.stage == 2:
-            host, device = estimate_zero2_model_states_mem_needs(sum(sizes), run.ranks, 1, **options)
+            host, device = estimate_zero2_model_states_mem_needs(sum(sizes), **options)
         else:
-            options["cpu_offload_params"] = seen.offload_param != "none"
-            host, device, _ = estimate_zero3_model_states_mem_needs(sum(sizes), max(sizes), run.ranks, 1, **options)
-        deepspeed = device + (host / run.ranks if on_host else 0)  # on a CPU both are one memory
+            options["cpu_offload_params"] = run.record.observed.offload_param != "none"
+            host, device, _ = estimate_zero3_model_states_mem_needs(sum(sizes), max(sizes), **options)
+        deepspeed = device + (host / (run.ranks or 1) if on_host else 0)  # on a CPU both are one memory
     usage = estimate_training_usage(4 * sum(sizes), "float32" if run.precision == "fp32" else "bfloat16")
     return {"deepspeed": deepspeed, "accelerate": max(usage.values())}  # it prints the largest

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from study.cli.steps import wrapped
 from study.errors import Stop
-from study.io.tables import say, show
+from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice import answer, configure
 from study.predictor.advice.advise import advise as recommend
@@ -60,9 +59,11 @@ def advise(
     assumed = answer.assumptions(advice.question)
     if as_json:
         return dataclasses.asdict(advice) | {"in_words": lines, "assumed": assumed, "accuracy": accuracy()}
-    say(*wrapped(lines), "")
+    say_wrapped(*lines, "")
     show(answer.table(advice))
-    say("", "Assumed:", *wrapped(assumed, "- "), "", *wrapped([accuracy()]))
+    say("", "Assumed:")
+    say_wrapped(*assumed, indent="  ", first="- ")
+    say_wrapped("", accuracy())
     return None
 
 
@@ -74,9 +75,9 @@ def _advise_number(
     line = answer.needed_in_words(enough, counts)
     if as_json:
         return {"in_words": [line], "enough": [dataclasses.asdict(each) for each in enough]}
-    say(*wrapped([line]), "")
+    say_wrapped(line, "")
     show(answer.needed_table(enough))
     if enough:
         say("", "Assumed, for the first of them; give --gpus and --gpu for another:")
-        say(*wrapped(answer.assumptions(enough[0].question), "- "))
+        say_wrapped(*answer.assumptions(enough[0].question), indent="  ", first="- ")
     return None

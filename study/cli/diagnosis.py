@@ -1,23 +1,22 @@
-"""`study diagnose`: what is wrong or costly in a run, and which rank waits for which."""
+"""`study diagnose`: what is wrong or costly in a run, and which rank waits. `study diff`: why two trainings differ."""
 
 import dataclasses
-import textwrap
 from pathlib import Path
 
 import tyro
 
 from study.errors import Stop
 from study.io.files import safe_join
-from study.io.tables import say
+from study.io.tables import say, wrapped
 from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
-from study.records.schema import Record
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis
+from study.watcher import diagnosis, differences, sources
+from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
-WIDTH = 100
 REPRODUCTIONS = PACKAGE / "reproductions"
+MOST = 24  # names that a line lists
 
 
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
@@ -41,79 +40,131 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
 
 
 def _answer(path: Path) -> dict:
-    """Return everything that is known about a run."""
+    """Return everything that is known about a run: by the logs of its ranks' collectives, and by its record."""
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
-    if logs and not path.is_file() and not (folder / store.RECORD).exists():  # it ended before it wrote one
-        return _of_logs(folder, logs)
+    if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
+        about = {"run": folder.name, "how": "no record yet", "status": None, "error": None}
+        return about | _waiting(logs) | {"not_known": []}
     record = store.read(path) if path.is_file() else store.load(folder)
-    judged, unknown = diagnosis.looked_at(record)
-    answer = {
-        "run": record.run_id,
-        "how": _how(record),
-        "status": record.status,
-        "error": record.error.model_dump() if record.error else None,
-        "ranks": None,
-        "findings": [dataclasses.asdict(finding) for finding in diagnosis.diagnose(record)],
-        "looked_at": judged,
-        "not_known": unknown,
-    }
-    if not logs or record.status == "done":
-        return answer
-    waiting = _of_logs(folder, logs)
-    together = {name: waiting[name] + answer[name] for name in ("findings", "looked_at")}
-    return answer | {"ranks": waiting["ranks"]} | together
-
-
-def _of_logs(folder: Path, logs: list[RankLog]) -> dict:
-    """Return what the logs of the ranks' collectives say."""
-    return {
-        "run": folder.name,
-        "how": "no record yet",
-        "status": None,
-        "error": None,
-        "ranks": hangs.state(logs),
-        "findings": [dataclasses.asdict(finding) for finding in hangs.hangs(logs)],
-        "looked_at": ["where the ranks wait"],
-        "not_known": [],
-    }
-
-
-def _how(record: Record) -> str:
     seen = record.observed
+    judged, unknown = diagnosis.looked_at(record)
     ranks = f" on {seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}" if seen.ranks else ""
     virtual = ", virtual" if record.is_virtual else ""
-    return f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}"
+    waiting = _waiting(logs if record.status != "done" else [])
+    findings = [dataclasses.asdict(finding) for finding in diagnosis.diagnose(record)]
+    return {
+        "run": record.run_id,
+        "how": f"{seen.arm or record.requested.arm or seen.wrapper or 'unknown'}{ranks}{virtual}, {record.status}",
+        "status": record.status,
+        "error": record.error.model_dump() if record.error else None,
+        "ranks": waiting["ranks"],
+        "findings": waiting["findings"] + findings,
+        "looked_at": waiting["looked_at"] + judged,
+        "not_known": unknown,
+    }
+
+
+def _waiting(logs: list[RankLog]) -> dict:
+    """Return what the logs of the ranks' collectives say."""
+    return {
+        "ranks": hangs.state(logs) if logs else None,
+        "findings": [dataclasses.asdict(finding) for finding in hangs.hangs(logs)],
+        "looked_at": ["where the ranks wait"] if logs else [],
+    }
 
 
 def _lines(answer: dict) -> list[str]:
-    """At most 100 columns."""
     lines = wrapped(f"{answer['run']}: {answer['how']}")
     if error := answer["error"]:
-        lines += wrapped(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", "  ")
+        lines += _indented(f"{answer['status']}: {error['message']}. What to do: {error['what_to_do']}.", 2)
     if answer["ranks"]:
-        lines += wrapped(f"{answer['ranks']}.", "  ")
+        lines += _indented(f"{answer['ranks']}.", 2)
     for number, finding in enumerate(answer["findings"], 1):
-        lines += ["", *wrapped(f"{number:>2}. {finding['sentence']}.", "    ", first="")]
+        lines += ["", *wrapped(f"{number:>2}. {finding['sentence']}.", "    ")]
         if finding["remedy"]:
-            lines += wrapped(f"What to do: {finding['remedy']}.", "    ")
-        if finding["evidence"]:
-            lines.append(f"    Shown by: {shown_by(finding['evidence'])}")
+            lines += _indented(f"What to do: {finding['remedy']}.", 4)
+        if evidence := finding["evidence"]:
+            is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
+            shown_by = f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
+            lines.append(f"    Shown by: {shown_by}")
     if not answer["findings"]:
         lines.append("  Nothing was found.")
-    lines += ["", *wrapped(f"Looked at: {', '.join(answer['looked_at'])}.", "  ")]
+    lines += ["", *_indented(f"Looked at: {', '.join(answer['looked_at'])}.", 2)]
     if answer["not_known"]:
-        lines += wrapped(f"Not in this record: {', '.join(answer['not_known'])}.", "  ")
+        lines += _indented(f"Not in this record: {', '.join(answer['not_known'])}.", 2)
     return lines
 
 
-def shown_by(evidence: str) -> str:
-    """The script or the command that demonstrates a finding."""
-    script = safe_join(REPRODUCTIONS, f"{evidence}.py")
-    return f"study/reproductions/{evidence}.py" if script.exists() else f"study claims {evidence}"
+def _indented(text: str, spaces: int) -> list[str]:
+    return wrapped(text, " " * spaces, " " * spaces)
 
 
-def wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent, break_on_hyphens=False
-    )
+def diff(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> dict | None:
+    """List why the losses or the memory of two trainings differ: known causes first, then all other keys.
+
+    Each side is an Accelerate yaml, a DeepSpeed json, arguments of the Hugging Face Trainer (json or yaml), or a
+    record. The two sides may be of different kinds.
+
+    Args:
+        a: The first: a config file, or a folder with a record.json.
+        b: The second.
+        as_json: Print everything as JSON.
+    """
+    sides = {"a": sources.read(a), "b": sources.read(b)}
+    compared = differences.compare(sides["a"], sides["b"])
+    found = {name: contradictions(source) for name, source in sides.items()}
+    if as_json:
+        rows = {name: [_row(each) for each in getattr(compared, name)] for name in ("known", "other")}
+        names = {name: getattr(compared, name) for name in ("only_a", "only_b", "equal")}
+        return rows | names | {f"{name}_contradictions": texts for name, texts in found.items()}
+    for name, source in sides.items():
+        say(*wrapped(f"{name.upper()}: {source.path} ({source.words})", "   "))
+        say(*(_indented(f"{source.unread}.", 3) if source.unread else []))
+        say(*(line for text in found[name] for line in wrapped(f"- {text}.", "     ", "   ")))
+    say("", *_causes(compared), *_others(compared))
+    return None
+
+
+def _causes(compared: Comparison) -> list[str]:
+    if not compared.known:
+        return ["No setting differs that is known to change losses or memory."]
+    lines = ["What makes them differ:"]
+    for number, difference in enumerate(compared.known, 1):
+        lines += ["", *wrapped(f"{number:>2}. {_values(difference)}", "    ")]
+        for letter, setting in (("A", difference.a), ("B", difference.b)):
+            if setting.value is not None and setting.origin:
+                lines += _indented(f"{letter}: {setting.origin}.", 4)
+        if difference.description:
+            lines += _indented(f"Changes {difference.description.changes}: {difference.description.why}.", 4)
+    return lines
+
+
+def _others(compared: Comparison) -> list[str]:
+    lines = ["", "Other keys that differ:"] if compared.other else []
+    for difference in compared.other:
+        lines += wrapped(_values(difference), "    ", "  ")
+    for letter, names in (("A", compared.only_a), ("B", compared.only_b)):
+        if names:
+            lines += ["", *wrapped(f"Only in {letter}: {_listed(names)}.", "  ")]
+    return [*lines, "", *wrapped(f"Equal: {_listed(compared.equal) or 'nothing'}.", "  ")]
+
+
+def _values(difference: Difference) -> str:
+    name = difference.name
+    return f"{name}: A {shown(difference.a, name)}, B {shown(difference.b, name)}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(printable(name) for name in names[:MOST]) + more
+
+
+def _row(difference: Difference) -> dict:
+    row: dict = {"name": difference.name}
+    for letter, setting in (("a", difference.a), ("b", difference.b)):
+        row[letter] = "(not shown)" if is_secret(difference.name) else setting.value
+        row[f"{letter}_why"] = setting.origin
+    if difference.description:
+        row |= {"changes": difference.description.changes, "why": difference.description.why}
+    return row

@@ -1,4 +1,4 @@
-"""`study sweep`, `study runs`, `study compare` and `study explain`: run experiments, and look at their runs."""
+"""`study sweep`: runs experiments."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,11 @@ from study.errors import Stop
 from study.extras.cluster import cluster as emulated
 from study.extras.cluster import over_hosts
 from study.extras.slurm import jobs, queue, slurm
-from study.io.numbers import size
-from study.io.tables import say, show
+from study.io.tables import show
 from study.machine.gpus import num_gpus
 from study.predictor import room
 from study.spec import arms
 from study.spec.arms import ROOT
-from study.spec.options import AsJson
 from study.sweeps import protocol
 from study.sweeps import sweep as sweeping
 from study.sweeps.protocol import Cell
@@ -104,7 +102,15 @@ def sweep(
     elif options.dry_run:
         _show_plan(cells)
     else:
-        _sweep_here(turns, options)
+        work = functools.partial(
+            sweeping.sweep,
+            timeout_s=options.timeout_s,
+            nvme_dir=options.nvme_dir,
+            minutes=options.minutes,
+            extensions=EXTENSIONS,
+        )
+        with over_hosts.left_as_it_was() if options.cluster else contextlib.nullcontext():
+            _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 
 def _refuse_contradictions(options: SweepOptions) -> None:
@@ -124,7 +130,10 @@ def _chosen_cells(name: str, options: SweepOptions) -> list[Cell]:
     filters = tuple(each for several in options.only for each in several)
     cells = sweeping.chosen(protocol.cells(protocol.read(name), options.scale), filters)
     if options.pack is not None:
-        cells = _from_pack(cells, options.pack)
+        if not (options.pack / "pack.json").exists():
+            raise Stop(f"--pack {options.pack} holds no pack.json", "give the folder that study pack wrote")
+        # Relative to the folder in which launches run, so that a cell has the same name on another machine.
+        cells = [cell.from_pack(Path(os.path.relpath(options.pack, ROOT))) for cell in cells]
     if options.cluster:
         return over_hosts.spread(cells, emulated.read())
     if not options.dry_run and any(cell.value("hosts") for cell in cells):
@@ -141,27 +150,6 @@ def _sweep_on_slurm(turns: list[sweeping.Turn], options: SweepOptions) -> None:
     if not options.cancel:
         work = functools.partial(jobs.sweep, cluster=site, timeout_s=options.timeout_s, nvme_dir=options.nvme_dir)
     _run(work, queue.Waiting(len(turns)), turns, options.runs, queue.HOW_TO_STOP)
-
-
-def _sweep_here(turns: list[sweeping.Turn], options: SweepOptions) -> None:
-    work = functools.partial(
-        sweeping.sweep,
-        timeout_s=options.timeout_s,
-        nvme_dir=options.nvme_dir,
-        minutes=options.minutes,
-        extensions=EXTENSIONS,
-    )
-    with over_hosts.left_as_it_was() if options.cluster else contextlib.nullcontext():
-        _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
-
-
-def _from_pack(cells: list[Cell], pack: Path) -> list[Cell]:
-    """The cells with data and vocabularies from a pack."""
-    if not (pack / "pack.json").exists():
-        raise Stop(f"--pack {pack} holds no pack.json", "give the folder that study pack wrote")
-    # Relative to the folder in which launches run, so that a cell has the same name on another machine.
-    folder = Path(os.path.relpath(pack, ROOT))
-    return [cell.from_pack(folder) for cell in cells]
 
 
 def _run(work: Callable, shown: Progress | queue.Waiting, turns: list[sweeping.Turn], runs: Path, stopped: str) -> None:
@@ -194,86 +182,3 @@ def _show_plan(cells: list[Cell]) -> None:
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
         rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})
     show(rows)
-
-
-def runs(folder: tyro.conf.Positional[Path], /, *, as_json: AsJson = False) -> list[dict] | None:
-    """List the runs below a folder.
-
-    Args:
-        folder: A folder that contains runs, at any depth.
-        as_json: Print the rows as JSON instead of a table.
-    """
-    from study.records.runs import load
-
-    loaded = load([folder], every_folder_has_runs=True)
-    if as_json:
-        return loaded.rows()
-    show(loaded.rows())
-    ended = [(run.name, run.record.error) for run in loaded if run.record.error]
-    say(*[f"{name}: {error.message}. What to do: {error.what_to_do}." for name, error in ended])
-    say(*[f"set aside: {reason}" for reason in loaded.set_aside])
-    return None
-
-
-def compare(
-    folders: tyro.conf.Positional[tuple[Path, ...]], /, *, arms: bool = False, as_json: AsJson = False
-) -> dict | list[dict] | None:
-    """Compare time and memory of equal cells, over folders and machines. Unequal cells are never pooled.
-
-    Args:
-        folders: Folders that contain runs, at any depth.
-        arms: Instead, compare the arms of each task with DDP, in sentences and a table.
-        as_json: Print the comparison as JSON instead of a table.
-    """
-    from study.records import compare as comparing
-    from study.records.runs import load
-
-    if not folders:
-        raise Stop("no folder is given", "name one or several folders with runs")
-    loaded = load(folders, every_folder_has_runs=True)
-    if arms:
-        from study.cli import side_by_side
-
-        compared = side_by_side.by_task(loaded)
-        if as_json:
-            return compared
-        side_by_side.print_groups(compared)
-        return None
-    comparison = comparing.compare(loaded)
-    if as_json:
-        return dataclasses.asdict(comparison)
-    show(comparison.rows)
-    say("", *comparing.notes(comparison))
-    return None
-
-
-def explain(
-    run_a: tyro.conf.Positional[Path], run_b: tyro.conf.Positional[Path], /, *, as_json: AsJson = False
-) -> dict | None:
-    """Explain why two runs differ in memory: what each holds at its peak, component by component.
-
-    Args:
-        run_a: The folder of the first run.
-        run_b: The folder of the second run. Differences are those from the first to the second.
-        as_json: Print components and sentences as JSON.
-    """
-    from study.records import explain as explaining
-    from study.records import store
-
-    a, b = store.load(run_a), store.load(run_b)
-    rows = explaining.explain(a, b)
-    warning = explaining.unlike(a, b)
-    if as_json:
-        return {"unlike": warning, "components": rows, "in_words": list(explaining.sentences(a, b))}
-    if warning:
-        say(warning, "")
-    columns = {"a_bytes": "first", "b_bytes": "second", "difference_bytes": "difference"}
-    tracked = [row for row in rows if row["kind"] != explaining.UNTRACKED]
-    table = []
-    for row in [*tracked, explaining.totals(rows), *rows[len(tracked) :]]:
-        sizes = {name: None if row[key] is None else size(row[key]) for key, name in columns.items()}
-        share = None if row["share"] is None else f"{row['share']:.0%}"
-        table.append({"component": row["component"], "of": row["kind"]} | sizes | {"of all changes": share})
-    show(table)
-    say("", *explaining.sentences(a, b))
-    return None

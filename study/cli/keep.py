@@ -22,33 +22,26 @@ def keep(folders: list[Path], into: Path) -> tuple[int, list[str]]:
     left_out: list[str] = []
     kept: list[Path] = []
     for top in folders:
-        paths = run_folders(top)
+        paths = [path.resolve() for path in run_folders(top)]
         if not paths:
             raise Stop(f"there is no run below {top}", "give folders with runs")
         seals = seal.find([*paths, into / "runs"])
         for folder in paths:
-            target = _target(folder, top, into)
+            relative = folder.relative_to(top.resolve())
+            target = into / "runs" / top.resolve().name / (relative if relative.parts else folder.name)
             try:
                 record = _record_to_keep(folder, seals)
                 if target in kept:
-                    what = f"{folder} would be kept as {target}, where another run is"
-                    raise Stop(f"{what}: rename a folder", "rename a folder")
+                    raise Stop(f"{folder} would be kept as {target}, where another run is: rename a folder", "")
             except Stop as stop:
                 left_out.append(stop.what)
                 continue
             kept.append(target)
-            target.mkdir(parents=True, exist_ok=True)
-            if target.resolve() != folder.resolve():
+            if target.resolve() != folder:
                 store.write(target, Record.model_validate(redact(record.model_dump(by_alias=True))))
     if kept:
         seal.add(into / "runs", kept)
     return len(kept), left_out
-
-
-def _target(folder: Path, top: Path, into: Path) -> Path:
-    """Return the folder in which a run below `top` is kept."""
-    relative = folder.resolve().relative_to(top.resolve())
-    return into / "runs" / top.resolve().name / (relative if relative.parts else folder.resolve().name)
 
 
 def _record_to_keep(folder: Path, seals: seal.Seals) -> Record:
@@ -56,7 +49,7 @@ def _record_to_keep(folder: Path, seals: seal.Seals) -> Record:
     record = store.load(folder)
     if record.status == "running":
         raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
-    if seals.changed(folder.resolve() / store.RECORD):
+    if seals.changed(folder / store.RECORD):
         raise Stop(f"{folder} was changed after it was sealed", "restore it from the history")
     return record
 

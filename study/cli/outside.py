@@ -1,6 +1,5 @@
 """`study outside`: compares our predictions with measurements that others published."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Literal
 
@@ -50,7 +49,11 @@ def outside(
         return stored.as_json(members)
     if verbose:
         _show_rows(members)
-    _show_errors(members)
+    groups = stored.as_json(members)["summary"]
+    show(tables.lines(groups))
+    if without := tables.unpredicted(groups):
+        say("", "No row has a prediction of (--verbose says why):")
+        say(*(f"- {each['source']}: {each['rows']} rows" for each in without))
     if file is None and source is None:
         say("", stored.accuracy())
     return None
@@ -66,60 +69,45 @@ def _chosen(file: Path | None, source: str) -> list[Row]:
 
 def _list(rows: list[Row]) -> None:
     """Print the sources: how many rows each has, and with which quantities."""
-    by_source: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_source[row.source].append(row)
-    show([_line_of_source(name, of_source) for name, of_source in by_source.items()])
-    say("", f"{len(rows)} rows of {len(by_source)} sources. study outside --against ours predicts them.")
-
-
-def _line_of_source(name: str, rows: list[Row]) -> dict:
-    source = published.sources()[name]
-    return {
-        "source": name,
-        "rows": len(rows),
-        "with memory": sum(row.memory_GB is not None for row in rows),
-        "with time": sum(row.step_s is not None for row in rows),
-        "tier A": sum(row.tier == "A" for row in rows),
-        "role": ", ".join(sorted({row.role for row in rows if row.role})) or None,
-        "licence": source.licence,
-        "what it is": source.what,
-    }
+    lines = []
+    for name in dict.fromkeys(row.source for row in rows):
+        mine = [row for row in rows if row.source == name]
+        source = published.sources()[name]
+        lines.append(
+            {
+                "source": name,
+                "rows": len(mine),
+                "with memory": sum(row.memory_GB is not None for row in mine),
+                "with time": sum(row.step_s is not None for row in mine),
+                "tier A": sum(row.tier == "A" for row in mine),
+                "role": ", ".join(sorted({row.role for row in mine if row.role})) or None,
+                "licence": source.licence,
+                "what it is": source.what,
+            }
+        )
+    show(lines)
+    say("", f"{len(rows)} rows of {len(lines)} sources. study outside --against ours predicts them.")
 
 
 def _show_rows(members: list[ComparedRow]) -> None:
     """Print every row, and why predictions missed."""
-    show([line for member in members for line in _lines(member)])
+    lines = []
+    for member in members:
+        row = member.row
+        about = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
+        quantities = [_line(compared) for compared in member.quantities] or [{}]
+        lines += [about | quantity | {"why not": member.reason} for quantity in quantities]
+    show(lines)
     if missed := errors.misses(members):
         say("", "Off by more than 10 % (memory) or 30 % (time):")
         show(tables.misses(missed))
         say("")
 
 
-def _show_errors(members: list[ComparedRow]) -> None:
-    groups = stored.as_json(members)["summary"]
-    show(tables.lines(groups))
-    if without := tables.unpredicted(groups):
-        say("", "No row has a prediction of (--verbose says why):")
-        say(*(f"- {each['source']}: {each['rows']} rows" for each in without))
-
-
-def _lines(member: ComparedRow) -> list[dict]:
-    row = member.row
-    about = {"source": row.source, "model": row.model, "GPUs": row.n_gpus, "arm": row.arm, "rows": row.micro_batch}
-    if not member.quantities:
-        return [about | {"why not": member.reason}]
-    return [about | _line(compared) | {"why not": member.reason} for compared in member.quantities]
-
-
 def _line(compared: Compared) -> dict:
-    return {
-        "quantity": compared.quantity,
-        "measured": _human(compared.quantity, compared.measured),
-        "predicted": _human(compared.quantity, compared.predicted),
-        "off": f"{compared.error:+.0%}",
-    }
-
-
-def _human(quantity: str, value: float) -> str:
-    return size(value) if quantity == "memory" else f"{value:.3g} s"
+    values = {"measured": compared.measured, "predicted": compared.predicted}
+    if compared.quantity == "memory":
+        shown = {name: size(value) for name, value in values.items()}
+    else:
+        shown = {name: f"{value:.3g} s" for name, value in values.items()}
+    return {"quantity": compared.quantity} | shown | {"off": f"{compared.error:+.0%}"}

@@ -8,8 +8,8 @@ import tyro
 
 from study.cli import steps
 from study.errors import Stop
-from study.io.numbers import short, size
-from study.io.tables import say, show
+from study.io.numbers import size
+from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
@@ -127,7 +127,12 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        _show_basis(prediction, explain)
+        say_wrapped("", accuracy())
+    if explain and prediction and prediction.step and prediction.gpu:
+        say("")
+        show(steps.parts(prediction.step))
+        say("")
+        show(steps.explained(prediction.step, prediction.gpu))
     return None
 
 
@@ -158,11 +163,11 @@ def _as_dict(prediction: Prediction | None) -> dict:
 
 def _show(prediction: Prediction) -> None:
     whole = prediction.whole
-    say(*steps.wrapped([_answer(prediction)]), "")
+    say_wrapped(_answer(prediction), "")
     say(f"at the peak ({whole.peak_when}), buffers and temporaries included:")
     _show_bytes("component", whole.at_peak | {"total": whole.peak_bytes})
     if prediction.setup.on_gpu:
-        say("", *steps.wrapped([in_words(prediction.kinds)]))
+        say_wrapped("", in_words(prediction.kinds))
     moved = ", ".join(f"{kind} {size(moved_bytes)}" for kind, moved_bytes in whole.traffic.items()) or "none"
     say("", f"host memory: {size(whole.host_bytes)}; collectives of a step: {moved}")
     if prediction.step:
@@ -181,20 +186,6 @@ def _answer(prediction: Prediction) -> str:
     if gpu is None or prediction.fits is None:
         return f"{text}."
     return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({size(GPUS[gpu].memory_bytes)})')}"
-
-
-def _show_basis(prediction: Prediction, explain: bool) -> None:
-    """Print how accurate predictions are, and the constants behind the time if the user wants them."""
-    say("", *steps.wrapped([accuracy()]))
-    if explain and prediction.step and prediction.gpu:
-        _show_constants(prediction.step, prediction.gpu)
-
-
-def _show_constants(step: StepTime, gpu: str) -> None:
-    say("")
-    show([{"busy": part, "s": short(busy_s)} for part, busy_s in steps.parts(step)])
-    say("")
-    show(steps.explained(step, gpu))
 
 
 def _show_bytes(name: str, sizes: Mapping[str, float]) -> None:

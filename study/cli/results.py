@@ -1,13 +1,12 @@
 """`study claims` and `study report`: verdicts on published claims, and the web pages."""
 
 import sys
-import textwrap
 from pathlib import Path
 
 import tyro
 
 from study.errors import Stop
-from study.io.tables import say, show
+from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
 from study.ledger.ledger import Verdict
@@ -48,7 +47,7 @@ def claims(
         kind: Only claims of this kind: memory, bytes, time, capacity, convergence or configuration.
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
-        checks: List every check that a claims file can name, with its arguments and an example.
+        checks: List every check that a claims file can name, with its arguments and claims that use it.
         as_json: Print everything as JSON.
     """
     if checks:
@@ -71,25 +70,19 @@ def claims(
         say(f"No claim is left by {' '.join(given)}.")
         return None
     if claim:
-        rule = f"\n\n{'-' * words.WIDTH}\n\n"
+        rule = f"\n\n{'-' * WIDTH}\n\n"
         say(rule.join("\n".join(words.lines(each)) for each in verdicts))
         return None
     if filters or verbose:
-        _say(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "")
+        say_wrapped(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "", indent="    ")
     _summary(verdicts)
     read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
-    _say("", read, *notes)
+    say_wrapped("", read, *notes, indent="    ")
     return None
 
 
-def _say(*texts: str) -> None:
-    """Print texts in lines of at most 100 columns."""
-    for text in texts:
-        say(*(textwrap.wrap(text, words.WIDTH, subsequent_indent="    ", break_on_hyphens=False) or [""]))
-
-
 def _checks(names: tuple[str, ...]) -> list[str]:
-    """Return the checks with these names, or all checks, with claims of this study as examples."""
+    """Return the checks with these names, or all checks, with claims of this study that use them."""
     known = catalogue.checks()
     for name in names:
         if name not in known:
@@ -102,26 +95,23 @@ def _checks(names: tuple[str, ...]) -> list[str]:
 def _summary(verdicts: list[Verdict]) -> None:
     """Count the verdicts by document and by evidence, in at most 100 columns."""
     rows = [ledger.row(verdict) for verdict in verdicts]
-    names = dict.fromkeys(row["document"] for row in rows)
-    documents = {name: [row for row in rows if row["document"] == name] for name in names}
-    world = {name: [row for row in claims if row["basis"] != OWN] for name, claims in documents.items()}
-    show([{"document": name} | _counts(ledger.totals(claims)) for name, claims in world.items()])
-    say("", *textwrap.wrap(APART, words.WIDTH), "")
-    show([{"document": name} | ledger.bases(claims) | _apart(claims) for name, claims in documents.items()])
+    of_world = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
+    by_verdict = []
+    by_evidence = []
+    for document in dict.fromkeys(row["document"] for row in rows):
+        mine = [row for row in rows if row["document"] == document]
+        world = ledger.totals([row for row in mine if row["basis"] != OWN])
+        own = ledger.totals([row for row in mine if row["basis"] == OWN])
+        apart = {CONSISTENT: own[CONSISTENT], "contradictions": own[CONTRADICTS], "open": own[INCONCLUSIVE]}
+        by_verdict.append({"document": document} | {name: world[name] for name in ("claims", *of_world)})
+        ours = {"ours": sum(row["premise"] for row in mine)}
+        by_evidence.append({"document": document} | ledger.bases(mine) | apart | ours)
+    show(by_verdict)
+    say_wrapped("", APART, "")
+    show(by_evidence)
     say("")
-    show([{"basis": totals["basis"]} | _counts(totals) for totals in ledger.by_basis(rows) if totals["basis"] != OWN])
-
-
-def _counts(totals: dict) -> dict:
-    """Return the totals without the verdicts that only apply to a document's own numbers."""
-    return {name: totals[name] for name in ("claims", *VERDICTS) if name not in (CONSISTENT, CONTRADICTS)}
-
-
-def _apart(rows: list[dict]) -> dict:
-    """Return what is counted apart from claims about the world: a document's own numbers, and our premises."""
-    own = ledger.totals([row for row in rows if row["basis"] == OWN])
-    ours = sum(row["premise"] for row in rows)
-    return {CONSISTENT: own[CONSISTENT], "contradictions": own[CONTRADICTS], "open": own[INCONCLUSIVE], "ours": ours}
+    by_basis = [totals for totals in ledger.by_basis(rows) if totals["basis"] != OWN]
+    show([{name: totals[name] for name in ("basis", "claims", *of_world)} for totals in by_basis])
 
 
 def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:

@@ -1,6 +1,5 @@
 """`study timeline`: predicts the time of a step and draws its streams."""
 
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,6 @@ from study.predictor.wanted import Wanted, asked_for
 from study.spec import arms
 from study.spec.options import AsJson
 
-WIDTH = 100
 LANE = 88  # characters of a lane
 MARKS = {"forward": "f", "backward": "b", "update": "u", "all_gather": "g"}  # by the first word of a task; others: "r"
 BUSY = 0.1  # a character is drawn if tasks take at least this share of its time
@@ -133,17 +131,18 @@ def _show(step: StepTime, title: str, passes: int) -> None:
     shown = f"{MOST_PASSES} of {passes} passes" if passes > MOST_PASSES else "a step"
     legend = f"f forward, b backward, g gather, r reduce, u update or states; {shown}"
     say(title, "", *lanes(step.timeline), f"{'':14}{legend}", "")
-    shares = [(part, busy_s, f"{busy_s / step.seconds:.0%}") for part, busy_s in parts(step)]
-    show([{"busy": part, "s": short(busy_s), "of the step": share} for part, busy_s, share in shares])
+    show([{**row, "of the step": f"{step.parts[row['busy']] / step.seconds:.0%}"} for row in parts(step)])
 
 
 def in_words(step: StepTime) -> str:
-    """`1.27 s per step (1.1 to 1.5 s, limited by compute)`."""
+    """Return `1.27 s per step (1.1 to 1.5 s, limited by compute)`."""
     return f"{step.seconds:.3g} s per step ({step.low_s:.2g} to {step.high_s:.2g} s, limited by {step.limit})"
 
 
-def parts(step: StepTime) -> list[tuple[str, float]]:
-    return sorted(step.parts.items(), key=lambda part: -part[1])
+def parts(step: StepTime) -> list[dict]:
+    """Return the seconds of each kind of work in a step, the longest first."""
+    in_order = sorted(step.parts.items(), key=lambda part: -part[1])
+    return [{"busy": part, "s": short(busy_s)} for part, busy_s in in_order]
 
 
 def as_dict(step: StepTime) -> dict:
@@ -153,21 +152,20 @@ def as_dict(step: StepTime) -> dict:
 
 
 def lanes(spans: tuple[Span, ...]) -> list[str]:
-    """Return a line of characters for each stream that has tasks."""
-    end_s = max(span.end_s for span in spans)
-    streams = dict.fromkeys(span.task.stream for span in spans)
-    return [f"{name:14}{_lane([span for span in spans if span.task.stream == name], end_s)}" for name in streams]
-
-
-def _lane(spans: list[Span], end_s: float) -> str:
-    """Return the characters of a stream: in each column the mark of the tasks that take most of its time."""
-    busy = [dict.fromkeys((*MARKS.values(), "r"), 0.0) for _ in range(LANE)]
+    """Return a line of characters for each stream: in each column the mark of the tasks that take most of its time."""
+    column_s = max(span.end_s for span in spans) / LANE
+    busy: dict[str, list[dict[str, float]]] = {}
     for span in spans:
-        first = span.start_s / end_s * LANE
-        last = span.end_s / end_s * LANE
+        stream = busy.setdefault(span.task.stream, [{} for _ in range(LANE)])
+        first, last = span.start_s / column_s, span.end_s / column_s
         for column in range(int(first), min(LANE, int(last) + 1)):
-            busy[column][_mark(span)] += max(0.0, min(last, column + 1) - max(first, column))
-    return "".join(max(cell, key=cell.__getitem__) if sum(cell.values()) >= BUSY else "." for cell in busy)
+            share = max(0.0, min(last, column + 1) - max(first, column))
+            stream[column][_mark(span)] = stream[column].get(_mark(span), 0.0) + share
+    return [f"{stream:14}{''.join(map(_of_column, columns))}" for stream, columns in busy.items()]
+
+
+def _of_column(column: dict[str, float]) -> str:
+    return max(column, key=column.__getitem__) if sum(column.values()) >= BUSY else "."
 
 
 def _mark(span: Span) -> str:
@@ -175,30 +173,15 @@ def _mark(span: Span) -> str:
     return MARKS.get(span.task.name.partition(" ")[0], others)
 
 
-def wrapped(lines: list[str], bullet: str = "") -> list[str]:
-    """Return the lines of a text, broken at WIDTH characters."""
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * len(bullet), break_on_hyphens=False)
-    return [part for line in lines for part in wrapper.wrap(bullet + line)]
-
-
 def explained(step: StepTime, gpu: str) -> list[dict]:
-    """Every constant that a prediction used, with its origin."""
-    rows = [
-        {"constant": name, "value": short(constant["value"]), "unit": constant["unit"], "origin": constant["origin"]}
-        for name, constant in pace.origins().items()
-    ]
+    """Return every constant that a prediction used, with its origin."""
     kind = GPUS[gpu]
+    fitted = "fitted: it covers 80 % of the rows of sources that were predicted without themselves"
+    rows = [(name, each["value"], each["unit"], each["origin"]) for name, each in pace.origins().items()]
+    rows += [(f"{name} at most", share, "of the peak", why) for name, (share, why) in pace.ceilings(gpu).items()]
     rows += [
-        {"constant": f"{name} at most", "value": short(share), "unit": "of the peak", "origin": origin}
-        for name, (share, origin) in pace.ceilings(gpu).items()
+        ("interval", step.factor, "of the time, both ways", fitted),
+        ("peak", kind.half_flops_per_s / 1e12, "TFLOP/s in 16 bits", kind.source),
+        ("memory", kind.memory_bytes_per_s / 1e9, "GB/s", kind.source),
     ]
-    width = {"constant": "interval", "value": short(step.factor), "unit": "of the time, both ways"}
-    rows.append(
-        width | {"origin": "fitted: it covers 80 % of the rows of sources that were predicted without themselves"}
-    )
-    datasheet = {"peak": (kind.half_flops_per_s / 1e12, "TFLOP/s in 16 bits")}
-    datasheet |= {"memory": (kind.memory_bytes_per_s / 1e9, "GB/s")}
-    return rows + [
-        {"constant": name, "value": short(value), "unit": unit, "origin": f"{kind.source}"}
-        for name, (value, unit) in datasheet.items()
-    ]
+    return [{"constant": name, "value": short(value), "unit": unit, "origin": why} for name, value, unit, why in rows]

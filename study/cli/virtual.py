@@ -1,11 +1,9 @@
 """`study virtual`: measures the memory and the traffic of one rank of N, which runs alone."""
 
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -55,13 +53,22 @@ def virtual(
         os.environ[CACHE] = str(settings.cache_dir.expanduser().resolve())  # for traces, and for the trainer
     settings = _with_model(replace(settings, virtual_ranks=ranks, instruments=True))
     _refuse(settings, arm)
-    with _folder(settings.run_dir) as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = settings.run_dir.resolve() if settings.run_dir else Path(temporary) / "run"
         sys.stderr.write(f"running rank 0 of {ranks} under {arm} ...\n")
         _launch(settings, arm, folder)
-        record = store.load(folder)
+        answer = _answer(store.load(folder))
     if as_json:
-        return as_dict(record)
-    _show(record)
+        return answer
+    say(f"Rank 0 of {ranks}, run alone (virtual), holds {size(answer['peak_bytes'])} at the peak.", "")
+    times = {"at the peak": answer["at_peak"], "after a step": answer["after_step"]}
+    parts = answer["at_peak"] | answer["after_step"]
+    show([{"component": part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
+    say("")
+    calls = {kind: {"calls of a step": number} for kind, number in answer["calls"].items()}
+    sent = answer["traffic"].items()
+    show([{"collective": kind} | calls[kind] | {"bytes of a step": size(sent_bytes)} for kind, sent_bytes in sent])
+    say("", f"rows: {answer['data']}")
     if settings.run_dir is not None:
         say("", f"the run is in {settings.run_dir}")
     return None
@@ -90,16 +97,6 @@ def _refuse(settings: Flags, arm: str) -> None:
     room.check(resolve(settings, gpu), chosen, gpu)
 
 
-@contextlib.contextmanager
-def _folder(run_dir: Path | None) -> Iterator[Path]:
-    """The folder of the run: the user's, or one that is deleted afterwards."""
-    if run_dir is not None:
-        yield run_dir.resolve()
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        yield Path(temporary) / "run"
-
-
 def _launch(settings: Flags, arm: str, folder: Path) -> None:
     plain = replace(settings, run_dir=None, nvme_dir=None, cache_dir=Flags.cache_dir)  # given otherwise
     changed = {name: value for name, value in vars(plain).items() if value != getattr(Flags, name)}
@@ -124,31 +121,16 @@ def _launch(settings: Flags, arm: str, folder: Path) -> None:
         sys.exit(1)
 
 
-def as_dict(record: Record) -> dict:
+def _answer(record: Record) -> dict:
     """Return what the instruments saw of the rank."""
     rank = record.memory.components.per_rank[0]
+    collectives = record.traffic.per_rank[0].items()
     return {
         "ranks": record.observed.virtual_ranks,
         "data": record.observed.data_source,
         "peak_bytes": rank.tracked_peak_bytes,
         "at_peak": rank.at_peak or {},
         "after_step": rank.after_step,
-        "traffic": {kind: sent.bytes for kind, sent in record.traffic.per_rank[0].items()},
-        "calls": {kind: sent.calls for kind, sent in record.traffic.per_rank[0].items()},
+        "traffic": {kind: sent.bytes for kind, sent in collectives},
+        "calls": {kind: sent.calls for kind, sent in collectives},
     }
-
-
-def _show(record: Record) -> None:
-    rank = as_dict(record)
-    say(f"Rank 0 of {rank['ranks']}, run alone (virtual), holds {size(rank['peak_bytes'])} at the peak.", "")
-    times = {"at the peak": rank["at_peak"], "after a step": rank["after_step"]}
-    parts = rank["at_peak"] | rank["after_step"]
-    show([{"component": part} | {name: size(held.get(part, 0)) for name, held in times.items()} for part in parts])
-    say("")
-    show(
-        [
-            {"collective": kind, "calls of a step": rank["calls"][kind], "bytes of a step": size(sent)}
-            for kind, sent in rank["traffic"].items()
-        ]
-    )
-    say("", f"rows: {rank['data']}")

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from study.io.names import safe_name
+from study.errors import Stop
 
 # NONBLOCK: a pipe is opened and refused without waiting. NOCTTY: no terminal becomes the controlling one.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -20,11 +20,21 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 BLOCK_BYTES = 2**16
 LONGEST_REASON = 200
+LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
 LINK, NO_PATH = "it is a link, and links are not followed", "it is not a valid path"
 
 
+def safe_name(name) -> str:
+    """Return the name itself, if it is a valid file name and cannot lead out of its folder."""
+    if not isinstance(name, str) or not name.isprintable() or name in ("", ".", "..") or "/" in name or "\\" in name:
+        raise Stop(f"{name!r:.80} cannot be the name of a file", "give a name without slashes and control characters")
+    if len(name.encode(errors="replace")) > LONGEST_NAME_BYTES:
+        raise Stop(f"{name!r:.80} is too long for the name of a file", f"give at most {LONGEST_NAME_BYTES} bytes")
+    return name
+
+
 def safe_join(root: Path, *names: str) -> Path:
-    """The path of these names below a folder. Each must be a safe name, so that the path cannot leave the folder."""
+    """Return the path of these names below a folder. Each must be a safe name, so the path cannot leave the folder."""
     return root.joinpath(*map(safe_name, names))
 
 

@@ -9,11 +9,6 @@ from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
 
 
-def any_unit(name: str, arguments: dict) -> str | None:
-    """Return None: the finding is in the unit that the claim gives."""
-    return None
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of check: what it rests on, and its function; or several functions, of which an argument chooses one."""
@@ -22,7 +17,7 @@ class Kind:
     functions: dict[str, Check]
     chosen_by: str | None = None
     own: tuple[str, ...] = ()  # the functions that only need the document's own numbers
-    unit: Callable[[str, dict], str | None] = any_unit  # of the finding, by the function's name and the arguments
+    unit_of: Callable[[str, dict], str | None] | None = None  # by the function's name and the arguments
     texts: tuple[str, ...] = ()  # if not empty: the only texts that it can find
     # By document, the functions whose formulas that document published. They cannot show that its own claims are true.
     published: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -30,6 +25,10 @@ class Kind:
     def choice(self, arguments: dict) -> str:
         """Return the name of the function that the arguments choose; empty if there is only one."""
         return str(arguments.get(self.chosen_by)) if self.chosen_by else ""
+
+    def unit(self, name: str, arguments: dict) -> str | None:
+        """Return the unit of the finding; None if it is in the unit that the claim gives."""
+        return self.unit_of(name, arguments) if self.unit_of else None
 
     def basis_of(self, arguments: dict, document: str = "") -> str:
         """Return what a check with these arguments rests on, for a claim of this document.
@@ -40,17 +39,8 @@ class Kind:
         return OWN if self.choice(arguments) in own else self.basis
 
 
-def _one(basis: str, *checks: Check) -> dict[str, Kind]:
-    return {check.__name__: Kind(basis, {"": check}) for check in checks}
-
-
-def _records(*checks: Check) -> dict[str, Kind]:
-    texts = {"ran": (*record_checks.ANSWERS, record_checks.REFUSED), "measured_trend": theory_checks.TRENDS}
-    kinds = {}
-    for check in checks:
-        name = check.__name__
-        kinds[name] = Kind(MEASURED, {"": check}, unit=record_checks.unit_of, texts=texts.get(name, ()))
-    return kinds
+def _kinds(basis: str, *checks: Check, **about) -> dict[str, Kind]:
+    return {check.__name__: Kind(basis, {"": check}, **about) for check in checks}
 
 
 THEORY = Kind(
@@ -58,22 +48,26 @@ THEORY = Kind(
     theory_checks.QUANTITIES,
     chosen_by="quantity",
     own=("fitted_bytes_per_parameter", "rest_bytes", "rest_spread"),  # differences of a document's own figures
-    unit=lambda name, arguments: theory_checks.UNITS.get(name),
+    unit_of=lambda name, arguments: theory_checks.UNITS.get(name),
     published={
         "P1": ("states_bytes", "states_saving", "states_ratio", "largest_parameters", "fewest_ranks", "traffic_ratio"),
         "P2": ("offloaded_states_bytes",),
         "P3": ("offload_efficiency",),
     },
 )
+RECORDS = {"unit_of": record_checks.unit_of}
+TRENDS = {"texts": theory_checks.TRENDS}
 KINDS: dict[str, Kind] = {
-    **_one(OWN, theory_checks.arithmetic, theory_checks.stated),
-    **_one(PREDICTED, step_checks.bound, theory_checks.quotient),
-    "fits": Kind(PREDICTED, {"": memory_checks.fits}, texts=("fits", "does not fit")),
-    "trend": Kind(PREDICTED, {"": theory_checks.trend}, texts=theory_checks.TRENDS),
+    **_kinds(OWN, theory_checks.arithmetic, theory_checks.stated),
+    **_kinds(PREDICTED, step_checks.bound, theory_checks.quotient),
+    **_kinds(PREDICTED, memory_checks.fits, texts=("fits", "does not fit")),
+    **_kinds(PREDICTED, theory_checks.trend, **TRENDS),
     "theory": THEORY,
-    **_one(READ, citations.cited, citations.searched),
-    **_records(record_checks.ran, record_checks.counted, record_checks.ratio, record_checks.order),
-    **_records(record_checks.measured_trend, record_checks.observed, record_checks.equal, record_checks.same_loss),
+    **_kinds(READ, citations.cited, citations.searched),
+    **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
+    **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
+    **_kinds(MEASURED, record_checks.measured_trend, **RECORDS, **TRENDS),
+    **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
     "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
 }
 

@@ -57,9 +57,7 @@ USUAL: dict[str, tuple[str | None, ...]] = {
 }
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
 UNSEALED = "they are not sealed. study keep RUNS --into reports/YOUR-MACHINE seals them"
-UNKNOWN = Record.model_validate(
-    {"run_id": "unknown", "started_utc": ""}
-)  # an empty record: it refuses names that no record has
+UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
 class Claimed(Protocol):
@@ -212,8 +210,9 @@ def _matches(run: Run, wanted: dict[str, list], named: set[str]) -> bool:
     """Return whether a run has these facts, and usual settings apart from those that the claim names."""
     known = facts(run)
     requested = run.record.requested
-    usual = all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
-    return usual and all(known[name] in values for name, values in wanted.items())
+    if not all(known[name] in values for name, values in wanted.items()):
+        return False
+    return all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
 
 
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:

@@ -8,8 +8,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, short, size
-from study.ledger.arguments import also_takes
-from study.ledger.theory_arguments import Name, Number, Whole, device_bytes, setup_of, size_of
+from study.ledger.arguments import Name, Number, Whole, also_takes, device_bytes, setup_of, size_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import papers
@@ -42,7 +41,7 @@ def states_bytes(*, stage: int, ranks: int, recipe: str = MIXED, part: Part = "a
     states = papers.states_bytes(number, stage, ranks, recipe)
     words = " + ".join(f"{name} {short(value) if number == 1 else size(value)}" for name, value in states.items())
     working = f"{count(number)} parameters, {recipe}, stage {stage} on {ranks} ranks: {words}"
-    return Finding(sum(states.values()) if part == "all" else states[part], working)
+    return Finding(_states(number, stage, ranks, recipe, part), working)
 
 
 def states_saving(*, stage: int, ranks: int, over: int = 0, recipe: str = MIXED, part: Part = "all") -> Finding:

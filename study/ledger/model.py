@@ -144,7 +144,7 @@ class Check(BaseModel):
         """Return the calls that the file writes: one, or one for each value of the claim."""
         return Case({}, *function_and_calls(self.check, self.arguments))
 
-    @property
+    @functools.cached_property
     def cases(self) -> list[Case]:
         return [self.written]
 
@@ -286,8 +286,10 @@ class Claim(Check):
         return table
 
     @functools.cached_property
-    def _open_cases(self) -> list[Case]:
+    def cases(self) -> list[Case]:
         """Return a case for each combination of the values left open. The one that the file writes comes first."""
+        if not self.unsaid:
+            return [self.written]
         combinations = [dict(zip(self.unsaid, each, strict=True)) for each in itertools.product(*self.unsaid.values())]
         where = self.arguments.get("where")
         given = (where if isinstance(where, dict) else {}) | self.arguments
@@ -299,10 +301,6 @@ class Claim(Check):
             _refuse_other_count(self.check, case.calls, self.value)
             cases.append(case)
         return cases
-
-    @property
-    def cases(self) -> list[Case]:
-        return self._open_cases if self.unsaid else [self.written]
 
     @model_validator(mode="after")
     def _is_whole(self):

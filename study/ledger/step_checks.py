@@ -10,8 +10,7 @@ from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import count, short, size
-from study.ledger.arguments import also_takes
-from study.ledger.theory_arguments import Name, Number, model_of, one_of, setup_of
+from study.ledger.arguments import Name, Number, also_takes, model_of, one_of, setup_of
 from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import nodes, papers

@@ -7,8 +7,7 @@ from typing import Literal
 from study.errors import Stop
 from study.io.numbers import short
 from study.ledger import memory_checks, step_checks
-from study.ledger.arguments import Check, calls_of, one_argument
-from study.ledger.theory_arguments import one_of
+from study.ledger.arguments import Check, calls_of, one_argument, one_of
 from study.ledger.verdict import Finding
 
 TRENDS = ("rises", "falls", "neither")

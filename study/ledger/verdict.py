@@ -68,8 +68,6 @@ def verdict(finding: Finding, claimed: object, relation: str, tolerance: float, 
     """
     if finding.value is None:
         return finding.without
-    if finding.instead_of is not None:
-        claimed = finding.instead_of
     if is_number(finding.value) and (is_number(claimed) or isinstance(claimed, tuple)):
         return _of_numbers(finding, claimed, relation, tolerance, better)
     value = finding.value
@@ -85,26 +83,16 @@ def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: flo
     if relation == "up_to":
         least = most
         better = "higher"
-    ends = [SMALLEST, *(abs(end) for end in allowed(claimed, "equal", 0))]
-    if isinstance(claimed, tuple):
-        ends = [abs(low), abs(high)]
-    slack = ROUNDING * max(ends)
+    slack = ROUNDING * max(SMALLEST, *map(abs, allowed(claimed, "equal", 0)))
     if relation in ("above", "below") and not tolerance:
         slack = -slack  # the limit itself is excluded
-    low -= slack
-    high += slack
-    if low <= least and most <= high:
+    if low - slack <= least and most <= high + slack:
         return SUPPORTED
-    if most < low:
+    if most < low - slack:
         return UNDERSTATED if better == "lower" else REFUTED
-    if least > high:
+    if least > high + slack:
         return UNDERSTATED if better == "higher" else REFUTED
     return INCONCLUSIVE
-
-
-def together(verdicts: list[str]) -> str:
-    """Return the verdict on a claim of several values: all must hold."""
-    return min(verdicts, key=WORST_FIRST.index)
 
 
 def over_cases(verdicts: list[str], relation: str) -> str:

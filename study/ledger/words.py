@@ -110,7 +110,8 @@ def _rests_on(verdict: Verdict) -> str:
         return f"it takes {settle.machine}" if settle else "what would settle it is below"
     if verdict.basis in (MEASURED, VIRTUAL) and names:
         on_cpu = any(words.startswith("device CPU instead") for words in verdict.differs)
-        real = "{} real {}" if verdict.basis == MEASURED else "{} {}, not all on real ranks"
+        unreal = "{} virtual {}" if len(names) == 1 else "{} {}, not all real"
+        real = "{} real {}" if verdict.basis == MEASURED else unreal
         runs = f"{'CPU ' * on_cpu}run{'s' * (len(names) > 1)}"
         return f"measured in {real.format(len(names), runs)}"
     if verdict.basis == READ and names:

@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 64 * 2**20  # a look at GPT-2 has 0.4 MB
 
 
 def entry(folder: Path, write: Callable[[Path], object]) -> Path:
-    """The entry `folder`, complete and readable. If it is absent or broken, `write` fills a new folder in its place.
+    """Return the entry `folder`, whole and readable. If it is not there or broken, `write` fills a new folder.
 
     Several processes may do this at once, on several machines: each writes a folder of its own, and the first to finish
     renames it.
@@ -60,7 +60,7 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
 
 
 def answer(folder: Path, name: str) -> Any:
-    """The cached answer with this name. None if there is none, or if it cannot be read or was changed."""
+    """Return the cached answer with this name. None if there is none, or if it cannot be read or was changed."""
     try:
         content = json.loads(files.read_below(folder, f"{name}.json", MAX_ANSWER_BYTES))
         return content["answer"] if content["sha256"] == _sha256_of(content["answer"]) else None
@@ -80,12 +80,12 @@ def _sha256_of(answer: Any) -> str:
 
 
 def fingerprint(key) -> str:
-    """A short name for a key, which JSON must be able to hold."""
+    """Return a short name for a key, which JSON must be able to hold."""
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _problem(folder: Path) -> str | None:
-    """Why an entry is broken, or None. A PermissionError if this user may not read it."""
+    """Return why an entry is broken, or None. A PermissionError if this user may not read it."""
     try:
         entries = texts.from_json(files.read(folder / CHECKSUMS, MAX_ANSWER_BYTES))
         if not entries:

@@ -21,7 +21,7 @@ LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's he
 
 
 def give(base: Path, launcher: int, needed_bytes: int) -> Path:
-    """A folder below `base` for this launcher's run, if the disk has room and allows direct I/O. Any rank may call."""
+    """Return a folder below `base` for this launcher's run, if the disk has room and direct I/O. Any rank may call."""
     folder = base / f"{PREFIX}{socket.gethostname()}-{launcher}"
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def empty(folder: Path | None) -> None:
 
 
 def direct_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
-    """Bytes per second of writing and reading a file with direct I/O, as DeepSpeed does, one request at a time."""
+    """Return bytes per second of writing and reading a file with direct I/O, as DeepSpeed does, request by request."""
     request = mmap.mmap(-1, REQUEST_BYTES)  # anonymous maps are page-aligned, which direct I/O demands
     request.write(os.urandom(REQUEST_BYTES))  # zeros are too easy for some disks
     starts = range(0, total_bytes, REQUEST_BYTES)
@@ -66,7 +66,7 @@ def direct_speed(folder: Path, total_bytes: int) -> tuple[float, float]:
 
 
 def _owner(launcher: int) -> dict:
-    """The process that a folder belongs to. Process ids are reused, and two containers may share a name and a disk."""
+    """Return the owner of a folder. Process ids are reused, and two containers may share a name and a disk."""
     return {
         "host": socket.gethostname(),
         "machine": text("/etc/machine-id"),
@@ -90,7 +90,7 @@ def _make(folder: Path, owner: dict) -> None:
 
 
 def _marker(folder: Path) -> dict:
-    """The owner of a folder; {} if the study did not make it."""
+    """Return the owner of a folder; {} if the study did not make it."""
     try:
         owner = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):

@@ -37,7 +37,7 @@ class Finding:
 
 
 def why_not(arm: Arm, gpus: int) -> Stop | None:
-    """Why this machine cannot run an arm. None if nothing is known against it."""
+    """Return why this machine cannot run an arm. None if nothing is known against it."""
     if gpus and isinstance(arm.num_processes, int) and arm.num_processes > gpus:
         what = f"{arm.name} asks for {arm.num_processes} processes, one for each GPU, and there are {gpus} GPUs"
         return Stop(what, f"launch it with --num_processes {gpus}, or use a machine with more GPUs", "unavailable")
@@ -68,16 +68,18 @@ def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
 
 def packages(constraints: Path) -> list[Finding]:
     """Compare the packages that can change a number with the versions that the study's own numbers come from."""
-    installed, pinned = software.versions(), constraints.exists()
-    pins = software.pins(constraints) if pinned else {}
-    remedy = "run this in a checkout of the repository, which has the file"
-    findings = [] if pinned else [Finding("packages", f"no {constraints.name} to compare with", remedy)]
-    for name in software.PACKAGES:
-        version, pin = installed[name], pins.get(name)
-        if version and (not pinned or pin == version.partition("+")[0]):  # 2.13.0+cpu is a build of 2.13.0
+    installed = {name: software.version(name) for name in software.PACKAGES}
+    if not constraints.exists():
+        remedy = "run this in a checkout of the repository, which has the file"
+        missing = Finding("packages", f"no {constraints.name} to compare with", remedy)
+        return [missing, *(Finding(name, version or "not installed") for name, version in installed.items())]
+    pins = software.pins(constraints)
+    findings = []
+    for name, version in installed.items():
+        if version and version.partition("+")[0] == pins.get(name):  # 2.13.0+cpu is a build of 2.13.0
             findings.append(Finding(name, version))
         else:
-            text = f"{version or 'not installed'}, and {constraints.name} has {pin or 'none'}"
+            text = f"{version or 'not installed'}, and {constraints.name} has {pins.get(name) or 'none'}"
             findings.append(Finding(name, text, f"pip install -c {constraints.name} {name}"))
     return findings
 
@@ -87,7 +89,7 @@ def _finding(what: str, state: str, fine: object, remedy: str) -> Finding:
 
 
 def _operators(gpus: int) -> Finding:
-    """The DeepSpeed operators that are not compiled, and the steps to compile them."""
+    """Return the DeepSpeed operators that are not compiled, and the steps to compile them."""
     lacking = operators.missing(gpus)
     if not lacking:
         return Finding("operators", "compiled")
@@ -110,7 +112,7 @@ def _disk(folder: Path, speed_bytes: int) -> Finding:
 
 
 def _devices() -> tuple[int, Finding]:
-    """The number of GPUs that a launch may use, and their names."""
+    """Return the number of GPUs that a launch may use, and their names."""
     try:
         devices = [f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in gpus_here()]
     except Stop as stop:

@@ -1,10 +1,14 @@
 """GPUs: their datasheets, their measured speed, and the GPUs of this machine that a launch would see.
 
+Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
+Uncertain: the memory that nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth
+of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80). NVLink bridges of PCIe cards join only two cards.
 This module needs no torch, so it is fast.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import uuid
@@ -18,14 +22,16 @@ from study.io import parsing as texts
 from study.io.validation import nearest
 
 MAX_PEAKS_BYTES = 2**20  # of a peaks.json: 3 kB
-MIB = 2**20
 HIDES_ALL = ("", "-1")  # as a value of CUDA_VISIBLE_DEVICES
 CUDA_ERROR_NO_DEVICE = 100
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity."""
+    """A GPU. `name` is PyTorch's, as in records. Speeds are from the datasheet; peaks are FLOP/s without sparsity.
+
+    A GPU without TF32 has no bf16 either: both came with Ampere.
+    """
 
     name: str
     memory_bytes: int  # the total that nvidia-smi shows
@@ -53,63 +59,12 @@ class Gpu:
         return self.peaks.get("tf32", self.peaks["fp32"])
 
 
-def _peaks(half: float, tf32: float | None, fp32: float) -> dict[str, float]:
-    """Peaks from TFLOP/s. A GPU without TF32 has no bf16 either: both came with Ampere."""
-    printed = {"fp16": half, "fp32": fp32} | ({} if tf32 is None else {"bf16": half, "tf32": tf32})
-    return {kind: float(round(tflops * 1e12)) for kind, tflops in printed.items()}
-
-
-_A100, _H100_SXM, _V100_SXM, _V100_PCIE = (312, 156, 19.5), (989.4, 494.7, 66.9), (125, None, 15.7), (112, None, 14)
-# Links to the host, to other GPUs of the node, to other nodes. NVLink bridges of PCIe cards join only two cards.
-_HOPPER, _AMPERE, _VOLTA = (
-    ("pcie5", "nvswitch", "ib-ndr"),
-    ("pcie4", "nvlink3", "ib-hdr"),
-    ("pcie3", "nvlink-v100", "ib-edr"),
-)
-_PCIE5, _PCIE4, _PCIE3 = ("pcie5", "pcie5", "ib-ndr"), ("pcie4", "pcie4", "eth-25"), ("pcie3", "pcie3", "eth-25")
-_XGMI = ("pcie5", "infinity-fabric", "ib-ndr")
-# Peaks are those with fp32 accumulation, which PyTorch uses; GeForce cards reach twice that with fp16 accumulation.
-# Uncertain: the memory that nvidia-smi shows for B200, H100 NVL, GH200, RTX 5090 and MI300X (within 1 %), the bandwidth
-# of a T4 (300 or 320 GB/s), fp32 of a B200 (75 or 80).
 # If a text fits several GPUs, it means the first: `H100` is an H100 SXM.
-GPUS = {
-    name: Gpu(full, mib * MIB, gb_per_s * 1e9, _peaks(*peaks), *links, *more)
-    for name, full, mib, gb_per_s, peaks, links, *more in (
-        ("B200", "NVIDIA B200", 183359, 7700, (2250, 1100, 75), ("pcie5", "nvlink5", "ib-ndr"), "HGX B200 datasheet"),
-        ("H200", "NVIDIA H200", 143771, 4800, _H100_SXM, _HOPPER, "H200 datasheet", "SXM5 141GB"),
-        ("H100-80GB", "NVIDIA H100 80GB HBM3", 81559, 3350, _H100_SXM, _HOPPER, "H100 datasheet", "SXM5"),
-        ("H100-PCIe", "NVIDIA H100 PCIe", 81559, 2000, (756, 378, 51.2), _PCIE5, "H100 datasheet", "80GB"),
-        ("H100-NVL", "NVIDIA H100 NVL", 95830, 3900, (835.5, 417.5, 60), _PCIE5, "H100 datasheet", "94GB"),
-        (
-            *("GH200", "NVIDIA GH200 480GB", 97871, 4000, _H100_SXM, ("c2c", "ib-ndr", "ib-ndr")),
-            *("GH200 datasheet, 96 GB of HBM3", "96GB", 1),
-        ),
-        ("A100-80GB", "NVIDIA A100-SXM4-80GB", 81920, 2039, _A100, _AMPERE, "A100 datasheet"),
-        ("A100-40GB", "NVIDIA A100-SXM4-40GB", 40960, 1555, _A100, _AMPERE, "A100 datasheet"),
-        ("A100-PCIe-80GB", "NVIDIA A100 80GB PCIe", 81920, 1935, _A100, _PCIE4, "A100 datasheet"),
-        ("A100-PCIe-40GB", "NVIDIA A100-PCIE-40GB", 40960, 1555, _A100, _PCIE4, "A100 datasheet"),
-        ("V100-32GB", "Tesla V100-SXM2-32GB", 32768, 900, _V100_SXM, _VOLTA, "V100 datasheet"),
-        ("V100-16GB", "Tesla V100-SXM2-16GB", 16384, 900, _V100_SXM, _VOLTA, "V100 datasheet"),
-        ("V100-PCIe-32GB", "Tesla V100-PCIE-32GB", 32768, 900, _V100_PCIE, _PCIE3, "V100 datasheet"),
-        ("V100-PCIe-16GB", "Tesla V100-PCIE-16GB", 16384, 900, _V100_PCIE, _PCIE3, "V100 datasheet"),
-        ("L40S", "NVIDIA L40S", 46068, 864, (362, 183, 91.6), _PCIE4, "L40S datasheet", "48GB"),
-        ("L4", "NVIDIA L4", 23034, 300, (121, 60, 30.3), _PCIE4, "L4 datasheet", "24GB"),
-        ("A10", "NVIDIA A10", 23028, 600, (125, 62.5, 31.2), _PCIE4, "A10 datasheet", "24GB"),
-        ("A6000", "NVIDIA RTX A6000", 49140, 768, (154.8, 77.4, 38.7), _PCIE4, "RTX A6000 datasheet", "48GB"),
-        ("RTX3090", "NVIDIA GeForce RTX 3090", 24576, 936, (71, 35.6, 35.6), _PCIE4, "GA102 whitepaper", "24GB"),
-        ("RTX4090", "NVIDIA GeForce RTX 4090", 24564, 1008, (165.2, 82.6, 82.6), _PCIE4, "Ada whitepaper", "24GB"),
-        (
-            *("RTX5090", "NVIDIA GeForce RTX 5090", 32607, 1792, (209.5, 104.8, 104.8), _PCIE5),
-            *("RTX Blackwell whitepaper", "32GB"),
-        ),
-        ("T4", "Tesla T4", 15360, 320, (65, None, 8.1), _PCIE3, "T4 datasheet", "16GB"),
-        ("MI300X", "AMD Instinct MI300X", 196592, 5300, (1307.4, 653.7, 163.4), _XGMI, "MI300X datasheet", "192GB"),
-    )
-}
+GPUS = {name: Gpu(**gpu) for name, gpu in json.loads(Path(__file__).with_suffix(".json").read_text()).items()}
 
 
 def gpu_named(text: str) -> str:
-    """The name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
+    """Return the name in GPUS that a user means: `h100`, `A100 40GB`, `rtx 4090`, or PyTorch's own name."""
     lower = text.lower()
     for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
         meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
@@ -120,14 +75,14 @@ def gpu_named(text: str) -> str:
 
 
 def _begins_a_word(part: str, name: str, gpu: Gpu) -> bool:
-    """Whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
+    """Return whether a part begins a word of a GPU's names: `80` begins 80GB, but `a10` does not begin A100."""
     vendor = "AMD" if gpu.name.startswith("AMD") else "NVIDIA"  # PyTorch omits it for a Tesla
     words = re.findall(r"[a-z0-9]+", f"{name} {gpu.name} {gpu.also} {vendor}".lower())
     return any(re.match(rf"{part}(?!\d)" if part[-1].isdigit() else part, word) for word in words)
 
 
 def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | None:
-    """The datasheet peak of a precision recipe; None if unknown."""
+    """Return the datasheet peak of a precision recipe; None if unknown."""
     gpu = next((gpu for gpu in GPUS.values() if gpu.name == device_name), None)
     if gpu is None:
         return None
@@ -137,7 +92,7 @@ def peak_flops(device_name: str | None, precision: str, tf32: bool) -> float | N
 
 
 def measured_flops(record: dict, folder: Path) -> float | None:
-    """FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
+    """Return FLOP/s of matrix products, as `study peaks` measured them on a run's machine and in its precision.
 
     They are in the nearest peaks.json above the run's folder. None without such a file, or if it is of another machine.
     """
@@ -151,7 +106,7 @@ def measured_flops(record: dict, folder: Path) -> float | None:
 
 
 def matrix_peak(peaks: dict, settings: dict) -> float:
-    """The measured FLOP/s for a precision recipe, from the content of a peaks.json."""
+    """Return the measured FLOP/s for a precision recipe, from the content of a peaks.json."""
     kind = settings["precision"].removesuffix("_cast")
     if kind == "fp32" and settings.get("tf32", True):
         kind = "tf32"
@@ -167,7 +122,7 @@ class Visible(NamedTuple):
 
 
 def gpus_here() -> list[Visible]:
-    """The GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
+    """Return the GPUs that a launch would see, in CUDA's order. A Stop if the driver fails.
 
     CUDA and NVML number GPUs differently: NVML by slot, CUDA the fastest first, unless CUDA_DEVICE_ORDER says
     otherwise. So CUDA lists the UUIDs, and NVML is asked by UUID.
@@ -204,7 +159,7 @@ def _handle(name: str):
 
 
 def _cuda_uuids() -> list[str]:
-    """The UUIDs of the GPUs that CUDA shows, in its order, with CUDA_VISIBLE_DEVICES applied. No context is created."""
+    """Return the UUIDs of the GPUs that CUDA shows, in its order and without those that are hidden."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         init = cuda.cuInit
@@ -225,7 +180,7 @@ def _cuda_uuids() -> list[str]:
 
 
 def num_gpus() -> int:
-    """The number of GPUs that a launch would see; 0 if the driver fails."""
+    """Return the number of GPUs that a launch would see; 0 if the driver fails."""
     try:
         return len(gpus_here())
     except Stop:

@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import json
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -51,7 +53,7 @@ def is_offline() -> bool:
 
 
 def config(model: str) -> Path:
-    """The config.json of a model, from the Hub or an earlier download."""
+    """Return the config.json of a model, from the Hub or an earlier download."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -65,7 +67,7 @@ def config(model: str) -> Path:
 
 
 def refuse_code(model: str, trust_remote_code: bool = False) -> None:
-    """A Stop for a folder with Python code that its config.json wants to run. The code is not loaded for this check.
+    """Raise Stop for a folder with Python code that its config.json wants to run. The check does not load the code.
 
     A folder without such code is read with transformers' own class, or not at all.
     """
@@ -75,8 +77,8 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
         values = texts.from_json(files.read(Path(model) / "config.json", MAX_CONFIG_BYTES))
     except (OSError, ValueError):
         return  # the code that reads the config reports the mistake
-    wanted = _names(values.get("auto_map")) if isinstance(values, dict) else []
-    modules = sorted({name.rpartition(".")[0].rpartition("--")[2] + ".py" for name in wanted})
+    wanted = json.dumps(values.get("auto_map") if isinstance(values, dict) else None, ensure_ascii=False)
+    modules = sorted({f"{module}.py" for module in re.findall(r'(\w+)\.\w+"', wanted)})  # of "module.Class"
     if {file.name for file in Path(model).glob("*.py")} & set(modules):
         what = f"--model {model} has Python code of its own ({', '.join(modules)}), which was not run"
         own = "take auto_map out of its config.json to use transformers' own class, if it has one"
@@ -84,23 +86,15 @@ def refuse_code(model: str, trust_remote_code: bool = False) -> None:
 
 
 def code_digest(model: str) -> str | None:
-    """A digest of the Python files in a model's folder, because other code is another model. None for a hub name."""
+    """Return a digest of the Python files in a model's folder: other code is another model. None for a hub name."""
     if not is_local(model):
         return None
     modules = sorted(Path(model).glob("*.py"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in modules)).hexdigest()
 
 
-def _names(value) -> list[str]:
-    if isinstance(value, dict):
-        return [name for part in value.values() for name in _names(part)]
-    if isinstance(value, list):
-        return [name for part in value for name in _names(part)]
-    return [value] if isinstance(value, str) else []
-
-
 def not_found(model: str, error: Exception) -> Stop:
-    """The error for a model that cannot be loaded. If there is a built-in shape of the model, the remedy names it."""
+    """Return the error for a model that cannot be loaded. The remedy names its built-in shape, if there is one."""
     what = f"--model {model} is not a built-in shape, nor a folder with a config.json, nor available from the Hub"
     hubs = {shape: config["hub"] or "" for shape, config in SHAPES.items()}
     ours = next((shape for shape, name in hubs.items() if model in (name, name.partition("/")[2])), None)
@@ -110,7 +104,7 @@ def not_found(model: str, error: Exception) -> Stop:
 
 
 def reason(name: str, error: Exception) -> str:
-    """Why a local folder or a name on the Hub cannot be loaded, as part of a sentence."""
+    """Return why a local folder or a name on the Hub cannot be loaded, as part of a sentence."""
     if is_offline() and isinstance(error, OSError) and not is_local(name):
         return "the hub does not answer, and it was not downloaded before"
     if "trust_remote_code" in str(error):

@@ -13,7 +13,7 @@ OPTIONS.add_argument("--num_processes", "--num-processes", nargs="?")
 
 
 def find() -> tuple[psutil.Process, argparse.Namespace] | None:
-    """The nearest process above this one with a --config_file before this script, in either spelling."""
+    """Return the nearest process above this one with a --config_file before this script, in either spelling."""
     script = Path(sys.argv[0])
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):
@@ -26,6 +26,6 @@ def find() -> tuple[psutil.Process, argparse.Namespace] | None:
 
 
 def config_file() -> Path | None:
-    """The launcher's yaml; None if it has none, or if the launcher is not found."""
+    """Return the launcher's yaml; None if it has none, or if the launcher is not found."""
     launch = find()
     return Path(launch[1].config_file) if launch else None

@@ -1,17 +1,24 @@
 """Services of the Linux kernel: end a process with its parent, cap its memory, count kills for lack of memory."""
 
+import contextlib
 import ctypes
 import os
+import re
 import resource
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+KERNEL_LOG = Path("/dev/kmsg")
+FIRST_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO: here process ids are those of the kernel's log
+VICTIM = re.compile(rb"(?:Out of memory|Memory cgroup out of memory)[^\n]*?: Killed process (\d+)\b")
+LONGEST_RECORD = 8192  # a read of the log gives one record, and the kernel cuts it here
 MORE_MEMORY = "give fewer ranks, a smaller model, or a machine with more memory"  # what a user can do after a kill
 
 
 def text(path: str) -> str:
-    """The content of a file of the kernel; empty if it does not exist or may not be read."""
+    """Return the content of a file of the kernel; empty if it does not exist or may not be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -19,7 +26,7 @@ def text(path: str) -> str:
 
 
 def fields(path: str) -> dict[str, str]:
-    """The lines `name: value` of a file of the kernel."""
+    """Return the lines `name: value` of a file of the kernel."""
     parts = (line.partition(":") for line in text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in parts}
 
@@ -57,25 +64,28 @@ def private_memory_is_capped() -> bool:
     return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
 
 
+def _state(pid: int) -> list[str]:
+    """Return the fields of a process after its name; empty if there is no such process."""
+    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot, which clock corrections do not change. None: no process."""
-    after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(after_name[19]) if after_name else None
+    """Return when a process started, in clock ticks since boot, which clock corrections do not change."""
+    return int(_state(pid)[19]) if _state(pid) else None
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs. A process that has ended is a zombie until its parent waits for it."""
-    after_name = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return bool(after_name) and after_name[0] not in "ZX"
+    """Return whether a process runs. A process that has ended is a zombie until its parent waits for it."""
+    return _state(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody has stopped a process (SIGSTOP, or a debugger)."""
-    return text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    """Return whether somebody has stopped a process (SIGSTOP, or a debugger)."""
+    return _state(pid)[:1] in (["T"], ["t"])
 
 
 def oom_kills() -> int | None:
-    """The number of processes that the kernel has killed for lack of memory so far. None if unknown.
+    """Return the number of processes that the kernel has killed for lack of memory so far. None if unknown.
 
     The count is the machine's. In a sandbox without that file, it is that of this process's control group.
     """
@@ -91,3 +101,45 @@ def oom_kills() -> int | None:
         if "oom_kill" in counts:
             return int(counts["oom_kill"])
     return None
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
+
+    count: int | None = None
+    pids: frozenset[int] = frozenset()
+
+
+class OomKillCounter:
+    """Counts the processes that the kernel kills for memory from now on. Most containers and users cannot read ids."""
+
+    def __init__(self, log: Path = KERNEL_LOG) -> None:
+        self._before = oom_kills()
+        self._log: int | None = None
+        with contextlib.suppress(OSError):
+            if str(Path("/proc/self/ns/pid").readlink()) == FIRST_NAMESPACE:
+                self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._log, 0, os.SEEK_END)
+
+    def so_far(self) -> OomKills:
+        pids = frozenset(map(int, VICTIM.findall(self._new_records())))
+        now = oom_kills()
+        if now is None or self._before is None:
+            return OomKills(len(pids) or None, pids)
+        return OomKills(now - self._before, pids)
+
+    def _new_records(self) -> bytes:
+        records = b""
+        with contextlib.suppress(OSError):  # also when there is no more
+            while self._log is not None:
+                with contextlib.suppress(BrokenPipeError):  # some were overwritten before they were read
+                    record = os.read(self._log, LONGEST_RECORD)
+                    records += record
+                    if not record:
+                        break
+        return records
+
+    def close(self) -> None:
+        if self._log is not None:
+            os.close(self._log)

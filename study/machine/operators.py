@@ -51,7 +51,7 @@ NOT_ON_CPU = "This op had not been implemented on CPU backend."  # DeepSpeed's w
 
 
 def needed_by(arm: Arm, gpus: int) -> list[str]:
-    """The operators that an arm loads."""
+    """Return the operators that an arm loads."""
     names = [] if arm.deepspeed is None or gpus else ["deepspeed_shm_comm"]
     names += [] if arm.offload_optimizer == "none" else ["cpu_adam"]
     zero = (arm.deepspeed or {}).get("zero_optimization", {})
@@ -60,13 +60,13 @@ def needed_by(arm: Arm, gpus: int) -> list[str]:
 
 
 def missing(gpus: int) -> list[str]:
-    """The operators that arms need on this machine and that are not compiled, without those that only variants need."""
+    """Return the operators that arms need here and that are not compiled, without those that only variants need."""
     not_needed = {"quantizer"} | ({"deepspeed_shm_comm"} if gpus else set())
     return [name for name in OPERATORS if not (compiled(name) or name in not_needed)]
 
 
 def compiled(name: str) -> bool:
-    """Whether an operator is where PyTorch looks for it, compiled for this PyTorch."""
+    """Return whether an operator is where PyTorch looks for it, compiled for this PyTorch."""
     torch = importlib.util.find_spec("torch")
     if not (torch and torch.submodule_search_locations):
         return False
@@ -84,7 +84,7 @@ def folder(name: str) -> Path:
 
 
 def why_not(name: str, gpus: int) -> Stop | None:
-    """Why this machine cannot load an operator. None if nothing is known against it."""
+    """Return why this machine cannot load an operator. None if nothing is known against it."""
     purpose = OPERATORS[name].purpose
     if name == "quantizer" and not gpus:
         what = f"{purpose}, need a GPU: without one DeepSpeed says {NOT_ON_CPU!r}"
@@ -104,12 +104,12 @@ def _unavailable(what: str, remedy: str) -> Stop:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that PyTorch will call."""
+    """Return the C++ compiler that PyTorch will call."""
     return shutil.which((os.environ.get("CXX") or "c++").split()[0])
 
 
 def nvcc() -> str | None:
-    """The compiler of the CUDA toolkit, where PyTorch looks for it."""
+    """Return the compiler of the CUDA toolkit, where PyTorch looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     path = f"{home}/bin" if home else f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
     return shutil.which("nvcc", path=path)
@@ -181,7 +181,7 @@ def provide_libaio() -> None:
 
 
 def _compile(*words: str, input: bytes | None = None) -> str | None:
-    """The first line of the compiler's errors; None if there are none."""
+    """Return the first line of the compiler's errors; None if there are none."""
     command = [compiler() or "c++", *words]
     done = subprocess.run(command, input=input, capture_output=True, check=False)
     if done.returncode == 0:

@@ -46,7 +46,7 @@ def replaced(out: Path) -> Iterator[Path]:
 
 
 def refuse_foreign(out: Path) -> None:
-    """A Stop if the folder contains anything that no earlier build has written."""
+    """Raise Stop if the folder contains anything that no earlier build has written."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -60,7 +60,7 @@ def refuse_foreign(out: Path) -> None:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """The files in a folder that differ from its manifest or are not in it. A link is never ours."""
+    """Return the files in a folder that differ from its manifest or are not in it. A link is never ours."""
     try:
         known = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -71,7 +71,7 @@ def _foreign(folder: Path) -> list[str]:
 
 
 def _contents(folder: Path) -> list[Path]:
-    """Everything below a folder except its manifest; the content of a folder comes before the folder."""
+    """Return everything below a folder except its manifest; the content of a folder comes before the folder."""
     return [path for path in sorted(folder.rglob("*"), reverse=True) if path != folder / MANIFEST]
 
 

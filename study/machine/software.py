@@ -12,7 +12,7 @@ COMPILED_FOR = ("torch", "deepspeed")
 
 
 def version(package: str) -> str | None:
-    """None for a package that is not installed."""
+    """Return a package's version; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -24,7 +24,7 @@ def versions() -> dict[str, str | None]:
 
 
 def pins(constraints: Path) -> dict[str, str]:
-    """The versions that a constraints file pins, by package."""
+    """Return the versions that a constraints file pins, by package."""
     return dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", constraints.read_text(), re.MULTILINE))
 
 
@@ -37,7 +37,7 @@ def put_programs_on_path() -> None:
 
 
 def operators_folder() -> Path:
-    """The folder for DeepSpeed's compiled operators: in the Python environment whose PyTorch they are compiled against.
+    """Return the folder for DeepSpeed's compiled operators: in the Python environment of their PyTorch.
 
     PyTorch's default is one folder for all environments of a user, which would overwrite each other's operators. The
     versions are in the name because ninja does not know that the build depends on PyTorch's headers.

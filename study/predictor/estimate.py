@@ -54,56 +54,50 @@ def estimate(setup: Setup) -> Estimate:
     On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
     offloaded states are in `host_bytes`.
     """
-    if setup.fsdp:
-        return _sharded(setup)
     model, engine = setup.model, Engine(setup)
-    states = {"constants": constants(model)} | standing(engine)
-    away = list(OPTIMIZER_ROLES) if engine.offloads else []
-    if engine.weights_home != "none":
-        away.append("weights")
-    host_bytes = sum(states.pop(role, 0) for role in away) if setup.on_gpu else 0
+    count, sharded = parameters(model), Sharding(setup) if setup.fsdp else None
+    states, times, host_bytes = memory(setup, profile(setup))
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
-
-    peak_when, at_peak = _peak(states, moments(engine, profile(setup)))
-    count = parameters(model)
-    return Estimate(
-        parameters=count,
-        at_peak=at_peak,
-        after_step=_summed(states, _after_step(engine)),
-        peak_bytes=sum(at_peak.values()),
-        peak_when=peak_when,
-        host_bytes=host_bytes and host_bytes + pinned_padding(engine),
-        nvme_bytes=disk_bytes(engine),
-        traffic=dict(Counter(traffic(engine)) + Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))),
-        published_traffic_bytes=papers.published_traffic_bytes(count, engine.stage, setup.ranks, engine.weight_bytes),
-        flops_per_rank_and_step=operations(setup),
-    )
-
-
-def _sharded(setup: Setup) -> Estimate:
-    """The prediction under FSDP."""
-    sharding, count = Sharding(setup), parameters(setup.model)
-    states = {"constants": constants(setup.model)} | fsdp_memory.standing(sharding)
-    on_host = setup.fsdp_offload and setup.on_gpu
-    host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES)) if on_host else 0
-    states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
-    times = list(fsdp_memory.moments(sharding, profile(setup)))
-    if on_host:  # the update is the host's
-        times = [(when, now) for when, now in times if when != "update"]
     peak_when, at_peak = _peak(states, times)
-    stage = 3 if sharding.releases else 2
+    stage, bytes_moved = engine.stage, traffic(engine)
+    if sharded:
+        stage, bytes_moved = 3 if sharded.releases else 2, fsdp_memory.traffic(sharded)
+    shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
     return Estimate(
         parameters=count,
         at_peak=at_peak,
-        after_step=_summed(states, fsdp_memory.after_step(sharding)),
+        after_step=_summed(states, fsdp_memory.after_step(sharded) if sharded else _after_step(engine)),
         peak_bytes=sum(at_peak.values()),
         peak_when=peak_when,
-        host_bytes=host_bytes and host_bytes + fsdp_memory.gradients(sharding),
-        nvme_bytes=dict.fromkeys(("held", "read_per_step", "written_per_step"), 0),
-        traffic=fsdp_memory.traffic(sharding),
+        host_bytes=host_bytes,
+        nvme_bytes=disk_bytes(engine),
+        traffic=dict(Counter(bytes_moved) + shared),
         published_traffic_bytes=papers.published_traffic_bytes(count, stage, setup.ranks, setup.weight_bytes),
         flops_per_rank_and_step=operations(setup),
     )
+
+
+def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str, dict]], int]:
+    """Return what a rank holds all the time, what it holds besides at each moment, and its bytes on the host.
+
+    Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
+    """
+    constant = {"constants": constants(setup.model)}
+    if setup.fsdp:
+        sharding = Sharding(setup)
+        states, times = constant | fsdp_memory.standing(sharding), [*fsdp_memory.moments(sharding, kept)]
+        if not (setup.fsdp_offload and setup.on_gpu):
+            return states, times, 0
+        host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES))
+        in_passes = [(when, now) for when, now in times if when != "update"]  # the update is the host's
+        return states, in_passes, host_bytes and host_bytes + fsdp_memory.gradients(sharding)
+    engine = Engine(setup)
+    states, times = constant | standing(engine), [*moments(engine, kept)]
+    if not setup.on_gpu:
+        return states, times, 0
+    away = (*(OPTIMIZER_ROLES if engine.offloads else ()), *(("weights",) if engine.weights_home != "none" else ()))
+    host_bytes = sum(states.pop(role, 0) for role in away)
+    return states, times, host_bytes and host_bytes + pinned_padding(engine)
 
 
 def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:

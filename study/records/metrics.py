@@ -67,7 +67,8 @@ def _per_s(record: Record, per_step: int | None, timed: int | None) -> float | N
 
 def flops_per_s(record: Record) -> float | None:
     """Return the operations of the model that a rank did per second."""
-    flops, speed = record.time.flops_per_rank_and_step, steps_per_s(record)
+    speed = steps_per_s(record)
+    flops = record.time.flops_per_rank_and_step
     return flops * speed if flops and speed else None
 
 
@@ -86,9 +87,8 @@ def mfu(record: Record) -> float | None:
 
 
 def _joules_per_step(record: Record) -> float | None:
-    steps, joules = record.energy.steps, [each for each in record.energy.joules_per_rank if each is not None]
-    all_known = len(joules) == len(record.energy.joules_per_rank)
-    return sum(joules) / steps if steps and joules and all_known else None
+    joules = all_known(record.energy.joules_per_rank)
+    return sum(joules) / record.energy.steps if record.energy.steps and joules else None
 
 
 # --- losses --------------------------------------------------------------------------------------------------------
@@ -119,11 +119,19 @@ def curve(record: Record, training: int | None = None) -> list[float] | None:
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
+def all_known(values: Iterable[float | None]) -> list[float]:
+    """Return the values; none of them if one is unknown."""
+    known: list[float] = []
+    for value in values:
+        if value is None:
+            return []
+        known.append(value)
+    return known
+
+
 def most(values: Iterable[float | None]) -> float | None:
     """Return the maximum; None if one of the values is unknown."""
-    values = list(values)
-    known = [each for each in values if each is not None]
-    return max(known) if known and len(known) == len(values) else None
+    return max(all_known(values), default=None)
 
 
 def _over_ranks(name: str) -> Callable[[Record], float | None]:
@@ -167,8 +175,7 @@ def gloo_wire_bytes(counts: dict[str, Collective], ranks: int) -> float | None:
     carries twice the logical bytes. None if a collective has no formula: gloo's reduce, for example, sends between 1.5
     and 2.4 times the tensor at two ranks, depending on its size.
     """
-    once, twice = ("all_gather", "broadcast", "all_to_all"), ("all_reduce", "reduce_scatter")
-    factor = {"barrier": 0} | dict.fromkeys(once, 1) | dict.fromkeys(twice, 2)
+    factor = {"barrier": 0, "all_gather": 1, "broadcast": 1, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 2}
     if not counts.keys() <= factor.keys():
         return None
     return sum(

@@ -288,12 +288,11 @@ class Runs:
 def _row(run: Run) -> dict:
     record = run.record
     collectives_bytes = sum(run.traffic.values()) if record.traffic.per_rank else None
-    written = [rank.nvme_written_bytes for rank in record.memory.per_rank]
-    known = [size_bytes for size_bytes in written if size_bytes is not None]
+    written = metrics.all_known(rank.nvme_written_bytes for rank in record.memory.per_rank)
     sizes = {
         "tracked peak MB": run.tracked_bytes,
         "collectives MB": collectives_bytes,
-        "to disk MB": sum(known) if known and len(known) == len(written) else None,
+        "to disk MB": sum(written) if written else None,
     }
     measured = measured_flops(record.model_dump(exclude_none=True), run.folder)
     reached = metrics.flops_per_s(record)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from study.errors import Stop
-from study.io.names import safe_name
+from study.io.files import safe_name
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
 SCHEMA = 3  # 2: also values that follow from others. 1: no `cell`; sections that were not written are null
@@ -368,7 +368,7 @@ class Collective(Section):
     bytes_by_group: dict[str, Bytes] = {}  # by the ranks that take part, such as "0 2", if not all do
 
     def by_ranks(self, ranks: int) -> dict[tuple[int, ...], int]:
-        """Bytes by the ranks that take part, with so many ranks in all."""
+        """Return the bytes by the ranks that take part, with so many ranks in all."""
         groups = {tuple(map(int, group.split())): size for group, size in self.bytes_by_group.items()}
         rest = self.bytes - sum(groups.values())
         return groups | ({tuple(range(ranks)): rest} if rest or not groups else {})
@@ -486,7 +486,7 @@ class Record(Section):
 
     @model_validator(mode="after")
     def _is_complete(self):
-        """A finished run needs all its sections, and a failed run needs its error."""
+        """Refuse a finished run without all its sections, and a failed run without its error."""
         if self.status == "done":
             needed = (*NEEDED_WHEN_DONE, *(() if self.is_virtual else ("loss",)))
             needed = KNOWN_OF_ANY_SCRIPT if self.is_watched else needed
@@ -498,22 +498,22 @@ class Record(Section):
 
     @property
     def is_virtual(self) -> bool:
-        """Whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
+        """Return whether one rank of a group ran alone: its collectives moved nothing, and it has no loss."""
         return bool(self.observed.virtual_ranks or self.requested.virtual_ranks)
 
     @property
     def is_script(self) -> bool:
-        """Whether this is a run of document 002's published script, not of this study's trainer."""
+        """Return whether this is a run of document 002's published script, not of this study's trainer."""
         return self.requested.repair is not None or bool(self.observed.runs)
 
     @property
     def is_watched(self) -> bool:
-        """Whether this is a run of a user's own script."""
+        """Return whether this is a run of a user's own script."""
         return bool(self.watched)
 
     @property
     def arm(self) -> str | None:
-        """The arm of the settings; for a user's own script, the arm that its prepared objects are."""
+        """Return the arm of the settings; for a user's own script, the arm that its prepared objects are."""
         return self.requested.arm or self.observed.arm
 
     @property
@@ -526,7 +526,7 @@ class Record(Section):
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds from start to end; None if they cannot be subtracted, as when only one has a time zone."""
+        """Return the seconds from start to end; None if they cannot be subtracted, as when only one has a time zone."""
         if self.finished_utc is None:
             return None
         try:
@@ -537,7 +537,7 @@ class Record(Section):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Identifies a run, so that a copied record is not counted twice.
+        """Return what identifies a run, so that a copied record is not counted twice.
 
         It omits `run_id`, because a copy under another name is still a copy, and everything that may contain paths,
         because a kept copy has none. It includes everything that was measured, because a record with another number is
@@ -564,7 +564,7 @@ def _without_nulls(value):
 
 
 def _cell_of_folder(record: dict) -> dict:
-    """The part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
+    """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
     name, arm = str(record.get("run_id")), (record.get("requested") or {}).get("arm")
     if not arm or f"-{arm}" not in name:
         return {}

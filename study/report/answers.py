@@ -29,7 +29,6 @@ STAGES = ("zero1", "zero2", "zero3")
 TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
 PROTOCOL, RANKS = "at_scale", 8
 MEASURED, VIRTUAL, PREDICTED, PUBLISHED = "measured", "measured on virtual ranks", "predicted", "published by others"
-BASES = (VIRTUAL, MEASURED, PREDICTED, PUBLISHED)
 GPU, HOST = "GPU", "host"  # where memory is
 NAMES = {"llama3-8b": "Llama-3-8B", "gpt2-xl": "GPT-2 XL", "bert-large": "BERT-large", "gemma2-9b": "Gemma2-9B"}
 NAMES |= {"qwen3-32b": "Qwen3-32B", "bert-tiny": "a BERT", "gpt-tiny": "a GPT"}
@@ -54,16 +53,16 @@ class Answer:
     links: tuple[tuple[str, str], ...] = ()  # where there is more: a page and its name
     command: str = ""  # what makes runs that are missing here
 
+    @property
+    def first_sentence(self) -> str:
+        """Return the first sentence after the bold answer: it has the number."""
+        end = self.sentence.find(". ", self.sentence.find("** ") + 3)
+        return self.sentence if end < 0 else self.sentence[: end + 1]
+
 
 def name_of(run: Run) -> str:
     """Return the model of a run as people call it."""
     return NAMES.get(run.model or "", run.model or "a model")
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence after the bold answer: it has the number."""
-    end = text.find(". ", text.find("** ") + 3)
-    return text if end < 0 else text[: end + 1]
 
 
 def answers(runs: Runs) -> list[Answer]:
@@ -103,10 +102,11 @@ def of_losses(runs: Runs) -> Answer:
     first = mine[0]  # a group is of one model and precision
     answer = "No." if worst["difference"] <= FP32_NOISE else "Here they differ by more than fp32 rounding explains."
     arms = rows[rows["difference"].notna()]["arm"].nunique()
+    curve = rows.groupby("step")["loss"].mean()
     sentence = (
         f"**{answer}** With {name_of(first)} in {first.precision}, the losses of {arms} arms stay"
-        f" within {nats(worst['difference'])} of {worst['against']}'s at each of {rows['step'].max()} steps"
-        f" (furthest: {worst['arm']})."
+        f" within {nats(worst['difference'])} of {worst['against']}'s at each of {len(curve)} steps"
+        f" (furthest: {worst['arm']}), while the loss goes from {curve.iloc[0]:.2f} to {curve.iloc[-1]:.2f}."
     )
     links = (("compare.html#Losses", "all tasks and precisions"),)
     return Answer("losses", question, sentence, rows, losses.figure(rows), (MEASURED,), machines(mine), links)
@@ -118,23 +118,21 @@ def of_losses(runs: Runs) -> Answer:
 def of_memory(runs: Runs) -> Answer:
     """Return whether an arm saves GPU memory."""
     question = "Does it save memory?"
-    at_scale = of_scale(runs)
-    tiny = trained_here(runs)
-    rows = pd.DataFrame(
-        [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))] + held(tiny)
-    )
+    at_scale, tiny = of_scale(runs), trained_here(runs)
+    of_models = [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))]
+    rows = pd.DataFrame(of_models + held(tiny))
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
-    members = [run for mine in at_scale.values() for run in mine] + tiny
+    members = [run for mine in (*at_scale.values(), tiny) for run in mine]
     return Answer(
         name="memory",
         question=question,
         sentence=memory_in_words(rows),
         rows=rows,
         figure=answer_figures.memory(rows),
-        bases=tuple(basis for basis in BASES if (rows["basis"] == basis).any()),
+        bases=tuple(basis for basis in (VIRTUAL, MEASURED, PREDICTED, PUBLISHED) if (rows["basis"] == basis).any()),
         where=machines(members),
-        links=(("compare.html#Memory-at-the-peak", "every group of runs"), ("calculator.html", "your own model")),
+        links=(("compare.html#Memory-at-the-peak", "every group of runs"), ("calculator.html", "other shapes")),
         command="" if at_scale else AT_SCALE,
     )
 
@@ -144,15 +142,15 @@ def of_scale(runs: Runs) -> dict[str, list[Run]]:
 
     If a model has runs that recompute activations, only those.
     """
-    protocol = [run for run in runs.done if run.record.cell.protocol == PROTOCOL]
+    chosen = [run for run in runs.select(ranks=RANKS).done if run.record.cell.protocol == PROTOCOL and run.components]
     of_model = {}
-    for (model,), members in by([run for run in protocol if run.ranks == RANKS and run.components], "model").items():
+    for (model,), members in by(chosen, "model").items():
         mine = [run for run in members if run.requested.checkpointing] or members
         if len(mine) > 1 and BASELINE in {run.arm for run in mine}:
             of_model[model] = mine
     by_size = sorted(of_model, key=lambda model: -(of_model[model][0].parameters or 0))
-    first = max(by_size, key=lambda model: len(of_model[model]), default=None)
-    return {model: of_model[model] for model in sorted(by_size, key=lambda model: model != first)}
+    by_size.sort(key=lambda model: len(of_model[model]) < max(map(len, of_model.values())))
+    return {model: of_model[model] for model in by_size}
 
 
 def trained_here(runs: Runs) -> list[Run]:
@@ -179,12 +177,15 @@ def held(members: list[Run]) -> list[dict]:
     for run in sorted(members, key=grouping.in_order):
         about = {"model": name_of(run), "parameters": run.parameters, "ranks": run.ranks}
         about |= {"conditions": conditions(run), "arm": run.arm, "memory": GPU}
-        if offloads(run) and run.device == "cpu":
-            rows += _split(run, about | {"basis": PREDICTED}) if is_like_gpu else []
-        else:
+        if not (offloads(run) and run.device == "cpu"):
             basis = VIRTUAL if run.virtual else MEASURED
             rows += _parts(about | {"basis": basis}, memory.part_bytes(run.components))
             rows += _parts(about | {"basis": PREDICTED}, memory.predicted_parts(run))
+        elif is_like_gpu and (setup := setup_of(run.record)):
+            on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
+            about |= {"basis": PREDICTED}
+            rows += _parts(about, memory.part_bytes(on_gpu.at_peak))
+            rows += _parts(about | {"memory": HOST}, {answer_figures.HOST: on_gpu.host_bytes})
     return rows
 
 
@@ -208,20 +209,10 @@ def _is_like_gpu(run: Run) -> bool:
     return abs(on_gpu / memory.held_bytes(run) - 1) < LIKE
 
 
-def _split(run: Run, about: dict) -> list[dict]:
-    """Return what a GPU and its host would hold, predicted."""
-    setup = setup_of(run.record)
-    if setup is None:
-        return []
-    on_gpu = estimate(replace(setup, device="cuda", data_bytes=0))
-    host = about | {"memory": HOST, "part": "host memory", "bytes": on_gpu.host_bytes}
-    return [*_parts(about, memory.part_bytes(on_gpu.at_peak)), host]
-
-
 def conditions(run: Run) -> str:
-    """Return what a rank did in a pass: `1 row of 2048 tokens per pass, activations recomputed`."""
-    rows = f"{run.micro_batch} row{'s' * (run.micro_batch != 1)} of {run.sequence} tokens per pass"
-    return f"{rows}, activations {'recomputed' if run.requested.checkpointing else 'kept'}"
+    """Return what a rank did in a pass: `rows per pass 1, tokens 2048, activations recomputed`."""
+    activations = "recomputed" if run.requested.checkpointing else "kept"
+    return f"rows/pass {run.micro_batch}, tokens {run.sequence}, activations {activations}"
 
 
 def _published(model: str) -> list[dict]:
@@ -244,23 +235,20 @@ def totals(rows: pd.DataFrame, basis: str) -> dict[str, float]:
 
 def memory_in_words(rows: pd.DataFrame) -> str:
     """Return which stages save memory on which model."""
-    yes: list[str] = []
-    no: list[str] = []
+    saving: dict[bool, list[str]] = {True: [], False: []}
     for model, mine in parts(rows, "model").items():
         peaks = totals(mine, mine["basis"].iloc[0])
-        stages = {arm: peaks[arm] for arm in STAGES if arm in peaks}
+        stages = [peaks[arm] for arm in STAGES if arm in peaks]
         if BASELINE in peaks and stages:
-            parameters = mine["parameters"].iloc[0]
-            what = f"{model} ({count(parameters)} parameters)" if pd.notna(parameters) else model
-            text = f"with {what}, a rank holds {size(peaks[BASELINE])} under DDP, {by_stage(stages)}"
-            (yes if min(stages.values()) < peaks[BASELINE] else no).append(text)
-    texts = [f"**Yes, where the model states are large:** {yes[0]}."] if yes else []
-    if len(yes) > 1:
-        texts.append(f"At the small end, {yes[-1]}.")
-    if no:
-        texts.append(f"**{'But on' if yes else 'On'} a tiny model it costs memory:** {no[-1]}.")
-    missing = "The figure shows the arms. DDP or the stages of ZeRO are missing, so nothing is compared."
-    return " ".join(texts) or missing
+            text = f"with {model} ({count(mine['parameters'].iloc[0])} parameters), a rank holds"
+            text += f" {size(peaks[BASELINE])} under DDP, {by_stage(peaks)}."
+            saving[min(stages) < peaks[BASELINE]].append(text)
+    yes, no = saving[True], saving[False]
+    texts = [f"**Yes, where the model states are large:** {text}" for text in yes[:1]]
+    texts += [f"At the small end, {text}" for text in yes[1:][-1:]]
+    costs = "**On a tiny model it costs memory,** because buckets are larger than the states that are divided:"
+    texts += [f"{costs} {text}" for text in no[-1:]]
+    return " ".join(texts) or "DDP or the stages of ZeRO are missing, so nothing is compared."
 
 
 def by_stage(peaks: dict[str, float]) -> str:
@@ -274,50 +262,46 @@ def by_stage(peaks: dict[str, float]) -> str:
 def of_time() -> Answer:
     """Return predicted and published times. No GPU was measured here, and times of a CPU say nothing about GPUs."""
     rows = steps()
-    figure, links = answer_figures.steps(rows), (("predictions.html", "how good such predictions are"),)
     where = (f"predictions: {side_by_side.RANKS} x {side_by_side.GPU}; nothing was measured on a GPU here",)
-    bases = (PREDICTED, PUBLISHED)
-    return Answer("time", "Does it cost time?", time_in_words(rows), rows, figure, bases, where, links)
+    links, bases = (("predictions.html", "how good such predictions are"),), (PREDICTED, PUBLISHED)
+    sentence = time_in_words(rows)
+    return Answer("time", "Does it cost time?", sentence, rows, answer_figures.steps(rows), bases, where, links)
 
 
 def steps() -> pd.DataFrame:
     """Return the seconds of a step of each arm in each setting: predicted, and as others measured them."""
-    names = ("sequence", "micro_batch", "accumulation")
-    rows = []
-    for each in side_by_side.read()["steps"]:
-        rows.append({name: each[name] for name in (*names, "arm", "seconds", "low", "high")} | {"basis": PREDICTED})
-    settings = [{name: row[name] for name in names} for row in rows]
-    for published in side_by_side.published():
-        setting = dict(zip(names, (published.seq, published.micro_batch, published.grad_acc), strict=True))
-        if published.step_s and setting in settings:
-            place = setting | {"arm": published.arm, "basis": PUBLISHED, "source": published.source}
-            rows.append(place | {"seconds": published.step_s, "low": None, "high": None})
-    for row in rows:
-        passes = f"{row['accumulation']} pass{'es' * (row['accumulation'] > 1)}"
-        row["setting"] = f"{passes} of {row['micro_batch']} row of {row['sequence']} tokens"
-    return pd.DataFrame(rows)
+    names = ["sequence", "micro_batch", "accumulation"]
+    ours = pd.DataFrame(side_by_side.read()["steps"])[[*names, "arm", "seconds", "low", "high"]]
+    theirs = pd.DataFrame(
+        {"arm": row.arm, "seconds": row.step_s, "source": row.source}
+        | dict(zip(names, (row.seq, row.micro_batch, row.grad_acc), strict=True))
+        for row in side_by_side.published()
+        if row.step_s
+    )
+    theirs = theirs.merge(ours[names].drop_duplicates())  # those in a setting of ours
+    rows = pd.concat([ours.assign(basis=PREDICTED), theirs.assign(basis=PUBLISHED)], ignore_index=True)
+    about = [
+        f"{count:g} x {rows_per_pass:g} row of {tokens:g} tokens"
+        for tokens, rows_per_pass, count in rows[names].to_numpy()
+    ]
+    return rows.assign(setting=about)
 
 
 def time_in_words(rows: pd.DataFrame) -> str:
     """Return which arms take longer than DDP."""
     predicted = rows[(rows["setting"] == rows["setting"].iloc[0]) & (rows["basis"] == PREDICTED)]
     ours = sums(predicted, "arm", "seconds")
-    base = ours[BASELINE]
-    named = {arm: f"{ours[arm] / base:.2f}".rstrip("0").rstrip(".") for arm in ours}
-    words = joined([f"{named[arm]} times with {IN_WORDS[arm]}" for arm in IN_WORDS if arm != "fsdp2"])
-    dear = [IN_WORDS[arm] for arm in IN_WORDS if ours[arm] > COSTS * base]
-    cheap = [IN_WORDS[arm] for arm in IN_WORDS if ours[arm] <= COSTS * base]
-    lead = f"{joined(dear) or 'nothing'} {'does' if len(dear) < 2 else 'do'}; {joined(cheap) or 'nothing'} hardly."
-    text = f"**{lead[0].upper()}{lead[1:]}** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
-    text += f" compared with DDP, a step takes {words.replace(' times', ' times as long', 1)}."
+    times = {arm: ours[arm] / ours[BASELINE] for arm in IN_WORDS if arm != "fsdp2"}
+    dear = joined([IN_WORDS[arm] for arm in times if times[arm] > COSTS]) or "nothing"
+    words = joined([f"{times[arm]:.3g} with {IN_WORDS[arm]}" for arm in times])
+    text = f"**More than {COSTS} times DDP's time: {dear}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
+    text += f" the seconds of a step, divided by those with DDP, are {words}."
     published = rows[rows["basis"] == PUBLISHED]
     theirs = sums(published, "arm", "seconds")
     if set(STAGES) <= theirs.keys():
-        second, third = theirs["zero2"] / theirs["zero1"], theirs["zero3"] / theirs["zero1"]
-        text += (
-            f" With {published['setting'].iloc[0]} in a step, others measured that stage 2 takes {second:.2g} times as"
-            f" long as stage 1, and stage 3 {third:.2g} times."
-        )
+        measured = [f"{theirs[arm] / theirs['zero1']:.2g} with stage {arm[-1]}" for arm in ("zero2", "zero3")]
+        text += f" With {published['setting'].iloc[0]} in a step, others measured, divided by those with stage 1,"
+        text += f" {joined(measured)}."
     return text
 
 
@@ -327,7 +311,6 @@ def time_in_words(rows: pd.DataFrame) -> str:
 def of_traffic(runs: Runs) -> Answer:
     """Return whether an arm sends more than DDP."""
     question = "Does it send more?"
-    at_scale = of_scale(runs)
     rows = sent(runs)
     if rows.empty:
         return Answer("traffic", question, "No two arms have records of what they send yet.", command=AT_SCALE)
@@ -342,7 +325,7 @@ def of_traffic(runs: Runs) -> Answer:
         bases=(VIRTUAL if mine[0].virtual else MEASURED,),
         where=machines(mine),
         links=(("claims/L-32.html", "claim L-32"), ("compare.html#Bytes-moved", "every group of runs")),
-        command="" if at_scale else AT_SCALE,
+        command="" if mine[0].virtual else AT_SCALE,
     )
 
 
@@ -362,18 +345,18 @@ def sent(runs: Runs) -> pd.DataFrame:
 
 def traffic_in_words(rows: pd.DataFrame) -> str:
     """Return which arms send more than DDP, and where the ZeRO paper expects less."""
-    counted = traffic.by_arm(rows, traffic.COUNTED)
-    paper = traffic.by_arm(rows, traffic.PAPER)
+    counted, paper = (traffic.by_arm(rows, source) for source in (traffic.COUNTED, traffic.PAPER))
     times = {arm: counted[arm] / counted[BASELINE] for arm in IN_WORDS if arm in counted}
-    named = joined([f"{factor:.2g} times with {IN_WORDS[arm]}" for arm, factor in times.items()])
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
-    text = f"**{answer}** Compared with DDP, a rank that trains {rows['model'].iloc[0]} sends"
-    text += f" {named.replace(' times', ' times as many bytes', 1) or 'as many bytes'}."
-    more = [arm for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]
+    words = joined([f"{times[arm]:.2g} with {IN_WORDS[arm]}" for arm in times])
+    model = rows["model"].iloc[0]
+    text = f"**{answer}** The bytes that a rank sends when it trains {model}, divided by those with DDP, are {words}."
+    more = [arm[-1] for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]
     if more:
-        stages = f"stage{'s' * (len(more) > 1)} {' and '.join(arm[-1] for arm in more)}"
-        text += f" For {stages}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because it"
-        text += " all-reduces the gradients, as DDP does, and then gathers the weights."
+        text += (
+            f" For stages {joined(more)}, the ZeRO paper expects as much as DDP sends. DeepSpeed sends more, because"
+        )
+        text += " it all-reduces the gradients, as DDP does, and then gathers the weights."
     return text
 
 
@@ -382,74 +365,15 @@ def advice() -> str:
     return side_by_side.read()["advice"]["in_words"][0]
 
 
-# --- findings ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Headline:
-    """What the README's picture shows, as rows."""
-
-    losses: pd.DataFrame
-    memory: pd.DataFrame
-    traffic: pd.DataFrame
-    tiny: pd.DataFrame  # memory of the model whose losses these are
-
-
-def headline(runs: Runs) -> Headline | None:
-    """Return the rows of the README's picture; None if the runs lack something that it shows."""
-    at_scale = next(iter(of_scale(runs).values()), [])
-    tables = [trained(runs), pd.DataFrame(held(at_scale)), sent(runs), pd.DataFrame(held(trained_here(runs)))]
-    is_complete = bool(at_scale) and all(len(rows) and (rows["arm"] == BASELINE).any() for rows in tables)
-    return Headline(*tables) if is_complete else None
-
-
-def findings(shown: Headline, verdicts: list[dict]) -> list[str]:
-    """Return sentences with their numbers, and what shows each."""
-    compared = shown.losses[shown.losses["difference"].notna()]
-    peaks, tiny = totals(shown.memory, VIRTUAL), totals(shown.tiny, MEASURED)
-    moved = traffic.by_arm(shown.traffic, traffic.COUNTED)
-    model, tiny_model = shown.memory["model"].iloc[0], shown.tiny["model"].iloc[0]
-    parameters = count(shown.tiny["parameters"].iloc[0])
-    curve = shown.losses.groupby("step")["loss"].mean()
-    first, last = curve.iloc[0], curve.iloc[-1]
-    lines = [
-        f"**ZeRO does not change the losses.** In fp32, {compared['arm'].nunique()} arms on two real ranks stay within"
-        f" {nats(compared['difference'].max())} of DDP at each of {shown.losses['step'].max()} steps, while the loss"
-        f" goes from {first:.2f} to {last:.2f} (`study sweep smoke`).",
-        f"**It saves memory on large models.** For {model} on eight GPUs, a rank holds {by_stage(peaks)} and"
-        f" {size(peaks[BASELINE])} under DDP (virtual ranks, activations recomputed).",
-        f"**On a tiny model it costs memory.** For {tiny_model} with {parameters} parameters, a rank holds"
-        f" {by_stage(tiny)} and {size(tiny[BASELINE])} under DDP: the buckets are larger than the states that are"
-        " partitioned.",
-        f"**Stages 1 and 2 send more than DDP:** {_times(moved['zero1'], moved['zero2'])} as much"
-        " (`study claims L-32`). They all-reduce the gradients, as DDP does, and then gather the weights.",
-    ]
-    return lines + _about_script(verdicts)
-
-
-def _times(first: float, second: float) -> str:
-    texts = dict.fromkeys(f"{value:.2g}" for value in (first, second))
-    return f"{' and '.join(texts)} times"
-
-
-def _about_script(verdicts: list[dict]) -> list[str]:
-    by_id = {row["claim"]: row["verdict"] for row in verdicts}
-    if not by_id.get("S002-25") == by_id.get("S002-27") == REFUTED:
-        return []
-    return [
-        "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training that"
-        " starts from the weights of the first (`study claims S002-25`, `S002-27`)."
-    ]
-
-
-def beyond_papers(verdicts: list[dict]) -> list[str]:
-    """Return findings that no paper states: one sentence for each of these claims that is refuted."""
+def beyond_papers(verdicts: list[dict]) -> dict[str, str]:
+    """Return findings that no paper states, each by the claim that it refutes."""
     refuted = {row["claim"] for row in verdicts if row["verdict"] == REFUTED}
-    known = {
+    findings = {
         "L-32": "**Stages 1 and 2 send more than DDP,** because DeepSpeed all-reduces the gradients and then gathers"
         " the weights.",
         "L-67": "**Without a GPU, Accelerate does not use FSDP2,** even if its config asks for it, and does not warn.",
+        "S002-25": "**The script of document 002 never switches DeepSpeed on.** Its gain comes from a second training"
+        " that starts from the weights of the first.",
     }
-    lines = [f"{text} ([{claim}](claims/{claim}.html))" for claim, text in known.items() if claim in refuted]
-    about_script = [text[: text.rindex(" (")] for text in _about_script(verdicts)]
-    return lines + [f"{text}. ([S002-25](claims/S002-25.html))" for text in about_script]
+    needed = {claim: {claim} for claim in findings} | {"S002-25": {"S002-25", "S002-27"}}
+    return {claim: text for claim, text in findings.items() if needed[claim] <= refuted}

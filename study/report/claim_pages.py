@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from study.io.files import safe_join
-from study.io.numbers import short
 from study.ledger import words
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, otherwise
-from study.ledger.model import Check, Claim
+from study.ledger.model import Check
 from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
 from study.report.templating import write_page
@@ -65,113 +64,84 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     for before, verdict, after in zip([None, *verdicts], verdicts, [*verdicts[1:], None], strict=False):
         values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": (before, after)}
         values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
-        further = zip(verdict.claim.also, verdict.also, strict=True)
-        values["also"] = [_further(check, other, runs) for check, other in further]
+        values["also"] = [
+            {"verdict": other, "evidence": evidence(other, runs), "pairs": _result(check, other)}
+            for check, other in zip(verdict.claim.also, verdict.also, strict=True)
+        ]
         write_page(safe_join(out / "claims", f"{verdict.claim.id}.html"), "claim.html", **common, **values)
-    known = list(of_id.values())
-    rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
-    about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": _choices(known)}
-    page_of_all = out / "claims" / "index.html"
-    write_page(page_of_all, "claims.html", **common, rows=rows, documents=known, **about, here="claim-list")
-
-
-def _choices(known: list[Document]) -> list[tuple[str, str, dict[str, str]]]:
-    """What the list is filtered by: a name, its label, and the possible values in words."""
-    return [
-        ("document", "Document", {document.id: document.name for document in known}),
+    choices = [  # what the list is filtered by: a name, its label, and the possible values in words
+        ("document", "Document", {document.id: document.name for document in of_id.values()}),
         ("verdict", "Verdict", {word: word for word in VERDICTS}),
         ("basis", "Rests on", {basis: basis for basis in (*BASES, NOTHING)}),
     ]
+    about = {"bases": words.WHAT_A_BASIS_IS, "nothing": NOTHING, "choices": choices, "here": "claim-list"}
+    rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
+    page_of_all = out / "claims" / "index.html"
+    write_page(page_of_all, "claims.html", **common, rows=rows, documents=list(of_id.values()), **about)
 
 
 def page(verdict: Verdict) -> dict:
-    """What the page of a claim says, besides its evidence: lists of a label and a text."""
+    """Return what the page of a claim says, besides its evidence: texts by their labels."""
     claim = verdict.claim
-    premise = "This is our premise. The authors at most imply it, so it is not counted among their claims."
-    left_open = [f"{_name(each)}: {words.values_words(values)}" for each, values in _left_open(claim).items()]
+    left_open = {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
+    names = {name: words.NAMES.get(name, name.replace("_", " ")) for name in left_open}
+    found = {
+        "Claimed": words.claimed_in_full(verdict),
+        "Found": words.found_words(verdict, claim.unit),
+        "Rests on": words.basis_words(verdict),
+        "Conditions": words.conditions_words(claim),
+        "The document leaves open": "; ".join(
+            f"{names[each]}: {words.values_words(left_open[each])}" for each in names
+        ),
+        "Holds with": _cases(verdict.holds_under),
+        "Fails with": _cases(verdict.fails_under),
+        "Working": verdict.working,
+        "How we read the claim": " ".join((claim.reading or "").split()),
+        "The claims of this error count once": claim.contradiction,
+    }
+    changed_by = otherwise(verdict)
+    if verdict.holds_under or verdict.fails_under:
+        changed_by = f"knowing what the document leaves open: {', '.join(names.values()) or words.READING}"
+    written = {"Where": " ".join(claim.where.split()), "What we read": " ".join((claim.read or "").split())}
     return {
         "sentence": words.plainly(verdict),
-        "premise": premise if claim.premise else "",
-        "written": _known(("Where", " ".join(claim.where.split())), ("What we read", claim.read and _flat(claim.read))),
-        "found": _known(
-            ("Claimed", words.claimed_in_full(verdict)),
-            ("Found", words.found_words(verdict, claim.unit)),
-            ("Rests on", words.basis_words(verdict)),
-            ("Conditions", words.conditions_words(claim)),
-            ("The document leaves open", "; ".join(left_open)),
-            ("Holds with", _cases(verdict.holds_under)),
-            ("Fails with", _cases(verdict.fails_under)),
-            ("Working", verdict.working),
-            ("How we read the claim", _flat(claim.reading or "")),
-            ("The claims of this error count once", claim.contradiction),
-        ),
+        "written": written,
+        "found": found,
         "differs": list(verdict.differs),
-        "changed_by": _changed_by(verdict),
+        "changed_by": changed_by,
         "missing": verdict.missing if verdict.missing != otherwise(verdict) else "",
     }
 
 
-def _left_open(claim: Claim) -> dict[str, list]:
-    """What the document does not say, without arguments that only mean something in the code."""
-    return {name: values for name, values in claim.unsaid.items() if name not in words.INTERNAL}
-
-
-def _name(argument: str) -> str:
-    return words.NAMES.get(argument, argument.replace("_", " "))
+def _result(check: Check, verdict: Verdict) -> dict[str, str]:
+    found = words.found_words(verdict, check.unit)
+    return {"Claimed": words.claimed_words(check, verdict), "Found": found, "Working": verdict.working}
 
 
 def _cases(cases: tuple[str, ...]) -> str:
     return "; ".join(case for case in cases if case.partition(" ")[0] not in words.INTERNAL)
 
 
-def _changed_by(verdict: Verdict) -> str:
-    if verdict.holds_under or verdict.fails_under:
-        names = ", ".join(map(_name, _left_open(verdict.claim)))
-        return f"knowing what the document leaves open: {names or words.READING}"
-    return otherwise(verdict)
-
-
-def _known(*pairs: tuple[str, str | None]) -> list[tuple[str, str]]:
-    return [(label, text) for label, text in pairs if text]
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _further(check: Check, verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
-    """A further check: it is shown, but does not decide."""
-    pairs = [("Claimed", words.claimed_words(check, verdict)), ("Found", words.found_words(verdict, check.unit))]
-    about = {"verdict": verdict.verdict, "basis": verdict.basis, "evidence": evidence(verdict, runs)}
-    return about | {"pairs": _known(*pairs, ("Working", verdict.working))}
-
-
 def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
-    """What a verdict rests on: rows of runs with their pages, sources with their addresses, scripts by their names.
+    """Return what a verdict rests on: runs with their pages, sources with their addresses, scripts by their names.
 
     `runs` are the run and its page's name, by the run's name. A run in other conditions is shown, and does not count.
     """
-    known, of_runs, of_sources, others = sources(), [], [], []
-    for name in verdict.evidence:
-        if name in runs and verdict.basis in (MEASURED, VIRTUAL):
-            of_runs.append(_run(*runs[name]))
-        elif name in known:
-            of_sources.append(known[name])
-        else:
-            others.append({"name": name, "is_script": safe_join(PACKAGE / "reproductions", f"{name}.py").exists()})
+    known = sources()
+    of_runs = [runs[name] for name in verdict.evidence if name in runs and verdict.basis in (MEASURED, VIRTUAL)]
+    of_sources = [known[name] for name in verdict.evidence if name in known]
+    shown = {run.name for run, _ in of_runs} | known.keys()
+    scripts = PACKAGE / "reproductions"
+    others = [
+        {"name": name, "is_script": safe_join(scripts, f"{name}.py").exists()}
+        for name in verdict.evidence
+        if name not in shown
+    ]
     return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
 
 
-def _run(run: Run, slug: str) -> dict:
-    ranks = (
-        f"{run.ranks} {'virtual ' if run.virtual else ''}{'rank' if run.ranks == 1 else 'ranks'}" if run.ranks else ""
-    )
-    about = [run.arm, run.model, ranks, run.precision, f"seed {short(run.seed)}"]
-    return {"slug": slug, "name": run.name, "about": ", ".join(filter(None, about)), "status": run.status}
-
-
 def used_by(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """The verdicts that rest on a run, by the run's name."""
+    """Return the verdicts that rest on a run, by the run's name."""
     resting: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         for name in verdict.evidence if verdict.rests_on in (MEASURED, VIRTUAL) else ():

@@ -43,14 +43,10 @@ def executing(
     finally:
         executed.cancel()
         if kernel.has_kernel:
-            asyncio.run_coroutine_threadsafe(_end(kernel), loop).result()
+            asyncio.run_coroutine_threadsafe(ensure_async(kernel.shutdown_kernel(now=True)), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-async def _end(kernel: AsyncKernelManager) -> None:
-    await ensure_async(kernel.shutdown_kernel(now=True))
 
 
 async def _execute_all(
@@ -58,13 +54,18 @@ async def _execute_all(
 ) -> list[str]:
     failed = []
     for number, path in enumerate(paths, 1):
-        started = time.monotonic()
+        started, problem = time.monotonic(), ""
         book = with_parameters(nbformat.read(path, as_version=4), parameters)
-        problem = await _execute(kernel, book)
-        _write(book, into / path.name)
-        if problem:
+        client = NotebookClient(book, km=kernel, timeout=None, resources={"metadata": {"path": str(Path.cwd())}})
+        try:
+            await client.async_execute()
+        except CellExecutionError as error:
             failed.append(path.stem)
-            problem = f"  FAILED: {problem}"
+            problem = f"  FAILED: {error.ename}: {error.evalue}"
+        finally:
+            if client.kc:
+                client.kc.stop_channels()
+        _write(book, into / path.name)
         say(f"[{number}/{len(paths)}] {path.stem}  {time.monotonic() - started:.1f} s{problem}")
     return failed
 
@@ -74,42 +75,21 @@ def with_parameters(book: NotebookNode, parameters: dict[str, str]) -> NotebookN
     (place,) = (at for at, cell in enumerate(book.cells, 1) if "parameters" in cell.metadata.get("tags", []))
     assignments = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
     book.cells.insert(place, nbformat.v4.new_code_cell(f"# Parameters\n{assignments}"))
+    book.cells.insert(0, nbformat.v4.new_code_cell(RESET))
     return book
 
 
-async def _execute(kernel: AsyncKernelManager, book: NotebookNode) -> str:
-    """Execute a notebook as far as it goes. Return what it failed with."""
-    problem = ""
-    book.cells.insert(0, nbformat.v4.new_code_cell(RESET))
-    client = NotebookClient(book, km=kernel, timeout=None, resources={"metadata": {"path": str(Path.cwd())}})
-    try:
-        await client.async_execute()
-    except CellExecutionError as error:
-        problem = f"{error.ename}: {error.evalue}"
-    finally:
-        if client.kc:
-            client.kc.stop_channels()
-    del book.cells[0]
-    return problem
-
-
 def _write(book: NotebookNode, path: Path) -> None:
-    """Write an executed notebook without paths of the machine."""
+    """Write an executed notebook without paths of the machine, and without the cell that resets names."""
+    del book.cells[0]
     for number, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
         cell.source = redact(cell.source)
         cell.metadata.pop("execution", None)  # times of day
-        cell.outputs = [_shared(output) for output in cell.outputs]
+        for output in cell.outputs:
+            drawn = {kind: output.get("data", {}).pop(kind) for kind in DRAWN if kind in output.get("data", {})}
+            output.update(nbformat.from_dict(redact(output)))
+            if drawn:
+                output["data"].update(drawn)
     text = json.dumps(book, separators=(",", ":"), ensure_ascii=False) + "\n"
     files.write_below(path.parent, path.name, text.encode())
-
-
-def _shared(output: NotebookNode) -> NotebookNode:
-    drawn = {kind: content for kind, content in output.get("data", {}).items() if kind in DRAWN}
-    rest = {kind: content for kind, content in output.get("data", {}).items() if kind not in DRAWN}
-    shared = redact(output | {"data": rest})
-    if "data" in output:
-        shared["data"] |= drawn
-    else:
-        del shared["data"]
-    return nbformat.from_dict(shared)

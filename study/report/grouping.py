@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from study.records.groups import by
@@ -45,8 +44,10 @@ def parts(rows: pd.DataFrame, *names: str) -> dict[str, pd.DataFrame]:
 
 
 def sums(rows: pd.DataFrame, name: str, value: str) -> dict[str, float]:
-    """Return the sum of one column by the values of another."""
-    return {key: float(mine[value].sum()) for key, mine in parts(rows, name).items()}
+    """Return the sum of one column by the values of another, in the order in which they come."""
+    if rows.empty:
+        return {}
+    return {str(key): float(total) for key, total in rows.groupby(name, sort=False)[value].sum().items()}
 
 
 def each(rows: pd.DataFrame) -> Iterator[Any]:
@@ -62,12 +63,12 @@ def records(rows: pd.DataFrame) -> list[dict]:
 
 def least(rows: pd.DataFrame, name: str) -> pd.Series:
     """Return the row with the smallest value of a column, the first of equal ones."""
-    return rows.iloc[int(np.nanargmin(rows[name].to_numpy(float)))]
+    return rows.sort_values(name, kind="stable").iloc[0]
 
 
 def largest(rows: pd.DataFrame, name: str) -> pd.Series:
     """Return the row with the largest value of a column, the first of equal ones."""
-    return rows.iloc[int(np.nanargmax(rows[name].to_numpy(float)))]
+    return rows.sort_values(name, ascending=False, kind="stable").iloc[0]
 
 
 def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) -> dict[str, list[Run]]:
@@ -89,10 +90,11 @@ def split_by_ranks(members_of: dict[str, list[Run]], with_lone: bool = False) ->
 
 def largest_groups(rows: pd.DataFrame, most: int) -> list[pd.DataFrame]:
     """Return the groups that a notebook shows: those with the most arms on real ranks."""
-    return sorted(parts(rows, "group").values(), key=_shown, reverse=True)[:most]
-
-
-def _shown(mine: pd.DataFrame) -> tuple[int, int, int]:
-    name = "arm" if "arm" in mine else "line"
-    real = mine[mine["kind"] == "real"] if "kind" in mine else mine
-    return real[name].nunique(), mine[name].nunique(), len(mine)
+    if rows.empty:
+        return []
+    name = "arm" if "arm" in rows else "line"
+    real = rows[name].where(rows["kind"] == "real") if "kind" in rows else rows[name]
+    by_group = rows.assign(real=real).groupby("group", sort=False)
+    counts = by_group.agg(real=("real", "nunique"), lines=(name, "nunique"), rows=(name, "size"))
+    in_order = counts.sort_values([*counts], ascending=False, kind="stable").index[:most]
+    return [rows[rows["group"] == group] for group in in_order]

@@ -20,8 +20,9 @@ from study.io.files import safe_join
 from study.ledger import evidence
 from study.records import runs as records
 from study.records.runs import Runs
-from study.report import grouping, tables
+from study.report import grouping
 from study.report.style import svg
+from study.report.templating import as_html, write_csv
 from study.report.topics import claims, losses
 from study.spec.arms import all_paths
 from study.spec.settings import Settings
@@ -91,15 +92,14 @@ class Book:
         name: str,
         command: str = "",
         most: int = 4,
-        **options: object,
+        **options: bool,
     ) -> None:
         """Draw one figure per group, those with the most arms first, and say how many groups are not drawn."""
         groups = 0 if rows.empty else rows["group"].nunique()
         for number, mine in enumerate(grouping.largest_groups(rows, most) or [rows], 1):
             self.figure(draw, mine, f"{name}-{number}" if groups > 1 else name, command, **options)
         if groups > most:
-            which = "group of runs" if most == 1 else f"{most} groups of runs"
-            say(f"Drawn: the {which} with the most arms, of {groups}.")
+            say(f"Drawn: {most} of {groups} groups of runs, those with the most arms.")
 
     def table(
         self, rows: pd.DataFrame, name: str, command: str = "", columns: Iterable[str] = (), most: int = 60
@@ -108,7 +108,7 @@ class Book:
         if rows.empty:
             return missing(f"the table “{name}”", command)
         self._write(name, rows)
-        text = tables.as_html(rows[:most], columns)
+        text = as_html(rows[:most], columns)
         display({"text/html": text, "text/plain": f"table {name}"}, raw=True, metadata={NAME: f"{self.name}-{name}"})
         if len(rows) > most:
             say(f"Shown: the first {most} of {len(rows)} rows. The CSV file of the report has all of them.")
@@ -131,7 +131,7 @@ class Book:
         if rows := self._kept(VERDICTS):
             return pd.DataFrame([row for row in rows if document in (None, row["document"])])
         try:
-            return claims.table(self.runs, document)
+            return claims.judge(self.runs, document).table
         except Stop as stop:
             say(f"> **Not here:** {stop.what}. What to do: {stop.remedy}.")
             return pd.DataFrame()
@@ -142,7 +142,7 @@ class Book:
 
     def _write(self, name: str, rows: pd.DataFrame) -> None:
         if self.data:
-            tables.write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
+            write_csv(safe_join(self.data, f"{self.name}-{name}.csv"), rows)
 
     def _kept(self, name: str) -> list[dict]:
         if self.data and (self.data / name).exists():

@@ -1,6 +1,6 @@
 """The parts of a README that are generated from records, between two markers that name the runs.
 
-    <!-- answers:start reports/cpu-2core/runs -->       a picture, five findings, how many claims got which verdict
+    <!-- answers:start reports/cpu-2core/runs -->       a picture, the answers, how many claims got which verdict
     <!-- answers:end -->
 
 `verdicts` in place of `answers` gives the tables of verdicts. `study report --runs FOLDER --readme README.md` renews
@@ -10,12 +10,14 @@ these parts, and a test fails if the text and the records disagree.
 import re
 from pathlib import Path
 
+import pandas as pd
+
 from study.errors import Stop
 from study.io import files
-from study.ledger import ledger
 from study.ledger.verdict import VERDICTS
 from study.ledger.words import WHAT_A_BASIS_IS
 from study.records import runs as records
+from study.records.runs import Runs
 from study.report import answer_figures, answers, style
 from study.report.templating import literal, machine
 from study.report.topics import claims
@@ -41,25 +43,28 @@ def judge(text: str, known: dict[str, Judged] | None = None) -> dict[str, Judged
     by_folder = dict(known or {})
     for folder in dict.fromkeys(marked[3] for marked in MARKED.finditer(text)):
         if folder not in by_folder:
-            runs = records.load(folder)
-            by_folder[folder] = Judged(runs, claims.judge(runs))
+            by_folder[folder] = claims.judge(records.load(folder))
     return by_folder
 
 
 def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
-    """Renew the marked parts of a file, and the figure beside the runs that each names."""
+    """Renew the marked parts of a file, and the figures beside the runs that each names."""
     text = check(readme)
     by_folder = judge(text, known)
     files.write_below(readme.parent, readme.name, renewed(text, by_folder).encode())
     for folder, judged in by_folder.items():
         (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
-        if shown := answers.headline(judged.runs):
-            (Path(folder).parent / PICTURE).write_text(picture(shown))
+        if image := picture(judged.runs):
+            (Path(folder).parent / PICTURE).write_text(image)
 
 
-def picture(shown: answers.Headline) -> str:
-    """Return the README's picture as SVG."""
-    return style.svg(answer_figures.picture(shown.losses, shown.memory, shown.traffic), CAPTION)
+def picture(runs: Runs) -> str:
+    """Return the README's picture as SVG; empty if the runs lack something that it shows."""
+    losses, memory, _, traffic = answers.answers(runs)
+    if not (losses.figure and traffic.figure and answers.VIRTUAL in memory.bases):
+        return ""
+    held = memory.rows[memory.rows["model"] == memory.rows["model"].iloc[0]]
+    return style.svg(answer_figures.picture(losses.rows, held, traffic.rows), CAPTION)
 
 
 def renewed(text: str, by_folder: dict[str, Judged]) -> str:
@@ -74,33 +79,28 @@ def drawn(judged: Judged) -> str:
 
 
 def findings(folder: str, judged: Judged) -> str:
-    """Return the picture and the findings as Markdown. Where records lack what it shows, the verdicts alone."""
-    lines = [claims.sentence(judged.table)]
-    if shown := answers.headline(judged.runs):
-        numbered = enumerate(answers.findings(shown, judged.rows), 1)
-        image = f"![{CAPTION}]({Path(folder).parent / PICTURE})"
-        lines = [image, "", *(f"{number}. {text}" for number, text in numbered), "", *lines]
-    return "\n".join(lines) + "\n"
+    """Return the picture, the answers and the findings as Markdown."""
+    lines = [f"![{CAPTION}]({Path(folder).parent / PICTURE})", ""] if picture(judged.runs) else []
+    shown = [each for each in answers.answers(judged.runs) if each.figure]
+    lines += [f"- {each.question} {each.sentence} ({', '.join(each.bases)})" for each in shown]
+    found = answers.beyond_papers(judged.rows)
+    lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
+    return "\n".join([*lines, "", claims.sentence(judged.table)]).strip() + "\n"
 
 
 def verdict_tables(folder: str, judged: Judged) -> str:
     """Return the verdicts by document, how many runs they rest on, and the machines, as Markdown."""
-    documents = [
-        {name: count for name, count in row.items() if name != "title"} for row in ledger.by_document(judged.rows)
-    ]
-    bases = []
-    for row in ledger.by_basis(judged.rows):
-        basis = {"rests on": f"{row['basis']}: {WHAT_A_BASIS_IS[row['basis']]}"}
-        bases.append(basis | {name: row[name] for name in VERDICTS})
-    lines = [claims.sentence(judged.table), "", *table(documents), "", *table(bases), ""]
+    table = judged.table
+    documents = claims.by_document(table).drop(columns="title")
+    bases = claims.by_basis(table)[["basis", *VERDICTS]]
+    bases = bases.assign(basis=[f"{basis}: {WHAT_A_BASIS_IS[basis]}" for basis in bases["basis"]])
+    lines = [claims.sentence(table), "", *markdown(documents), "", *markdown(bases), ""]
     lines += [f"From {len(judged.runs)} runs below `{folder}`, on:", ""]
     lines += [f"- {place}" for place in dict.fromkeys(map(machine, judged.runs.done))]
     return "\n".join(lines).strip() + "\n"
 
 
-def table(rows: list[dict]) -> list[str]:
+def markdown(rows: pd.DataFrame) -> list[str]:
     """Return rows as a table in Markdown."""
-    if not rows:
-        return []
-    cells = [list(rows[0]), ["---"] * len(rows[0]), *([str(each) for each in row.values()] for row in rows)]
-    return [f"| {' | '.join(map(literal, line))} |" for line in cells]
+    lines = [[*rows], ["---"] * len(rows.columns), *rows.astype(str).to_numpy().tolist()]
+    return [f"| {' | '.join(map(literal, line))} |" for line in lines]

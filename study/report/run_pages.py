@@ -3,34 +3,30 @@
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.bench.prediction import predicted
 from study.errors import Stop
 from study.io import files
-from study.io.files import safe_join
-from study.io.names import safe_name
+from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
 from study.ledger.ledger import Verdict
 from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
-from study.records.schema import RankComponents, Record, ScriptTraining
+from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
-from study.report.topics import every_run, memory
-from study.report.topics.every_run import RunRow
+from study.report.topics import memory, speed
 from study.spec.shapes import SHAPES, shape_of
 from study.watcher import diagnosis
-from study.watcher.facts import Facts
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
+RENAMED = ("precision", "attention", "optimizer", "data")  # settings whose observed value has other names
 FORMULAS = "by formulas"  # the bar of what was predicted
-NAMES = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
 
 
 def slugs(runs: Runs) -> dict[Run, str]:
@@ -44,19 +40,10 @@ def slugs(runs: Runs) -> dict[Run, str]:
     return names
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page that was written: the row of its run in the list of all runs, and its name."""
-
-    row: RunRow
-    slug: str
-    has_log: bool
-
-
 def write(
     runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
-) -> tuple[list[Page], list[str]]:
-    """Write a page for each run, and its files beside it. Return the pages, and a sentence for each run without one.
+) -> tuple[list[dict], list[str]]:
+    """Write a page for each run, and its files beside it. Return the runs with a page, and a sentence for each without.
 
     The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
     pages.
@@ -73,22 +60,21 @@ def write(
     return pages, problems
 
 
-def _write(run: Run, slug: str, folder: Path, about: dict) -> Page:
+def _write(run: Run, slug: str, folder: Path, about: dict) -> dict:
     texts = _texts(run)
     for file, content in texts.items():
         safe_join(folder, f"{slug}.{file}").write_text(content, errors="replace")
     log = texts.get("log.txt") or texts.get("output.txt") or ""
-    row = every_run.row(run)
+    row = speed.row_of(run)
     values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
     write_page(safe_join(folder, f"{slug}.html"), "run.html", **about, **values)
-    return Page(row, slug, bool(log))
+    return {"row": row, "slug": slug, "has_log": bool(log)}
 
 
 def page(run: Run) -> dict:
     """Return what the page of a run shows."""
     record = run.record.model_dump(by_alias=True, include={"error", "requested", "observed"})
     judged, unknown = diagnosis.looked_at(run.record)
-    ranks = [rank for rank in run.record.memory.components.per_rank if rank.tracked_peak_bytes]
     return {
         "results": _results(run),
         "error": record["error"],
@@ -98,8 +84,6 @@ def page(run: Run) -> dict:
         "losses": _losses(run),
         "seconds": _seconds(run),
         "memory": _memory(run),
-        "components": _components(run),
-        "peaks": sorted(rank.tracked_peak_bytes or 0 for rank in ranks),
         "traffic": _traffic(run),
         "asked": list(_asked(run.record)),
         "settings": _flat(record["requested"]),
@@ -108,22 +92,21 @@ def page(run: Run) -> dict:
 
 
 def _results(run: Run) -> dict[str, str]:
-    """What a reader wants to know first, in human units. What is not known is left out."""
-    record, moved = run.record, sum(run.traffic.values())
+    """Return what a reader wants to know first, in human units. What is not known is left out."""
+    record = run.record
     evaluation = metrics.final_evaluation(record)
-    speed = metrics.tokens_per_s(record)
     peak_name = "peak of a rank's GPU memory" if run.peak_of == "allocated" else "peak of a rank's tensors"
-    results = [
-        ("last training loss (nats)", run.losses and short(run.losses[-1])),
-        ("evaluation loss (nats)", evaluation and short(evaluation.eval_loss)),
-        ("accuracy", evaluation and evaluation.accuracy is not None and f"{evaluation.accuracy:.1%}"),
-        ("seconds of a step (median)", run.median_step_s and f"{run.median_step_s:.3g} s"),
-        ("tokens per second", speed and f"{speed:,.0f}"),
-        (peak_name, run.peak_bytes and size(run.peak_bytes)),
-        ("in collectives, per rank and step", moved and size(moved)),
-        ("parameters", run.parameters and count(run.parameters)),
-    ]
-    return {label: text for label, text in results if text}
+    results = {
+        "last training loss (nats)": (run.losses[-1] if run.losses else None, "{:.4g}"),
+        "evaluation loss (nats)": (evaluation and evaluation.eval_loss, "{:.4g}"),
+        "accuracy": (evaluation and evaluation.accuracy, "{:.1%}"),
+        "seconds of a step (median)": (run.median_step_s, "{:.3g} s"),
+        "tokens per second": (metrics.tokens_per_s(record), "{:,.0f}"),
+        peak_name: (run.peak_bytes and size(run.peak_bytes), "{}"),
+        "in collectives, per rank and step": (size(sum(run.traffic.values())) if run.traffic else None, "{}"),
+        "parameters": (run.parameters and count(run.parameters), "{}"),
+    }
+    return {label: words.format(value) for label, (value, words) in results.items() if value is not None}
 
 
 def _losses(run: Run) -> dict | None:
@@ -153,88 +136,77 @@ def _seconds(run: Run) -> dict | None:
     seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
     if len(seconds) < 2 or run.virtual:
         return None
-    title = f"A step takes {run.median_step_s:.3g} s in the median, from {min(seconds):.3g} to {max(seconds):.3g} s"
-    drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds", " s")
+    title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
+    drawn = charts.chart({"step": list(enumerate(seconds, first))}, "optimizer step", "seconds")
     return {"title": title, "chart": drawn}
 
 
 def _memory(run: Run) -> dict | None:
-    """Memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
-    fullest = _fullest(run)
-    if fullest is None:
+    """Return the memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
+    ranks = run.record.memory.components.per_rank
+    if not ranks:
         return None
-    held = {"at the peak": fullest.at_peak or {}, "after the step": fullest.after_step}
-    if estimate := _predicted(run):
-        held[FORMULAS] = estimate
+    fullest = max(ranks, key=lambda rank: rank.tracked_peak_bytes)
+    at_peak, after = fullest.at_peak or {}, fullest.after_step
+    held = {"at the peak": at_peak, "after the step": after, FORMULAS: _predicted(run)}
     stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
         return None
     when, parts = next(iter(stacks.items()))
     largest = max(parts, key=lambda part: (part != "other") * parts[part])
     share = parts[largest] / sum(parts.values())
-    title = f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}"
-    drawn = charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS)
-    return {"title": title, "bars": drawn, "has_prediction": FORMULAS in stacks}
-
-
-def _fullest(run: Run) -> RankComponents | None:
-    return max(run.record.memory.components.per_rank, key=lambda rank: rank.tracked_peak_bytes, default=None)
+    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
+    return {
+        "title": f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}",
+        "bars": charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS),
+        "has_prediction": FORMULAS in stacks,
+        "components": [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names],
+        "peaks": sorted(rank.tracked_peak_bytes for rank in ranks if rank.tracked_peak_bytes),
+    }
 
 
 def _predicted(run: Run) -> dict[str, int] | None:
-    """Components by formulas. None for a model without formulas: tracing it would take seconds."""
+    """Return components by formulas. None for a model without formulas: tracing it would take seconds."""
     shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
-    if shape.get("model_type") not in FAMILIES or not run.done:
-        return None
-    estimate = predicted(run.record)
+    estimate = predicted(run.record) if shape.get("model_type") in FAMILIES and run.done else None
     return estimate.at_peak if estimate else None
 
 
-def _components(run: Run) -> list[dict]:
-    """A row for each component, the largest first."""
-    fullest = _fullest(run)
-    if fullest is None:
-        return []
-    at_peak, after = fullest.at_peak or {}, fullest.after_step
-    names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
-    return [{"name": name.replace("_", " "), "peak": at_peak.get(name), "after": after.get(name)} for name in names]
-
-
 def _traffic(run: Run) -> dict | None:
-    """Collectives of a step of the first rank. Those that are too small for a bar are in the table."""
+    """Return collectives of a step of the first rank. Those that are too small for a bar are in the table."""
     if not run.traffic:
         return None
-    moved = {NAMES.get(kind, kind): size_bytes for kind, size_bytes in run.traffic.items()}
-    colours = {name: style.COLLECTIVES.get(name, style.FAINT) for name in [*style.COLLECTIVES, *moved]}
-    drawn = charts.bars({name: {name: moved[name]} for name in moved}, colours, "Bytes of a step by collective")
-    calls = {NAMES.get(kind, kind): each for kind, each in run.record.traffic.per_rank[0].items()}
-    title = f"The collectives of a step handle {size(sum(moved.values()))}"
+    calls = {kind.replace("_", "-"): moved for kind, moved in run.record.traffic.per_rank[0].items()}
+    colours = style.COLLECTIVES | {kind: style.FAINT for kind in calls if kind not in style.COLLECTIVES}
+    stacks = {kind: {kind: moved.bytes} for kind, moved in calls.items()}
+    drawn = charts.bars(stacks, colours, "Bytes of a step by collective")
+    title = f"The collectives of a step handle {size(sum(run.traffic.values()))}"
     return {"title": title, "bars": drawn, "calls": calls}
 
 
 def _asked(record: Record) -> Iterator[dict]:
-    """Each requested setting beside the one read back from the prepared objects, if one of the two is known."""
-    promised, wanted, seen = Facts(record).promised, record.requested, record.observed
+    """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
+    promised, wanted, seen = diagnosis.promised(record), record.requested, record.observed
     weights = seen.dtypes.get("weights")
     precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
-    pairs = (  # the last value: whether the two can be compared
-        ("arm", wanted.arm, seen.arm, True),
-        ("ranks", promised.ranks or wanted.virtual_ranks, seen.ranks, True),
-        ("ZeRO stage", promised.stage, seen.stage, True),
-        ("optimizer states offloaded to", promised.offload_optimizer, seen.offload_optimizer, True),
-        ("weights offloaded to", promised.offload_param, seen.offload_param, True),
-        ("passes per step", promised.accumulation, seen.accumulation, True),
-        ("activation checkpointing", promised.checkpointing, seen.checkpointing, True),
-        ("gradient clipping", promised.clipping, seen.clipping, True),
-        ("steps", wanted.steps, seen.steps, True),
-        ("precision", wanted.precision or promised.precision, precision, False),
-        ("attention", wanted.attention, seen.attention, False),
-        ("optimizer", promised.optimizer, seen.optimizer, False),
-        ("data", wanted.data, seen.data_source, False),
-    )
-    for what, asked, observed, comparable in pairs:
+    pairs = {
+        "arm": (wanted.arm, seen.arm),
+        "ranks": (promised.ranks or wanted.virtual_ranks, seen.ranks),
+        "ZeRO stage": (promised.stage, seen.stage),
+        "optimizer states offloaded to": (promised.offload_optimizer, seen.offload_optimizer),
+        "weights offloaded to": (promised.offload_param, seen.offload_param),
+        "passes per step": (promised.accumulation, seen.accumulation),
+        "activation checkpointing": (promised.checkpointing, seen.checkpointing),
+        "gradient clipping": (promised.clipping, seen.clipping),
+        "steps": (wanted.steps, seen.steps),
+        "precision": (wanted.precision or promised.precision, precision),
+        "attention": (wanted.attention, seen.attention),
+        "optimizer": (promised.optimizer, seen.optimizer),
+        "data": (wanted.data, seen.data_source),
+    }
+    for what, (asked, observed) in pairs.items():
         if asked is not None or observed is not None:
-            differs = comparable and None not in (asked, observed) and asked != observed
+            differs = what not in RENAMED and None not in (asked, observed) and asked != observed
             yield {"what": what, "asked": asked, "observed": observed, "differs": differs}
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
 
 import nbformat
@@ -33,16 +32,13 @@ from study.report import (
     notebook,
     run_pages,
     style,
-    tables,
 )
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
-from study.report.run_pages import Page
-from study.report.templating import TEMPLATES, write_page
+from study.report.templating import TEMPLATES, write_csv, write_page
 from study.report.topics import claims
 from study.report.topics.claims import Judged
-from study.report.topics.every_run import RunRow
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
@@ -72,7 +68,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             (site / name).mkdir()
         with ThreadPoolExecutor(1) as pool:
             scores = pool.submit(score, runs, say)
-            judged = Judged(runs, claims.judge(runs))
+            judged = claims.judge(runs)
         for name, rows in ((notebook.VERDICTS, judged.rows), (notebook.SCORES, scores.result())):
             (site / "data" / name).write_text(json.dumps(redact(rows), separators=(",", ":")) + "\n")
         say(f"{len(runs)} runs, {len(runs.set_aside)} set aside; executing {len(NOTEBOOKS)} notebooks")
@@ -80,9 +76,10 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
         parameters = {"runs": ",".join(map(str, folders)), "data": str(site / "data")}
         with executing(paths, site / "notebooks", parameters, say) as executed:
             pages, problems = write_run_and_claim_pages(judged, site, titles_of(paths))
+            answered = [(each, _draw(each, site)) for each in answers.answers(runs)]
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
-        write_index(site, judged, failed, pages, [*notebook.set_aside(runs), *problems])
+        write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *problems])
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 
@@ -117,15 +114,14 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def _answer(answer: Answer, out: Path) -> dict:
-    """Return an answer with its figure as SVG, and links to pages that are there. Write its rows as a file."""
-    links = [link for link in answer.links if safe_join(out, *link[0].partition("#")[0].split("/")).exists()]
-    image = None
-    if answer.figure:
-        image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
-        safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
-        tables.write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
-    return {"about": answer, "image": image, "short": answers.first_sentence(answer.sentence), "links": links}
+def _draw(answer: Answer, out: Path) -> str:
+    """Return the figure of an answer as SVG. Write it and its rows as files."""
+    if answer.figure is None:
+        return ""
+    image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
+    safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
+    write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
+    return image
 
 
 def titles_of(paths: list[Path]) -> dict[str, str]:
@@ -134,11 +130,11 @@ def titles_of(paths: list[Path]) -> dict[str, str]:
     return {name: source.partition("\n")[0].removeprefix("# ") for name, source in first.items()}
 
 
-def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]) -> tuple[list[Page], list[str]]:
+def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]) -> tuple[list[dict], list[str]]:
     """Write the pages of runs and claims. Return those of runs, and a sentence for each run that has none."""
     slugs = run_pages.slugs(judged.runs)
     pages, problems = run_pages.write(judged.runs, slugs, judged.verdicts, site / "run", titles)
-    with_page = {page.slug for page in pages}
+    with_page = {page["slug"] for page in pages}
     claim_pages.write(judged.verdicts, {run: slug for run, slug in slugs.items() if slug in with_page}, site, titles)
     calculator.write(site, titles)
     return pages, problems
@@ -156,11 +152,20 @@ def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
         write_page(site / f"{path.stem}.html", "notebook.html", cells=cells, titles=titles, here=path.stem, **about)
 
 
-def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page], problems: list[str]) -> None:
+def write_index(
+    site: Path,
+    judged: Judged,
+    failed: list[str],
+    answered: list[tuple[Answer, str]],
+    pages: list[dict],
+    problems: list[str],
+) -> None:
     """Write the first page: the answers, the verdicts, every run."""
     verdicts = judged.rows
+    present = {str(path.relative_to(site)) for path in site.rglob("*.html")}
     values = {
-        "answers": [_answer(each, site) for each in answers.answers(judged.runs)],
+        "answers": answered,
+        "present": present,
         "advice": answers.advice(),
         "findings": answers.beyond_papers(verdicts),
         "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
@@ -173,10 +178,10 @@ def write_index(site: Path, judged: Judged, failed: list[str], pages: list[Page]
         "problems": redact(problems),
         "failed": failed,
         "runs": pages,
-        "columns": [each.name for each in fields(RunRow) if each.name not in ("kind", "peak_of")],
+        "columns": [name for name in pages[0]["row"] if name not in ("kind", "peak_of")] if pages else [],
         "built_utc": store.now_utc(),
     }
     titles = titles_of([site / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS])
     write_page(site / "index.html", "index.html", titles=titles, here="index", **values)
-    for name in ("site.css", "site.js", *calculator.SCRIPTS):
+    for name in ("site.css", "site.js", calculator.SCRIPT):
         shutil.copyfile(TEMPLATES / name, site / name)

@@ -5,13 +5,12 @@ No figure tells things apart by colour alone: each arm has its own marker; virtu
 
 import html
 import io
-import itertools
 import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,37 +18,27 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-from matplotlib.transforms import Bbox
 
 from study.io.numbers import short
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, UNDERSTATED
+from study.report.grouping import parts
 from study.spec.arms import NAMES, all_paths
 
+UNSPLIT = {"all": "parts not given", "any": "collective not given"}  # where a source names no parts
 EXACT = 1e-9  # where a difference of zero is drawn on a logarithmic axis
 WIDTH = 5.4  # inches: a phone shows it at two thirds, a desk at full size and a fifth more
-NEAR = 8  # points from a mark to its name
-SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # right and up, the best first
-HORIZONTAL: dict[int, Literal["right", "center", "left"]] = {-1: "right", 0: "center", 1: "left"}
-VERTICAL: dict[int, Literal["top", "center", "bottom"]] = {-1: "top", 0: "center", 1: "bottom"}
+LETTERS_PER_INCH = 12.3  # of titles and legends; a browser sets the same font up to 5 % wider than matplotlib
+LETTERS_OF_NOTE = 76  # the longest line of the smaller text below a figure
+LINE = 0.16  # inches: the height of a line of text
 Look = Mapping[str, Any]  # keywords that matplotlib takes for a line or a mark
-LEAST_LETTERS = 12  # the shortest line of a title
-SAFE = 0.93  # share of the room that a text may take: a browser sets the same font up to 5 % wider
 INK, FAINT, CARD = "#1d1d1f", "#5c5c63", "#ffffff"
 SHADE = "#f3d3ad"  # a light orange, behind the points
-OPEN: dict[str, Any] = {
-    "color": FAINT,
-    "marker": "o",
-    "linestyle": "",
-    "markerfacecolor": CARD,
-}  # virtual or emulated, in a legend
+OPEN: Look = {"color": FAINT, "marker": "o", "linestyle": "", "markerfacecolor": CARD}  # virtual or emulated
 
 # Eight colours and a grey that people with and without red-green blindness tell apart: M. Okabe and K. Ito, "Color
 # Universal Design", 2008; the list as in B. Wong, Nature Methods 8, 441 (2011).
@@ -81,31 +70,20 @@ ARMS = {
 VARIANT_MARKERS = ("<", ">", "p", "h", "8", "H", "1", "2", "3", "4")
 PARTS = {"weights": BLUE, "gradients": YELLOW, "optimizer": GREEN, "buckets": PURPLE, "gathered weights": SKY}
 PARTS |= {"activations": ORANGE, "other": GREY, "all": CARD}  # all: the source does not name parts
-COLLECTIVES = {
-    "all-reduce": GREY,
-    "reduce-scatter": GREEN,
-    "all-gather": SKY,
-    "reduce": YELLOW,
-    "broadcast": PURPLE,
-    "all-to-all": ORANGE,
-}
-COLLECTIVES |= {"any": CARD}
+COLLECTIVES = {"all-reduce": GREY, "reduce-scatter": GREEN, "all-gather": SKY, "reduce": YELLOW, "broadcast": PURPLE}
+COLLECTIVES |= {"all-to-all": ORANGE, "any": CARD}
 VERDICTS = {SUPPORTED: BLUE, UNDERSTATED: SKY, REFUTED: VERMILION, INCONCLUSIVE: GREY, NOT_TESTED: CARD}
 VERDICTS |= {CONSISTENT: GREEN, CONTRADICTS: ORANGE}  # a document compared with its own numbers
 COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')  # attributes of SVG
 MARK = "mark of "  # the id of a mark that belongs to an arm begins with it
 MARKED = re.compile(rf'<g id="{MARK}([^|"]*)\|([^|"]*)\|(key)?">')
-WITH_UNIT, NO_BREAK = re.compile(r"(?<=\d) (?=(?:[kMGT]B|nats)\b)"), "\N{NO-BREAK SPACE}"
-UNITS_OF_LABELS = {"rows/pass": ("row per pass", "rows per pass"), "passes": ("pass", "passes")}
-UNITS_OF_LABELS |= {"tokens": ("token", "tokens"), "epochs": ("epoch", "epochs"), "steps": ("step", "steps")}
-UNITS_OF_LABELS |= {"hosts": ("host", "hosts"), "threads": ("thread", "threads")}
-UNITS_OF_LABELS |= {
-    "virtual ranks": ("virtual rank", "virtual ranks"),
-    "warmup steps": ("warm-up step", "warm-up steps"),
-}
-UNITS_OF_LABELS |= {"evaluation rows": ("evaluation row", "evaluation rows")}
-WORDS_OF_LABELS = {"cap GiB": "memory cap of {} GiB", "bandwidth mbit": "links of {} Mbit/s"}
-WORDS_OF_LABELS |= {
+UNITS_OF_LABELS = {"rows/pass": "rows per pass", "warmup steps": "warm-up steps"}
+UNITS_OF_LABELS |= {name: name for name in ("passes", "tokens", "epochs", "steps", "hosts", "threads")}
+UNITS_OF_LABELS |= {name: name for name in ("virtual ranks", "evaluation rows")}
+PLURAL = re.compile(r"(?<=ss)es\b|s\b")  # its first match: `rows per pass`
+WORDS_OF_LABELS = {
+    "cap GiB": "memory cap of {} GiB",
+    "bandwidth mbit": "links of {} Mbit/s",
     "checkpoint every": "a checkpoint every {} steps",
     "measured by version": "instruments of version {}",
 }
@@ -215,58 +193,35 @@ def patches(colours: dict[str, str]) -> list[Patch]:
 
 def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -> Figure:
     """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
-    lines = textwrap.wrap(text, 76)
+    note = textwrap.wrap(text, LETTERS_OF_NOTE)
+    height = drawing.get_figheight() + LINE * len(note)  # the panels keep their height
     if entries:
-        columns = _columns(drawing, entries, columns)
-        for name in _legend(drawing, entries, columns).get_texts():
+        letters = max(len(str(entry.get_label())) for entry in entries) + 6  # of a column with its mark
+        columns = max(1, min(columns, int(LETTERS_PER_INCH * WIDTH) // letters))
+        height += 0.1 + 0.19 * math.ceil(len(entries) / columns)
+        look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
+        for name in drawing.legend(handles=entries, loc="outside upper left", **look).get_texts():
             if name.get_text() in all_paths():
                 key(name, name.get_text())
-    if lines:
-        drawing.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8.5, color=FAINT)
-    height = drawing.get_figheight() + (0.1 if entries else 0) + 0.19 * math.ceil(len(entries) / columns)
-    drawing.set_figheight(height + 0.16 * len(lines))  # the panels keep their height
-    _fit_titles(drawing)
+    if note:
+        drawing.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8.5, color=FAINT)
+    drawing.set_figheight(height + LINE * _wrap_titles(drawing))
     return drawing
 
 
-def _legend(drawing: Figure, entries: list, columns: int) -> Legend:
-    look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
-    return drawing.legend(handles=entries, loc="outside upper left", **look)
-
-
-def _columns(drawing: Figure, entries: list, most: int) -> int:
-    """The largest number of legend columns that fit the figure."""
-    renderer = FigureCanvasAgg(drawing).get_renderer()
-    for columns in range(most, 1, -1):
-        legend = _legend(drawing, entries, columns)
-        wide = legend.get_window_extent(renderer).width > SAFE * drawing.bbox.width
-        legend.remove()
-        if not wide:
-            return columns
-    return 1
-
-
-def _fit_titles(drawing: Figure) -> None:
-    """Titles begin where their panel does, which the names of bars decide: break them before the figure's edge."""
-    drawing.draw_without_rendering()
+def _wrap_titles(drawing: Figure) -> int:
+    """Wrap titles at the edge of the figure: they begin where the panels do. Return the number of lines added."""
+    beside = 0.0  # inches, of labels
+    for axes in drawing.axes:
+        letters = max(len(label.get_text()) for label in axes.get_yticklabels())
+        beside = max(beside, letters / LETTERS_PER_INCH + (0.4 if axes.get_ylabel() else 0.15))
     added = 0
     for axes in drawing.axes:
-        title = axes.get_title("left")
-        room = SAFE * (drawing.bbox.x1 - axes.bbox.x0)
-        for text in axes.get_children():
-            if isinstance(text, Text) and title and text.get_text() == title:
-                _break(text, room)
-                added += text.get_text().count("\n") - title.count("\n")
-    drawing.set_figheight(drawing.get_figheight() + 0.16 * added)  # the panels keep their height
-
-
-def _break(text: Text, room: float) -> None:
-    """Break the lines of a text until it is narrower than `room`."""
-    lines = text.get_text().splitlines()
-    letters = max(map(len, lines))
-    while text.get_window_extent().width > room and letters > LEAST_LETTERS:
-        letters -= 1
-        text.set_text("\n".join(textwrap.fill(line, letters) for line in lines))
+        lines = axes.get_title("left").splitlines()
+        wrapped = [textwrap.fill(line, int(LETTERS_PER_INCH * (WIDTH - beside))) for line in lines]
+        axes.set_title("\n".join(wrapped))
+        added += sum(line.count("\n") for line in wrapped)
+    return added
 
 
 def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None = None) -> None:
@@ -280,66 +235,47 @@ def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None =
     axes.grid(axis="y", visible=False)
 
 
-def name_ends(axes: Axes, ends: dict[str, float], apart: float = 0.058) -> None:
-    """Name the lines of arms at their right ends, on a logarithmic axis. Names that would overlap move apart."""
-    low, high = (math.log(end) for end in axes.get_ylim())
-    arms = sorted(ends, key=lambda arm: ends[arm])
-    heights = [(math.log(ends[arm]) - low) / (high - low) for arm in arms]
-    for number in range(1, len(arms)):
-        heights[number] = max(heights[number], heights[number - 1] + apart)
-    ceiling = 1.0
-    for number in reversed(range(len(arms))):
-        heights[number] = min(heights[number], ceiling)
-        ceiling = heights[number] - apart
-    for arm, up in zip(arms, heights, strict=True):
-        look: dict[str, Any] = {"color": colour(arm), "transform": axes.transAxes, "clip_on": False}
-        axes.plot([1.025], [up], marker(arm), **look)
-        name = axes.text(1.05, up, arm, transform=axes.transAxes, va="center", fontsize=8.5)
-        key(name, arm)
+def stack(axes: Axes, place: float, arm: str, pieces: Iterable[tuple[float, str, str]], **look: Any) -> float:
+    """Draw a bar of pieces: of each its length, its colour and the words over it. Return the length of the bar."""
+    left = 0.0
+    for length, tone, words in pieces:
+        (piece,) = axes.barh(place, length, 0.8, left, color=tone, edgecolor=FAINT, linewidth=0.6, **look)
+        tell(piece, arm, words)
+        left += length
+    return left
 
 
-def name_points(axes: Axes, places: dict[str, tuple[float, float]], arms: dict[str, str]) -> None:
-    """Name points beside them, where there is room; further away with a line. Call it on a figure that is finished.
+def stacks(
+    rows: pd.DataFrame, part: str, colours: Mapping[str, str], solid: str, words: Callable[[float], str], note: str
+) -> Figure:
+    """Draw the column `length` as bars made of the parts in a column: one for each source, grouped by line.
 
-    If there is no room anywhere, the mark still shows its name under the pointer.
+    Only sources that begin with `solid` are opaque. Those of runs that are not real are hatched.
     """
-    drawing = cast(Figure, axes.figure)
-    drawing.draw_without_rendering()
-    spot = drawing.dpi / 72 * NEAR / 2
-    corners = axes.transData.transform([*places.values()])
-    taken = [Bbox.from_extents(x - spot, y - spot, x + spot, y + spot) for x, y in corners]
-    room = Bbox.from_extents(axes.bbox.x0, axes.bbox.y0, drawing.bbox.x1, axes.bbox.y1)
-    for name, place in sorted(places.items(), key=lambda item: item[1]):
-        for distance, side in itertools.product((NEAR, 2 * NEAR, 4 * NEAR, 6 * NEAR), SIDES):
-            text, box = _name_beside(axes, name, place, distance, side)
-            is_inside = room.x0 < box.x0 and box.x1 < room.x1 and room.y0 < box.y0 and box.y1 < room.y1
-            if is_inside and not box.count_overlaps(taken):
-                taken.append(box)
-                text.set_in_layout(False)
-                key(text, arms[name])
-                break
-            text.remove()
-
-
-def _name_beside(
-    axes: Axes, name: str, place: tuple[float, float], distance: float, side: tuple[int, int]
-) -> tuple[Text, Bbox]:
-    """Write a name on one side of a point. Return it with its box, without the line to its mark."""
-    right, up = side
-    renderer = FigureCanvasAgg(cast(Figure, axes.figure)).get_renderer()
-    text = axes.annotate(
-        name,
-        place,
-        (right * distance, up * distance),
-        textcoords="offset points",
-        fontsize=8.5,
-        ha=HORIZONTAL[right],
-        va=VERTICAL[up],
-        arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.6} if distance > NEAR else None,
-        bbox={"facecolor": CARD, "edgecolor": "none", "pad": 0.5},  # no line goes through a name
-    )
-    text.update_positions(renderer)
-    return text, Text.get_window_extent(text, renderer)
+    lines = [parts(mine, "source") for mine in parts(rows, "line").values()]
+    drawing, (ax,) = panels([1.1 + 0.21 * sum(map(len, lines)) + 0.12 * len(lines)])
+    names, places, at = [], [], 0.0
+    for sources in lines:
+        for number, (source, mine) in enumerate(sources.items()):
+            first, is_solid = mine.iloc[0], source.startswith(solid)
+            hatch = "////" if is_solid and first["kind"] != "real" else None
+            about = f"{first['line']}, {source}, "
+            named = zip(mine[part], mine["length"], strict=True)
+            pieces = [(size, colours.get(name, FAINT), f"{about}{name}: {words(size)}") for name, size in named]
+            end = stack(ax, at, first["arm"], pieces, alpha=1 if is_solid else 0.55, hatch=hatch)
+            annotate(ax, words(end), end, at, first["arm"])
+            names.append(source if number else f"{first['line']}: {source}")
+            places.append(at)
+            at += 1
+        at += 0.55
+    name_bars(ax, names, places)
+    ax.margins(x=0.2, y=0.02)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(lambda value, _: words(value) if value else "0")
+    headed(ax, rows["group"].iloc[0])
+    present = set(rows[part])
+    shown = {UNSPLIT.get(name, name): tone for name, tone in colours.items() if name in present}
+    return finished(drawing, patches(shown), note, 4)
 
 
 def counted(rows: pd.DataFrame) -> str:
@@ -350,14 +286,14 @@ def counted(rows: pd.DataFrame) -> str:
     return f"n = {counts[0]}" + (f" to {counts[-1]}" if len(counts) > 1 else "")
 
 
-def headed(axes: Axes, lead: str, group: str) -> None:
-    """A title that says what is seen, and below it under which conditions. `finished` breaks its lines."""
-    axes.set_title("\n".join(filter(None, [WITH_UNIT.sub(NO_BREAK, lead), conditions(group)])))
+def headed(axes: Axes, group: str, lead: str = "") -> None:
+    """Write the conditions of a group of runs as a title, below what is seen. `finished` breaks its lines."""
+    axes.set_title("\n".join(filter(None, [lead, conditions(group)])))
 
 
-def annotate(axes: Axes, text: str, x: float, y: float, offset: float = 4) -> Annotation:
-    """Write a number behind the end of a bar."""
-    return axes.annotate(text, (x, y), (offset, 0), textcoords="offset points", va="center", fontsize=8.5)
+def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
+    """Write a number behind the end of an arm's bar."""
+    tell(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
 
 
 def tell(artist: Artist, arm: str, words: str = "") -> None:
@@ -371,13 +307,14 @@ def key(artist: Artist, arm: str) -> None:
 
 
 def conditions(group: str) -> str:
-    """The label of a group of runs in words: `rows/pass 8` is `8 rows per pass`."""
+    """Return the label of a group of runs in words: `rows/pass 8` is `8 rows per pass`."""
     words = []
     for part in group.split(", "):
         name, _, value = part.rpartition(" ")
-        number, units = value.removesuffix(".0"), UNITS_OF_LABELS.get(name)
-        text = WORDS_OF_LABELS.get(name, "{}").format(number) if name in WORDS_OF_LABELS else part
-        words.append(f"{number} {units[number != '1']}" if units else text)
+        number, text = value.removesuffix(".0"), part
+        if units := UNITS_OF_LABELS.get(name):
+            text = f"{number} {PLURAL.sub('', units, count=1) if number == '1' else units}"
+        words.append(WORDS_OF_LABELS[name].format(number) if name in WORDS_OF_LABELS else text)
     return ", ".join(words).replace("links of unlimited Mbit/s", "links without a limit")
 
 

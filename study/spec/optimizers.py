@@ -26,7 +26,7 @@ WITHOUT_VALUES = "0.0 cannot be raised to a negative power (PyTorch's Adafactor 
 
 
 def classes(optimizer: str | None, arm: Arm) -> set[str]:
-    """The classes that a prepared optimizer may have: its own, with or without a master copy, or that of offloading."""
+    """Return the classes that a prepared optimizer may have: with or without a master copy, or an offloaded one."""
     if arm.deepspeed and arm.offload_optimizer != "none":
         return {"ZenFlowCPUAdam" if arm.for_cuda_alone == "ZenFlow" else "DeepSpeedCPUAdam"}
     name = CLASSES[optimizer or "adamw"]
@@ -34,7 +34,7 @@ def classes(optimizer: str | None, arm: Arm) -> set[str]:
 
 
 def moments_dtypes(optimizer: str | None, precision: str) -> set[str]:
-    """The dtypes that the moments may have. 8-bit moments have fp32 scales, and those of small tensors stay in fp32.
+    """Return the dtypes that the moments may have. 8-bit moments have fp32 scales; those of small tensors stay in fp32.
 
     DeepSpeed's Muon keeps its momentum in the dtype of the gradients, and the moments of its AdamW in fp32.
     """

@@ -19,7 +19,10 @@ from study.io.validation import nearest
 
 OPTIONS = ConstructorRegistry()
 AsJson = typing.Annotated[bool, tyro.conf.arg(name="json")]
-NUMBERS = {int: ("INT", "a whole number"), float: ("FLOAT", "a number")}
+NUMBERS = {
+    "invalid literal for int() with base 10": "expected a whole number",
+    "could not convert string to float": "expected a number",
+}
 
 
 def parsed(command: Callable, **options):
@@ -38,7 +41,9 @@ def parsed(command: Callable, **options):
             case parsing.InvalidChoice(argument=argument, value=value, choices=choices):
                 raise Stop(f"{_flag(argument) or event.prog} cannot be {value!r}", nearest(value, choices))
             case parsing.InstantiationFailure(argument=argument, message=message) if argument is not None:
-                raise Stop(f"{_flag(argument) or event.prog}: {message}", more)
+                problem, _, value = message.partition(": ")
+                what = f"{NUMBERS[problem]} (got {value})" if problem in NUMBERS else message
+                raise Stop(f"{_flag(argument) or event.prog}: {what}", more)
 
     with_plain_help(command)
     for hint in map(_without_annotation, typing.get_type_hints(command).values()):
@@ -105,28 +110,3 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         str_from_instance=lambda value: ["unset"] if value is None else given.str_from_instance(value),
         choices=given.choices,
     )
-
-
-@OPTIONS.primitive_rule
-def number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Return a number. If the value is not one, the message says what was expected."""
-    if info.type not in NUMBERS:
-        return None
-    metavar, _ = NUMBERS[info.type]
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=_reader(info.type),
-        is_instance=lambda value: isinstance(value, int | info.type) and not isinstance(value, bool),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _reader(kind: type) -> Callable[[list[str]], float]:
-    def read(words: list[str]) -> float:
-        try:
-            return kind(words[0])
-        except ValueError:
-            raise ValueError(f"expected {NUMBERS[kind][1]} (got {words[0]!r})") from None
-
-    return read

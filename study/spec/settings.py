@@ -274,17 +274,16 @@ def resolve(flags: Flags, gpu: bool) -> Settings:
     data = flags.data or ("hub" if gpu and model not in TINY else "embedded")
     if task == "synthetic":
         data = "synthetic"
-    is_imdb = task == "imdb"
-    short = is_imdb or data in ("embedded", "synthetic")
+    train_rows, eval_rows = (800, 200) if task == "imdb" else (None, 100)
     defaults = {
         "task": task,
         "model": model,
         "data": data,
         "init": "random" if model in SHAPES or is_local(model) else "pretrained",
-        "sequence": 128 if short else 1024,
+        "sequence": 128 if task == "imdb" or data in ("embedded", "synthetic") else 1024,
         "lr": 1e-3 if model in TINY else 5e-5,
-        "train_rows": 800 if is_imdb else None,
-        "eval_rows": 200 if is_imdb else 100,
+        "train_rows": train_rows,
+        "eval_rows": eval_rows,
         "attention": _attention(model),
     }
     given = {name: value for name, value in vars(flags).items() if value is not None}

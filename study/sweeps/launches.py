@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from study.errors import Stop
-from study.machine.linux import die_with_parent, is_stopped
+from study.machine.linux import OomKillCounter, OomKills, die_with_parent, is_stopped
 from study.records import schema, store
 from study.records.schema import Record
 from study.spec import arms
@@ -51,13 +51,13 @@ class Turn:
         return schema.Cell(protocol=cell.protocol, part=cell.part, scale=cell.scale, repeat=self.repeat)
 
     def new_record(self, folder: Path) -> Record:
-        """A record of this cell, in case the trainer leaves none."""
+        """Return a record of this cell, in case the trainer leaves none."""
         requested = schema.Requested(**self.cell.settings, arm=self.cell.arm)
         return store.new(folder.name, []).model_copy(update={"requested": requested, "cell": self.declared})
 
 
 def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None = None) -> list[str]:
-    """The command that launches a cell."""
+    """Return the command that launches a cell."""
     config = arms.all_paths()[cell.arm]
     if hosts := cell.value("hosts"):
         words = [sys.executable, "-m", "study.extras.cluster.over_hosts", str(cell.ranks or hosts), str(config)]
@@ -67,7 +67,7 @@ def command(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | Non
 
 
 def flags(cell: Cell, folder: Path, nvme_dir: Path | None, resumed: Path | None) -> list[str]:
-    """The script of a cell with its flags."""
+    """Return the script of a cell with its flags."""
     words = [str(SCRIPTS[cell.script]), "--run-dir", str(folder)]
     words += ["--nvme-dir", str(nvme_dir)] if nvme_dir else []
     return words + options(cell.settings) + (["--resume", str(resumed)] if resumed else [])
@@ -87,7 +87,7 @@ def run(
     `over` is when the sweep's time ends. `resumed` is an earlier try that left a checkpoint to resume from.
     """
     folder.mkdir()
-    with outcomes.OomKillCounter() as killing, contextlib.ExitStack() as stack:
+    with contextlib.closing(OomKillCounter()) as killing, contextlib.ExitStack() as stack:
         try:
             store.reserve(folder)
         except OSError:
@@ -96,13 +96,11 @@ def run(
         stack.callback(store.release_reserved_space, folder)
         try:
             launcher = _start(turn, folder, nvme_dir, resumed)
-            stop, before_its_end = _watched(launcher, folder, timeout_s, over, watch)
-            if before_its_end and before_its_end.status != "running":
-                stop = None  # the run had ended, and the launch was only slow to exit
+            stop = _watched(launcher, folder, timeout_s, over, watch)
             return outcomes.outcome(turn, folder, launcher.returncode, stop, killing.so_far())
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):
-                outcomes.outcome(turn, folder, None, INTERRUPTED, outcomes.OomKills(0))
+                outcomes.outcome(turn, folder, None, INTERRUPTED, OomKills(0))
             raise
 
 
@@ -121,7 +119,7 @@ def _start(turn: Turn, folder: Path, nvme_dir: Path | None, resumed: Path | None
 
 
 def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without the variables of another launcher, such as srun or torchrun around the sweep.
+    """Return an environment without the variables of another launcher, such as srun or torchrun around the sweep.
 
     Without torchrun, Accelerate passes them on, and the only process would take itself for another rank. From
     ACCELERATE_* it takes values that are in no arm's file, such as accumulation.
@@ -132,9 +130,10 @@ def without_ranks(env: Mapping[str, str]) -> dict[str, str]:
 
 def _watched(
     launcher: subprocess.Popen, folder: Path, timeout_s: float, over: float, watch: Callable[[Path, float], None]
-) -> tuple[Stop | None, Record | None]:
-    """Wait for a launch, or end it. Returns why it was ended, and the record that it had then."""
-    started, stop, hang = time.monotonic(), None, ""
+) -> Stop | None:
+    """Wait for a launch, or end it. Return why it was ended, or None if its run had ended before."""
+    started = time.monotonic()
+    stop = record = None
     try:
         while stop is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,16 +142,18 @@ def _watched(
             seconds = time.monotonic() - started
             stop = out_of_time(seconds, timeout_s, over)
             watch(folder, seconds)
-        before_its_end = outcomes.read(folder) if stop else None
+        record = outcomes.read(folder) if stop else None
     finally:
         hang = end(launcher, folder, stacks=stop is not None)
+    if record and record.status != "running":
+        return None  # the launch was only slow to exit
     if stop and stop.status == "timeout" and hang:
-        stop = Stop(f"{stop.what}: {hang}", stop.remedy, stop.status)
-    return stop, before_its_end
+        return Stop(f"{stop.what}: {hang}", stop.remedy, stop.status)
+    return stop
 
 
 def out_of_time(seconds: float, timeout_s: float, over: float) -> Stop | None:
-    """Why to end a launch that has run for so many seconds; None to let it run."""
+    """Return why to end a launch that has run for so many seconds; None to let it run."""
     if seconds > timeout_s:
         remedy = "look in its output.txt for the stacks of the ranks, or give a larger --timeout-s"
         return Stop(f"it took longer than {timeout_s:.0f} s", remedy, "timeout")
@@ -187,22 +188,17 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
 
 
 def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
-    """Make each rank print its stacks and write which collective it waits in. Returns which rank waits for which.
+    """Make each rank print its stacks and write which collective it waits in. Return which rank waits for which.
 
     One rank after the other, because they print into one file and lines would be mixed. A stopped process comes last:
     it prints only when it continues, and then the ranks that wait for it continue too.
     """
     stopped = [process for process in ranks if is_stopped(process.pid)]
-    now_s = time.time()
     for process in ranks:
         if process not in stopped:
             _signal(process, signal.SIGUSR2)
             time.sleep(0.5)
-    until_s = time.monotonic() + ANSWERS_WITHIN_S
-    while time.monotonic() < until_s and any(
-        log.written_unix_s < now_s for log in outcomes.heartbeats(folder) if log.pid and not is_stopped(log.pid)
-    ):
-        time.sleep(0.1)
+    time.sleep(ANSWERS_WITHIN_S)
     hang = outcomes.hang(folder)
     for process in stopped:
         # With SIGTERM too: otherwise the run might finish, with the pause in the time of a step.
@@ -212,27 +208,27 @@ def explained_by(ranks: list[psutil.Process], folder: Path) -> str:
 
 
 def family(launcher: subprocess.Popen, folder: Path) -> list[psutil.Process]:
-    """The processes of a launch that still run, without the launcher.
+    """Return the processes of a launch that still run, without the launcher.
 
     A rank whose launcher is gone is no longer its child, but its command line names the run folder.
     """
-    ranks = set()
+    ranks = {process for process in _working_on(folder) if process.pid != launcher.pid}
     with contextlib.suppress(psutil.Error):
         ranks.update(psutil.Process(launcher.pid).children(recursive=True))
-    return list(ranks | {process for process in _of_folder(folder) if process.pid != launcher.pid})
-
-
-def _of_folder(folder: Path) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "--run-dir" in words and str(folder.resolve()) in words:
-            yield process
+    return list(ranks)
 
 
 def end_ranks(folder: Path) -> None:
     """End what still runs of a launch whose launcher is gone."""
-    for process in _of_folder(folder):
+    for process in _working_on(folder):
         _signal(process, signal.SIGKILL)
+
+
+def _working_on(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "--run-dir" in words and str(folder.resolve()) in words:
+            yield process
 
 
 def _signal(process: psutil.Process, *numbers: int) -> None:
@@ -242,7 +238,7 @@ def _signal(process: psutil.Process, *numbers: int) -> None:
 
 
 def last_step(folder: Path) -> dict:
-    """The newest training step of a run in progress, from the end of its steps.jsonl. {} before the first step."""
+    """Return the newest training step of a run in progress, from the end of its steps.jsonl. {} before the first."""
     with contextlib.suppress(OSError, ValueError, TypeError, StopIteration):
         with (folder / "steps.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from study.errors import Stop, exit_on_stop
 from study.io.files import safe_join
+from study.io.tables import say
 from study.records.schema import Record
 from study.spec import arms
 from study.sweeps import launches, outcomes
@@ -51,32 +52,22 @@ def move_all(runs: Path) -> None:
         for target, target_ranks in targets:  # first all direct moves: a converted checkpoint would be used instead
             name = f"{arm}-{ranks}-to-{target}-{target_ranks}"
             record = _run(cell("moved", target, target_ranks), safe_join(runs, f"moved-{name}"), source)
-            if record.status != "done" and all(arms.read(arms.all_paths()[each]).deepspeed for each in (arm, target)):
+            if record.status != "done" and all(arms.load_arm(each).deepspeed for each in (arm, target)):
                 refused.append((target, target_ranks, name))
         for target, target_ranks, name in refused:
-            _convert(source)
+            words = [sys.executable, "-m", "study.training.universal", str(source)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            say(f"  {(done.stdout + done.stderr).strip()}")
             _run(cell("moved_universal", target, target_ranks), safe_join(runs, f"universal-{name}"), source)
 
 
 def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
     record = outcomes.read(folder) if folder.exists() else None
     if record is None:
-        record = launches.run(
-            Turn(declared, 1), folder, TIMEOUT_S, math.inf, None, lambda *_: None, source and source.resolve()
-        )
-    _say(f"{folder.name}: {record.status}{f', {record.error.message}' if record.error else ''}")
+        turn, resumed = Turn(declared, 1), source and source.resolve()
+        record = launches.run(turn, folder, TIMEOUT_S, math.inf, None, lambda *_: None, resumed)
+    say(f"{folder.name}: {record.status}{f', {record.error.message}' if record.error else ''}")
     return record
-
-
-def _convert(source: Path) -> None:
-    words = [sys.executable, "-m", "study.training.universal", str(source)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    _say(f"  {(done.stdout + done.stderr).strip()}")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import contextlib
 import os
 import re
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from study.errors import Stop
-from study.machine.kernel_log import KernelLog
-from study.machine.linux import MORE_MEMORY, is_stopped, oom_kills
+from study.machine.linux import MORE_MEMORY, OomKills, is_stopped
 from study.records import collectives, store
 from study.records.hangs import hangs
 from study.records.schema import Record
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 LAST_LINES = 15
 # Statuses that the trainer decides. Any other may only mean that the trainer was ended or lost another rank.
 ANSWERS = ("done", "oom", "host_oom", "diverged", "unavailable")
-# torchrun's report on a failed rank (torch 2.13); and a line of its log, which has only the local rank.
+# torchrun's report on a failed rank (torch 2.13).
 REPORTED = re.compile(r"\brank +: (\d+) \(local_rank: \d+\)[^\n]*\n[^\n]*?exitcode +: (-?\d+) +\(pid: (\d+)\)")
-LOGGED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+(?: \(pid: (\d+)\))?")
 # A rank that ignored SIGTERM after another rank had died: torchrun kills it 30 s later, and reports that too.
 KILLED_BY_TORCHRUN = re.compile(r"Unable to shutdown process (\d+) via 15, forcefully exiting via 9")
 # Ranks that torchrun ended, after another rank had failed or after a signal to itself. None of them is the cause.
@@ -36,13 +34,12 @@ ENDED_BY_TORCHRUN = re.compile(r"Sending process (\d+) closing signal")
 SIGNAL_TO_TORCHRUN = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 # Accelerate's message on the single process that it starts without torchrun; and a part of torchrun's.
 DIED = re.compile(r"died with <Signals\.(SIG[A-Z0-9]+): \d+>|Signal \d+ \((SIG[A-Z0-9]+)\) received by PID \d+")
-EXITED = re.compile(r"exitcode +: (-\d+)")
 FRAME = re.compile(r"\s|Traceback \(most recent call last\)|$")  # lines of a traceback before its last line
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
 SENTENCE = re.compile(r"^(?:\d+: )?(\S.*)\. What to do: ", re.MULTILINE)  # that a rank printed; as srun shows it, too
 OF_A_LAUNCHER = ("ChildFailedError", "CalledProcessError", "SignalException")  # these only say that a rank failed
 ON_PURPOSE = ("SIGTERM", "SIGINT", "SIGHUP")  # signals with which a user ends a launch, or torchrun a rank
-LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket", "ended without an error message")
+LOST_PEER = ("gloo", "nccl", "connection", "peer", "socket")
 MEANINGS = {
     "SIGSEGV": "a crash in native code",
     "SIGBUS": "a file or shared memory that lost its room, or a crash in native code",
@@ -67,34 +64,6 @@ class RankKilled:
         return "a rank" if self.rank is None else f"rank {self.rank}"
 
 
-@dataclass(frozen=True)
-class OomKills:
-    """What the kernel killed for lack of memory during a launch: the number on this machine, and the ids if known."""
-
-    count: int | None = None
-    pids: frozenset[int] = frozenset()
-
-
-class OomKillCounter:
-    """Counts the processes that the kernel kills for memory from now on."""
-
-    def __init__(self) -> None:
-        self._before, self._log = oom_kills(), KernelLog()
-
-    def __enter__(self) -> "OomKillCounter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._log.close()
-
-    def so_far(self) -> OomKills:
-        pids = frozenset(self._log.killed_for_memory() or ())
-        now = oom_kills()
-        if now is None or self._before is None:
-            return OomKills(len(pids) or None, pids)
-        return OomKills(now - self._before, pids)
-
-
 def outcome(turn: "Turn", folder: Path, code: int | None, stop: Stop | None, kills: OomKills) -> Record:
     """Return the record of a launch that ended by itself or by `stop`, with what the trainer did not know."""
     for part in [*folder.glob("record.json.part*"), *folder.glob(".*.part")]:  # of a killed writer
@@ -116,84 +85,59 @@ def _unexplained(record: Record, output: str, code: int | None) -> Stop | None:
     """Return the Stop for a launch that ended without a record of why, with the last lines that it printed."""
     if record.status != "running":
         return None
+    how = f"exit code {code}" if code is None or code >= 0 else f"signal {_name(-code)}"
     lines = " | ".join([line for line in output.splitlines() if not FRAME.match(line)][-LAST_LINES:])
-    return Stop(f"the launch ended with {_how(code)} and no record of why: {lines}", "see its output.txt")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What is known of a launch in which a rank may have been killed."""
-
-    record: Record
-    killed: list[RankKilled]  # by a signal that no user sends, the root cause first
-    by_sigkill: list[RankKilled]  # of these, and the launcher
-    oom_kills: OomKills  # without those of other processes
-    oom_victims: list[int]  # ranks that the kernel killed for memory, as far as known
-
-    @property
-    def lost_peer(self) -> bool:
-        """Return whether the record only says that a connection or another rank was lost."""
-        error = self.record.error
-        message = error.message.lower() if error and error.kind != "Stop" else ""
-        return any(words in message for words in LOST_PEER) or is_unnamed(self.record)
-
-    @property
-    def is_out_of_memory(self) -> bool:
-        if self.oom_victims:
-            return True
-        ended = self.by_sigkill or self.lost_peer or self.record.status in ("running", "interrupted")
-        return bool(self.oom_kills.count and ended)
-
-
-def evidence(record: Record, output: str, code: int | None, kills: OomKills, pids: dict[int, int]) -> Evidence:
-    """Collect what the launcher and the kernel report. `pids` are the ranks by their process id."""
-    killed = [each for each in reported(output) if each.signal not in ON_PURPOSE]
-    killed = [replace(each, rank=pids[each.pid]) if each.pid in pids else each for each in killed]
-    ranks = pids | {each.pid: each.rank for each in killed if each.pid is not None and each.rank is not None}
-    victims = sorted(ranks[pid] for pid in kills.pids & ranks.keys())
-    if kills.pids and ranks and not victims:
-        kills = OomKills(0)  # the kernel killed other processes, which are not ours
-    by_sigkill = [each for each in killed if each.signal == "SIGKILL"]
-    if code == -signal.SIGKILL:
-        by_sigkill.append(RankKilled("SIGKILL"))  # the launcher itself
-    return Evidence(record, killed, by_sigkill, kills, victims)
+    return Stop(f"the launch ended with {how} and no record of why: {lines}", "see its output.txt")
 
 
 def killed(record: Record, output: str, code: int | None, kills: OomKills, pids: dict[int, int]) -> Stop | None:
     """Return the Stop for a launch in which a rank was killed, or None if there is no sign of that.
 
-    Of several dead ranks, the first is the one that died neither of a lost connection nor by torchrun.
+    `pids` are the ranks by their process id. Of several dead ranks, the first is the one that died neither of a lost
+    connection nor by torchrun.
     """
-    found = evidence(record, output, code, kills, pids)
-    if found.is_out_of_memory:
-        return _out_of_memory(found)
-    if record.status == "failed" and not found.lost_peer:
+    deaths = [each for each in reported(output) if each.signal not in ON_PURPOSE]
+    if stop := _out_of_memory(record, deaths, code, kills, pids):
+        return stop
+    if record.status == "failed" and not _lost_peer(record):
         return None
-    if not found.killed:
-        return silent(record, output, code)
-    first = found.killed[0]
-    what = f"{first.name} was killed ({first.signal}; {_meaning(first.signal, kills=found.oom_kills)})"
+    if not deaths:
+        return _without_deaths(record, output, code)
+    first = deaths[0]
+    meaning = MEANINGS.get(first.signal, "sent by an unknown process")
+    if first.signal == "SIGKILL":
+        unknown = kills.count is None
+        meaning = "the kernel does not say whether for lack of memory" if unknown else "not for lack of memory"
+    what = f"{first.name} was killed ({first.signal}; {meaning})"
     return Stop(what, "see its output.txt, and start it again", where=_if_numbered(first.name))
 
 
-def _out_of_memory(found: Evidence) -> Stop:
-    victim = "a rank"
-    if found.oom_victims:
-        victim = f"rank {found.oom_victims[0]}"
-    elif found.by_sigkill:
-        victim = found.by_sigkill[0].name
-    what = f"the kernel killed {victim} because the host ran out of memory"
-    return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victim))
+def _lost_peer(record: Record) -> bool:
+    """Return whether a record only says that a connection or another rank was lost."""
+    if record.error is None:
+        return False
+    message = record.error.message.lower()
+    by_name = record.error.kind != "Stop" and any(word in message for word in LOST_PEER)
+    return by_name or message.endswith("ended without an error message")
 
 
-def _meaning(name: str, kills: OomKills) -> str:
-    """Return what a signal tells of its cause."""
-    if name != "SIGKILL":
-        return MEANINGS.get(name, "sent by an unknown process")
-    return "the kernel does not say whether for lack of memory" if kills.count is None else "not for lack of memory"
+def _out_of_memory(
+    record: Record, deaths: list[RankKilled], code: int | None, kills: OomKills, pids: dict[int, int]
+) -> Stop | None:
+    """Return the Stop for a rank that the kernel killed for memory. Its count is the machine's: others may be meant."""
+    ranks = pids | {each.pid: each.rank for each in deaths if each.pid and each.rank is not None}
+    victims = [f"rank {ranks[pid]}" for pid in ranks if pid in kills.pids]
+    if not victims and kills.count and not (kills.pids and ranks):
+        victims = [each.name for each in deaths if each.signal == "SIGKILL"]
+        if code == -signal.SIGKILL or _lost_peer(record) or record.status in ("running", "interrupted"):
+            victims.append("a rank")
+    if not victims:
+        return None
+    what = f"the kernel killed {victims[0]} because the host ran out of memory"
+    return Stop(what, MORE_MEMORY, "host_oom", _if_numbered(victims[0]))
 
 
-def silent(record: Record, output: str, code: int | None) -> Stop | None:
+def _without_deaths(record: Record, output: str, code: int | None) -> Stop | None:
     """Return the Stop for a launch in which no rank wrote the reason: a signal, or the rank that failed first.
 
     This happens if a rank's imports fail, or a signal comes while it imports, before it has a record.
@@ -201,52 +145,33 @@ def silent(record: Record, output: str, code: int | None) -> Stop | None:
     if record.status != "running" and not (record.error and record.error.where == "another rank"):
         return None
     by_torchrun = set(map(int, ENDED_BY_TORCHRUN.findall(output)))
-    return _interrupted(output, code, by_torchrun) or _failed_first(output, by_torchrun)
-
-
-def _interrupted(output: str, code: int | None, by_torchrun: set[int]) -> Stop | None:
-    """Return the Stop if the first that ended was ended by a signal that a user sends."""
     ended = [(each.signal, each.name) for each in reported(output) if each.pid not in by_torchrun]
     ended += [(_name(int(number)), "the launcher") for number in SIGNAL_TO_TORCHRUN.findall(output)]
     if code is not None and code < 0:
         ended.append((_name(-code), "the launcher"))
-    if not ended or ended[0][0] not in ON_PURPOSE:
-        return None
-    name, victim = ended[0]
-    return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
-
-
-def _failed_first(output: str, by_torchrun: set[int]) -> Stop | None:
-    """Return the Stop for the rank that failed first, with the last error that was printed."""
+    if ended and ended[0][0] in ON_PURPOSE:
+        name, victim = ended[0]
+        return Stop(f"interrupted: {name} ended {victim}", "start it again", "interrupted", _if_numbered(victim))
     failed = [(rank, number) for rank, number, pid in reversed(REPORTED.findall(output)) if int(pid) not in by_torchrun]
-    if not failed:
-        return None
-    rank, number = failed[0]
+    return _failed_first(*failed[0], output) if failed else None
+
+
+def _failed_first(rank: str, number: str, output: str) -> Stop:
+    """Return the Stop for the rank that failed first, with the last error that was printed."""
     errors = [line for line in TRACEBACK.findall(output) if not any(name in line for name in OF_A_LAUNCHER)]
     errors = errors or SENTENCE.findall(output)  # of a rank that could not write it into the record
     what = f"rank {rank} ended with exit code {number} and no {'record of why' if errors else 'message'}"
     return Stop(": ".join([what, *errors[-1:]]), "see its output.txt", where=f"rank {rank}")
 
 
-def is_unnamed(record: Record) -> bool:
-    """Return whether the record says only that a rank is gone."""
-    return record.error is not None and record.error.message.endswith("ended without an error message")
-
-
 def reported(output: str) -> list[RankKilled]:
     """Return the ranks that a signal ended, as the launcher reports. The root cause, which it prints last, is first."""
-    by_torchrun = [(int(code), int(rank), int(pid)) for rank, code, pid in reversed(REPORTED.findall(output))]
-    logged = [(int(code), None, int(pid) if pid else None) for code, pid in LOGGED.findall(output)]
-    if by_torchrun or logged:
-        later = set(map(int, KILLED_BY_TORCHRUN.findall(output)))
-        return [
-            RankKilled(_name(-code), rank, pid)
-            for code, rank, pid in by_torchrun or logged
-            if code < 0 and pid not in later
-        ]
-    names = [first or second for first, second in DIED.findall(output)]
-    names = names or [_name(-int(code)) for code in EXITED.findall(output)]
-    return [RankKilled(name) for name in names]
+    reports = REPORTED.findall(output)
+    if not reports:
+        return [RankKilled(first or second) for first, second in DIED.findall(output)]
+    later = KILLED_BY_TORCHRUN.findall(output)
+    signalled = [each for each in reversed(reports) if int(each[1]) < 0 and each[2] not in later]
+    return [RankKilled(_name(-int(code)), int(rank), int(pid)) for rank, code, pid in signalled]
 
 
 def hang(folder: Path) -> str:
@@ -290,7 +215,7 @@ def last_words(folder: Path) -> str:
 
 
 def _if_numbered(rank: str) -> str | None:
-    """`rank 1`, for `where` in a Stop; None for `a rank` and `the launcher`."""
+    """Return `rank 1`, for `where` in a Stop; None for `a rank` and `the launcher`."""
     return rank if rank.startswith("rank ") else None
 
 
@@ -299,7 +224,3 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _how(code: int | None) -> str:
-    return f"exit code {code}" if code is None or code >= 0 else f"signal {_name(-code)}"

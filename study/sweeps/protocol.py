@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from study.errors import Stop
 from study.io import files
@@ -41,6 +41,7 @@ MAX_BYTES = 2**20  # of a protocol's file: ours have 16 kB
 MAX_CHARACTERS = 4096  # of a text among the settings: a name, or a path
 MAX_CELLS = 10_000  # of a sweep with repeats, or rungs of a frontier; each is a launch of at least 10 s
 PACKED_DATA = {"imdb": "imdb", "wikitext": "wikitext-2"}  # the folders of a pack, by task
+EXAMPLE = "correct the file: smoke.toml is an example"
 
 
 def _names_a_folder(name: str) -> str:
@@ -54,19 +55,18 @@ class Table(BaseModel, extra="forbid", strict=True, allow_inf_nan=False, str_max
     """A table of a protocol file. Unknown keys are refused, and no value is converted."""
 
 
-# Each setting can be a list. `build` checks the values of each combination, so only the names are checked here.
-Grid = create_model(
-    "Grid",
-    __base__=Table,
-    __doc__="What a part, or one of its scales, gives: arms, ranks, settings, and how its cells are run.",
-    arm=(str | list[str], None),
-    ranks=(PositiveInt | list[PositiveInt], None),
-    script=(Literal[tuple(SCRIPTS)], "train"),
-    repair=(Repair | list[Repair], None),
-    frontier=(Literal[SETTINGS], None),
-    reserve_s=(PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)], None),
-    **{name: (Any, None) for name in SETTINGS},
-)
+class Grid(Table, extra="allow"):
+    """What a part, or one of its scales, gives: how its cells are run, and settings, each a value or a list.
+
+    `build` checks the settings of each combination.
+    """
+
+    arm: str | list[str] | None = None
+    ranks: PositiveInt | list[PositiveInt] | None = None
+    script: Literal["train", "as_printed"] = "train"
+    repair: Repair | list[Repair] | None = None
+    frontier: str | None = None
+    reserve_s: PositiveFloat | Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None = None
 
 
 class Part(Grid):
@@ -89,6 +89,7 @@ class Protocol(Table):
 
 
 NOT_AXES = {"name", "about", "script", "frontier", "reserve_s", *SCALES}
+AXES = ("arm", "ranks", "repair", *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,15 @@ class Cell:
         return "-".join([self.part, self.arm, *rung, digest])
 
     def at(self, rung: int) -> "Cell":
-        """The cell to run at a rung of the search."""
+        """Return the cell to run at a rung of the search."""
         return replace(self, settings=self.settings | {self.frontier: self.rungs[rung]}, rungs=())
 
     def every_rung(self) -> list["Cell"]:
-        """All cells that the search may run; without a search, the cell itself."""
+        """Return all cells that the search may run; without a search, the cell itself."""
         return [self.at(rung) for rung in range(len(self.rungs))] or [self]
 
     def from_pack(self, pack: Path) -> "Cell":
-        """The same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
+        """Return the same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
         model, data = str(self.value("model")), safe_join(pack, "data", PACKED_DATA[self.value("task")])
@@ -133,7 +134,7 @@ class Cell:
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 
     def value(self, key: str):
-        """The arm, ranks, part or any setting by name; the default if the protocol does not give it."""
+        """Return the arm, ranks, part or any setting by name; the default if the protocol does not give it."""
         return getattr(self, key) if hasattr(self, key) else self.settings.get(key, getattr(Settings, key, None))
 
 
@@ -142,42 +143,34 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict:
-    """A protocol by its name or the path of a file, with its form checked."""
+    """Return a protocol by its name or the path of a file, with its form checked."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
         content = texts.from_toml(files.read(path, MAX_BYTES))
         Protocol.model_validate(content)
     except OSError as error:
-        what = f"there is no protocol {name:.300}"
-        what = what if isinstance(error, FileNotFoundError) else f"{what} that can be read ({files.why(error)})"
+        why = "" if isinstance(error, FileNotFoundError) else f" that can be read ({files.why(error)})"
+        what = f"there is no protocol {name:.300}{why}"
         otherwise = f"choose one of {', '.join(names())}, or give a .toml file"
         raise Stop(what, nearest(Path(name).stem, names(), otherwise=otherwise)) from None
     except ValidationError as error:
-        known = Protocol.model_fields if len(error.errors()[0]["loc"]) == 1 else Part.model_fields
-        problem = sentence(error, known, name=lambda location: _location(path.name, content, location))
-        raise Stop(problem.rstrip("?"), "correct the file: smoke.toml is an example") from None
+        raise Stop(f"{path.name}: {sentence(error, Protocol.model_fields, _location)}".rstrip("?"), EXAMPLE) from None
     except ValueError as error:
-        what = f"{path.name} is not valid TOML: {files.why(error)}"
-        raise Stop(what, "correct the file: smoke.toml is an example") from None
+        raise Stop(f"{path.name} is not valid TOML: {files.why(error)}", EXAMPLE) from None
     return content | {"file": path.name, "name": path.stem}
 
 
-def _location(file: str, content: dict, location: list[str]) -> str:
-    """Where a mistake is: `mine.toml, part 'p', tiny: seed`. Types of a union are left out."""
-    keys = [key for key in location if key not in ("str", "int", "float", "function-wrap")]
-    if keys[0] != "part" or len(keys) < 3:
-        return f"{file}: {keys[0]}"
-    *scale, key = keys[2:4] if keys[2] in SCALES else keys[2:3]
-    part = content["part"][int(keys[1])].get("name", "?")
-    return ", ".join([file, f"part {part!r}", *scale]) + f": {key}"
+def _location(keys: list[str]) -> str:
+    """Return where a mistake is, such as part.0.tiny.ranks, without the types of a union (constrained-int)."""
+    return ".".join(key for key in keys if not key.startswith("constrained-") and key not in ("float", "int", "str"))
 
 
 def cells(protocol: dict, scale: str) -> list[Cell]:
-    """Every cell of a protocol at a scale, in the order of the file."""
-    if not any(scale in part for part in protocol["part"]):
-        scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
+    """Return every cell of a protocol at a scale, in the order of the file."""
+    scales = [name for name in SCALES if any(name in part for part in protocol["part"])]
+    if scale not in scales:
         raise Stop(f"{protocol['file']} has no scale {scale!r}", f"give --scale {' or '.join(scales)}")
-    cells = []
+    cells: list[Cell] = []
     for part in protocol["part"]:
         if scale in part:
             cells += _cells_of_part(protocol, part, scale, room=MAX_CELLS - len(cells))
@@ -197,48 +190,50 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
     if (script == "as_printed") != ("repair" in merged):
         raise Stop(f"{where}: repair belongs to script = 'as_printed', and to no other", "give both or neither")
     rungs = _rungs(merged.pop(frontier, None), frontier, where) if frontier else []
-    axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
-    for key, values in axes.items():
-        if not values:
-            raise Stop(f"{where}: {key} = [] has no value", f"give a value, or remove {key}")
-        _refuse_texts(values, f"{where}: {key}")
+    axes = _axes(merged, where)
     if math.prod(map(len, axes.values())) > room:
         raise Stop(f"{where} brings the protocol to more than {MAX_CELLS} cells", "take values out of its lists")
+    how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
     cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
         arm, ranks = settings.pop("arm"), settings.pop("ranks", None)
-        if arm not in arms.all_paths():
-            raise Stop(f"{where}: there is no arm {arm}", nearest(arm, arms.all_paths()))
+        arms.load_arm(arm)
         trainers = {key: value for key, value in settings.items() if key != "repair"}
-        for ends in [{frontier: rungs[0]}, {frontier: rungs[-1]}] if rungs else [{}]:
-            build(trainers | ends, where)
-        how = {"script": script, "frontier": frontier, "rungs": tuple(rungs), "reserve_s": merged.get("reserve_s")}
+        for rung in (rungs[0], rungs[-1]) if rungs else (None,):
+            build(trainers if rung is None else trainers | {frontier: rung}, where)
         cells.append(Cell(protocol["name"], part["name"], scale, arm, ranks, settings, **how))
     return cells
 
 
+def _axes(merged: dict, where: str) -> dict[str, list]:
+    """Return the values of each axis of a part. Raise Stop for a key that is none, and for values that fit no cell."""
+    axes = {key: value if isinstance(value, list) else [value] for key, value in merged.items() if key not in NOT_AXES}
+    for key, values in axes.items():
+        if key not in AXES:
+            raise Stop(f"{where}: {key} is not known", nearest(key, (*AXES, *NOT_AXES)))
+        if not values:
+            raise Stop(f"{where}: {key} = [] has no value", f"give a value, or remove {key}")
+        _refuse_texts(values, f"{where}: {key}")
+    return axes
+
+
 def _refuse_texts(values: list, where: str) -> None:
-    """A Stop for a text that cannot be a word of a command line."""
+    """Raise Stop for a text that cannot be a word of a command line."""
     for value in values:
-        if isinstance(value, str) and not value.isprintable():
-            raise Stop(f"{where} = {value!r:.80} has a character that no command line takes", "remove it")
-        if isinstance(value, str) and len(value) > MAX_CHARACTERS:
-            raise Stop(f"{where} = {value!r:.80} has more than {MAX_CHARACTERS} characters", "give a shorter text")
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_CHARACTERS):
+            raise Stop(f"{where} = {value!r:.80} is no word of a command line", "give a short text that can be printed")
 
 
-def _rungs(values, frontier: str, where: str) -> list:
-    """The values that a frontier tries, smallest first."""
-    if isinstance(values, list) and 1 < len(values) <= MAX_CELLS and all(isinstance(value, str) for value in values):
+def _rungs(values: Any, frontier: str, where: str) -> list:
+    """Return the values that a frontier tries, smallest first."""
+    kinds = {type(value) for value in values} if isinstance(values, list) and 1 < len(values) <= MAX_CELLS else set()
+    if frontier in SETTINGS and kinds == {str}:
         _refuse_texts(values, f"{where}: {frontier}")
         return values
-    if isinstance(values, list) and len(values) == 2 and all(type(value) is int for value in values):
-        low, high = values
-        if high - low >= MAX_CELLS:
-            raise Stop(f"{where}: {frontier} = {reprlib.repr(values)} spans more than {MAX_CELLS} values", "narrow it")
-        if low < high:
-            return list(range(low, high + 1))
+    if frontier in SETTINGS and kinds == {int} and len(values) == 2 and 0 < values[1] - values[0] < MAX_CELLS:
+        return list(range(values[0], values[1] + 1))
     raise Stop(
         f"{where}: frontier {frontier!r} has {frontier} = {reprlib.repr(values)}",
-        f"give {frontier} = [lowest, highest], or a list of names, smallest first",
+        f"name a setting with [lowest, highest], at most {MAX_CELLS} values, or a list of names, smallest first",
     )

@@ -52,6 +52,11 @@ class Outcome:
     status: str
     reason: str | None = None
 
+    @classmethod
+    def of(cls, record: Record) -> "Outcome":
+        error = record.error
+        return cls(record.status, f"{error.message}. What to do: {error.what_to_do}" if error else None)
+
 
 class Progress(Protocol):
     """What a sweep calls to show how far it is."""
@@ -64,7 +69,7 @@ class Progress(Protocol):
 
 
 def plan(cells: list[Cell], repeats: int) -> list[Turn]:
-    """All turns, repeat by repeat, every other repeat backwards, so that a drift of the machine affects all arms."""
+    """Return all turns by repeat, every other repeat backwards: a drift of the machine affects all arms."""
     most = protocol.MAX_CELLS // max(1, len(cells))
     if not 1 <= repeats <= most:
         raise Stop(f"--repeat must be from 1 to {most} for {len(cells)} cells (got {repeats})", "give such a number")
@@ -72,7 +77,7 @@ def plan(cells: list[Cell], repeats: int) -> list[Turn]:
 
 
 def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
-    """The cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
+    """Return the cells that match all filters. A filter is key=pattern, such as arm=zero3*."""
     for rule in only:
         key, sign, pattern = rule.partition("=")
         if not sign or key not in FILTERS:
@@ -81,8 +86,7 @@ def chosen(cells: list[Cell], only: tuple[str, ...]) -> list[Cell]:
         values = list(dict.fromkeys(str(cell.value(key)) for cell in cells))
         cells = [cell for cell in cells if fnmatch.fnmatch(str(cell.value(key)), pattern)]
         if not cells:
-            left = "left by the filters before it" if rule != only[0] else "here"
-            raise Stop(f"--only {rule} matches no cell", f"the values of {key} {left} are {', '.join(values)}")
+            raise Stop(f"--only {rule} matches no cell", f"the values of {key} here are {', '.join(values)}")
     return cells
 
 
@@ -99,22 +103,31 @@ NO_EXTENSIONS = Extensions()
 
 def why_not(cell: Cell, gpus: int, extensions: Extensions = NO_EXTENSIONS) -> Stop | None:
     """Return why this machine cannot run a cell, or None if nothing is known against it."""
-    return refusal_of_core(cell, gpus) or next(filter(None, (why(cell, gpus) for why in extensions.refusals)), None)
+    refusals = (_by_hardware, _by_arm, *extensions.refusals)
+    return next(filter(None, (why(cell, gpus) for why in refusals)), None)
 
 
-def refusal_of_core(cell: Cell, gpus: int) -> Stop | None:
-    """Return why a cell cannot run here, by its scale, its ranks, its arm and its optimizer."""
-    arm, ranks = arms.read(arms.all_paths()[cell.arm]), cell.ranks or 1
-    host_bytes, needed_bytes = psutil.virtual_memory().total, ranks * RANK_HOST_BYTES
+def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
+    """Return why a cell cannot run here, by its scale and its ranks. The emulated cluster says what it lacks."""
     if cell.value("hosts"):
-        return None  # the emulated cluster says what it lacks
+        return None
+    ranks, host_bytes = cell.ranks or 1, psutil.virtual_memory().total
     if gpus and ranks > gpus:
         return Stop(f"{ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
         return Stop(f"scale {cell.scale} needs a GPU", "give --scale tiny, or use such a machine", "unavailable")
-    if not gpus and needed_bytes > host_bytes:
-        what = f"{ranks} ranks need at least {size(needed_bytes)} of host memory, and there are {size(host_bytes)}"
+    if not gpus and ranks * RANK_HOST_BYTES > host_bytes:
+        needed = size(ranks * RANK_HOST_BYTES)
+        what = f"{ranks} ranks need at least {needed} of host memory, and there are {size(host_bytes)}"
         return Stop(what, "give fewer ranks", "unavailable")
+    return None
+
+
+def _by_arm(cell: Cell, gpus: int) -> Stop | None:
+    """Return why a cell cannot run here, by what its arm needs and the optimizers that it takes."""
+    if cell.value("hosts"):
+        return None
+    arm = arms.read(arms.all_paths()[cell.arm])
     refused = refusal(arm, cell.value("optimizer"), cell.value("precision"), cell.value("init") != "none")
     return doctor.why_not(arm, gpus) or refused
 
@@ -162,28 +175,23 @@ class _Sweep:
 
     def attempt(self, turn: Turn) -> str:
         """Run a turn unless it is done, cannot run here, or has no time left. Return its status."""
+        left = None
+        started = False
         try:
-            record, left, started = self._run(turn)
+            record = done_before(self.runs, turn)
+            if record is None and (stop := why_not(turn.cell, self.gpus, self.extensions)):
+                record = not_run(turn, self.runs, stop)
+            if record is None:
+                left = too_short(self.over - time.monotonic(), turn.cell, self.runs)
+            if record is None and left is None:
+                record = self._launch(turn)
+                started = True
         except OSError as error:
-            record, left, started = self._without_folder(turn, error), None, False
-        status, reason = "left", left
-        if record:
-            status = record.status
-        if record and record.error:
-            reason = f"{record.error.message}. What to do: {record.error.what_to_do}"
-        self.outcomes.append(Outcome(status, reason))
-        self.progress.end(turn, self.outcomes[-1], started)
-        return status
-
-    def _run(self, turn: Turn) -> tuple[Record | None, str | None, bool]:
-        """Return the record of a turn, or why it was left, and whether it was started now."""
-        if record := done_before(self.runs, turn):
-            return record, None, False
-        if stop := why_not(turn.cell, self.gpus, self.extensions):
-            return not_run(turn, self.runs, stop), None, False
-        if left := too_short(self.over - time.monotonic(), turn.cell, self.runs):
-            return None, left, False
-        return self._launch(turn), None, True
+            record = self._without_folder(turn, error)
+        outcome = Outcome("left", left) if record is None else Outcome.of(record)
+        self.outcomes.append(outcome)
+        self.progress.end(turn, outcome, started)
+        return outcome.status
 
     def _launch(self, turn: Turn) -> Record:
         self.progress.start(turn)
@@ -237,7 +245,7 @@ def lock_runs_folder(runs: Path) -> Iterator[None]:
 
 
 def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, int]:
-    """The last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
+    """Return the last of `count` rungs that survives and the first that does not; -1 or `count` if there is none.
 
     The search doubles the rung and then bisects, until the two are an eighth apart. It assumes that a higher rung needs
     more memory than a lower one. If `survives` returns None (unknown), the search ends.
@@ -277,42 +285,38 @@ def search(cell: Cell, run: Callable[[Cell], str]) -> str:
 
 
 def attempts(runs: Path, turn: Turn) -> dict[int, Path]:
-    """The folders of a turn by number, oldest first."""
+    """Return the folders of a turn by number, oldest first."""
     pattern = re.compile(rf"{re.escape(turn.name)}\.([0-9]+)")
-    matches = {path: pattern.fullmatch(path.name) for path in runs.glob("*")}
-    return dict(sorted((int(match[1]), path) for path, match in matches.items() if match))
+    return dict(sorted((int(match[1]), path) for path in runs.glob("*") if (match := pattern.fullmatch(path.name))))
 
 
 def done_before(runs: Path, turn: Turn, on_this_software: bool = True) -> Record | None:
-    """The record of a settled run of this turn with the present software and measure version, or None."""
-    wanted = {"measure_version": schema.MEASURE_VERSION, **(software.versions() if on_this_software else {})}
+    """Return the record of a settled run of this turn with the present software and measure version, or None."""
+    wanted = software.versions() if on_this_software else {}
     for record in filter(None, map(outcomes.read, attempts(runs, turn).values())):
-        present = {"measure_version": record.measure_version, **record.software}
-        if record.status in SETTLED and all(present.get(name) == version for name, version in wanted.items()):
+        is_ours = record.measure_version == schema.MEASURE_VERSION and wanted.items() <= record.software.items()
+        if record.status in SETTLED and is_ours:
             return record
     return None
 
 
 def to_resume(runs: Path, turn: Turn) -> Path | None:
-    """The newest try of a turn that ended early and left a good checkpoint, if its protocol asks for checkpoints.
+    """Return the newest try that ended early and left a good checkpoint, if its protocol asks for checkpoints.
 
     Not a try that would end in the same way again, nor one of other software, whose numbers would mix two versions.
     """
     if turn.cell.value("checkpoint_every") is None or arms.read(arms.all_paths()[turn.cell.arm]).uses_nvme:
         return None  # optimizer states on a disk are not restored: study claims K-02
-    versions = software.versions()
     for folder in reversed(attempts(runs, turn).values()):
         record = outcomes.read(folder)
-        if record is None or record.status not in RESUMED:
-            continue
-        same = all(record.software.get(name) == now for name, now in versions.items())
-        if same and checkpoints.last_good(folder)[0]:
+        is_ours = record is not None and software.versions().items() <= record.software.items()
+        if record and record.status in RESUMED and is_ours and checkpoints.last_good(folder)[0]:
             return folder
     return None
 
 
 def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
-    """Why a cell is left for another sweep; None if there is time for it."""
+    """Return why a cell is left for another sweep; None if there is time for it."""
     needed_s = expected_s(cell, runs)
     if left_s > needed_s:
         return None
@@ -320,7 +324,7 @@ def too_short(left_s: float, cell: Cell, runs: Path) -> str | None:
 
 
 def expected_s(cell: Cell, runs: Path) -> float:
-    """The seconds that a cell is expected to take, by its longest try so far, or else by its protocol's `reserve_s`."""
+    """Return the seconds that a cell may take, by its longest try so far, or else by its protocol's `reserve_s`."""
     records = filter(None, map(outcomes.read, runs.glob(f"{glob.escape(cell.name)}-r*.*")))
     tries = [record.wall_s for record in records if record.status not in ("running", "unavailable")]
     if known := [seconds for seconds in tries if seconds is not None]:

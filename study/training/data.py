@@ -15,7 +15,6 @@ from study.models.step import FOLLOWING, IGNORED, inputs
 from study.spec.settings import Settings
 from study.spec.shapes import VOCABULARY
 from study.training import models, tasks
-from study.training.tasks import SPLIT_SEED
 
 ROWS = "rows.safetensors"  # in each entry of the cache
 
@@ -68,7 +67,7 @@ def load_data(settings: Settings) -> Data:
         "task": settings.task,
         "source": source,
         "sequence": settings.sequence,
-        "split": SPLIT_SEED,
+        "split": tasks.SPLIT_SEED,
         "rows": [settings.train_rows, settings.eval_rows],
         "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
     }
@@ -95,9 +94,9 @@ def _embedded(settings: Settings) -> Data:
     parts = {}
     for part, rows in (("train", settings.train_rows or 1600), ("validation", settings.eval_rows)):
         if settings.task == "imdb":
-            arrays = tasks.reviews(rows, settings.sequence, SPLIT_SEED + (part != "train"))
+            arrays = tasks.reviews(rows, settings.sequence, tasks.SPLIT_SEED + (part != "train"))
         else:
-            arrays = {"input_ids": tasks.stream(rows * settings.sequence, SPLIT_SEED, part).reshape(rows, -1)}
+            arrays = {"input_ids": tasks.stream(rows * settings.sequence, tasks.SPLIT_SEED, part).reshape(rows, -1)}
         parts[part] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Data(parts["train"], parts["validation"], vocabulary=VOCABULARY, source="embedded")
 
@@ -107,7 +106,7 @@ def _synthetic(settings: Settings) -> Data:
     because only virtual ranks use these."""
     config = models.model_config(settings, vocabulary=None)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SPLIT_SEED)
+        torch.manual_seed(tasks.SPLIT_SEED)
         rows = settings.train_rows or settings.micro_batch * settings.accumulation
         columns = inputs(config, rows, settings.sequence)
     return Data(columns, {}, vocabulary=None, source=f"synthetic {' and '.join(columns)} for {config.model_type}")

@@ -69,7 +69,7 @@ def after_training(run: Run, step: Callable[[], object]) -> bool:
     run.keep()
     run.accelerator.wait_for_everyone()  # after this, each rank may write into the record why it failed
     over = threading.Event()
-    if run.processes > 1:
+    if run.accelerator.num_processes > 1 and not run.is_virtual:
         threading.Thread(target=ending.end_with_the_others, args=(run, over), daemon=True).start()
     for part in parts:
         try:

@@ -42,8 +42,8 @@ def _load(name: str) -> None:
         builder = get_accelerator().create_op_builder(OPERATORS[name].builder)
         if name == "async_io":
             _group_sources(builder, folder(name))
-        with _cpu_probed_once():
-            builder.load(verbose=False)
+        _probe_cpu_once()
+        builder.load(verbose=False)
     except (RuntimeError, ImportError) as error:
         log = folder(name) / "compiler.log"
         log.write_text(str(error))
@@ -76,23 +76,12 @@ def _group_sources(builder, into: Path) -> None:
     builder.sources = lambda: paths
 
 
-@contextlib.contextmanager
-def _cpu_probed_once() -> Iterator[None]:
-    """Give builders the first answer of py-cpuinfo again. It takes over a second, and cpu_adam's asks twice."""
+@functools.cache
+def _probe_cpu_once() -> None:
+    """Let py-cpuinfo keep its answer. It takes over a second, and the builder of cpu_adam asks twice."""
     import cpuinfo
 
-    probe, cpuinfo.get_cpu_info = cpuinfo.get_cpu_info, _cpu_info
-    try:
-        yield
-    finally:
-        cpuinfo.get_cpu_info = probe
-
-
-@functools.cache
-def _cpu_info() -> dict:
-    from cpuinfo.cpuinfo import get_cpu_info
-
-    return get_cpu_info()
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 
 
 @contextlib.contextmanager

@@ -55,14 +55,10 @@ class Run:
         return self.settings.init != "none"
 
     @property
-    def processes(self) -> int:
-        """Return the number of ranks that really exist: 1 in a virtual run."""
-        return 1 if self.is_virtual else self.accelerator.num_processes
-
-    @property
     def row_groups(self) -> int:
         """The number of groups of existing processes that read different rows. Ranks that share rows are one group."""
-        return max(1, self.processes // self.arm.row_ranks)
+        processes = 1 if self.is_virtual else self.accelerator.num_processes
+        return max(1, processes // self.arm.row_ranks)
 
     @property
     def rows_taken_per_step(self) -> int:
@@ -92,14 +88,11 @@ class Run:
         return out
 
     def mean_losses(self, losses: list[torch.Tensor]) -> list[float]:
-        """The loss of each step, averaged over the ranks, with one collective for all steps. Empty in a virtual run.
-
-        The sum goes rank by rank: in gloo's all-reduce of three or more ranks, the order of the sum depends on the
-        position of a step in the list.
-        """
+        """The loss of each step, averaged over the ranks, with one collective for all steps. Empty in a virtual run."""
         if self.is_virtual or not losses:
             return []
         losses_of_ranks = self.accelerator.gather(torch.stack(losses).unsqueeze(0))
+        # Rank by rank: in gloo's all-reduce of three or more, the order depends on a step's position in the list.
         total = sum(losses_of_ranks[1:], start=losses_of_ranks[0])
         return (total / len(losses_of_ranks)).tolist()
 

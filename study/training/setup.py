@@ -83,13 +83,10 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
 
 
 def load_operators(names: list[str], folder: Path) -> None:
-    """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale.
-
-    The first rank on this machine prints that it compiles a missing operator, or waits for another process to do so.
-    """
+    """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale."""
     from study.training import loading  # only arms with DeepSpeed need it
 
-    def tell(text: str) -> None:
+    def tell(text: str) -> None:  # that one is compiled, or waited for
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
             with contextlib.redirect_stdout(sys.__stdout__):
                 say(folder, text)

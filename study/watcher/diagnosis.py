@@ -1,27 +1,411 @@
-"""Apply all rules to a record. Each finding is a sentence with a remedy, and names a claim or script as evidence."""
+"""Diagnose a run by its record: rules for mistakes and costs. The sentence of each finding is in findings.toml.
+
+A rule yields the ids of its findings and the values that their sentences show: names that end in `_bytes` are shown as
+sizes, and `memory_bytes` and `traffic_bytes` are what the finding costs. A rule raises Unknown if the record lacks a
+value that it needs.
+"""
 
 import functools
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from study.io.numbers import size
+from study.errors import Stop
+from study.io.numbers import count, short, size
+from study.machine.disk import LEAST_SWAPPED_BYTES
+from study.records import explain
 from study.records.hangs import Finding
-from study.records.schema import Record
-from study.watcher import rules
-from study.watcher.facts import Facts, Unknown
+from study.records.metrics import ELEMENT_BYTES
+from study.records.schema import Collective, Promised, Record
+from study.spec import arms
+from study.spec.arms import OFFLOADS
+from study.spec.settings import AUTOCAST
 
 FILE = Path(__file__).with_name("findings.toml")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
+ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
+FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
+HALVES = tuple(AUTOCAST.values())
+LARGE = 0.1  # of the peak: a smaller share gets no finding
+DDP_BUCKET_BYTES = 25 * 2**20  # DDP's bucket_cap_mb
+FLOOR_ELEMENTS = 10_000
+REPEATED = 1.5  # times the bytes of all weights: more means that they were moved more than once
+
+T = TypeVar("T")
+Results = Iterator[tuple[str, dict[str, Any]]]
+
+
+class Unknown(Exception):
+    """The record lacks a value that a rule needs. Nothing is guessed."""
+
+
+def known(value: T | None) -> T:
+    """Return the value. Raise Unknown if it is None."""
+    if value is None:
+        raise Unknown
+    return value
+
+
+def promised(record: Record) -> Promised:
+    """Return what a user's script and files asked for, or in a run of this study its arm and settings."""
+    wanted = record.requested
+    if record.promised or record.is_script or wanted.arm not in arms.all_paths():
+        return record.promised
+    arm = arms.load_arm(wanted.arm)
+    zero = arm.deepspeed is not None
+    precision: Literal["bf16", "fp16"] | None = None
+    if wanted.precision == "bf16" or wanted.precision == "fp16":
+        precision = wanted.precision
+    return Promised(
+        source=f"{wanted.arm}.yaml",
+        deepspeed=zero,
+        stage=arm.stage,
+        offload_optimizer=arm.offload_optimizer if zero else None,
+        offload_param=arm.offload_param if zero else None,
+        clipping=arm.clipping,
+        accumulation=wanted.accumulation,
+        precision=precision,
+        optimizer="AdamW",
+        checkpointing=wanted.checkpointing,
+    )
+
+
+class Facts:
+    """A record and values derived from it. A property raises Unknown if the record does not hold its value."""
+
+    def __init__(self, record: Record):
+        self.record = record
+        self.observed = record.observed
+        self.promised = promised(record)
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
+        if self.observed.stage is None:
+            known(self.observed.wrapper)
+        return self.observed.stage or 0
+
+    @property
+    def sharded(self) -> bool:
+        names = f"{self.observed.wrapper} {self.observed.distributed_type}"
+        return bool(self.observed.stage) or "FSDP" in names
+
+    @property
+    def ranks(self) -> int:
+        return known(self.observed.ranks)
+
+    @property
+    def parameters(self) -> int:
+        return known(self.observed.parameters)
+
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights; several are separated by spaces."""
+        return known(self.observed.dtypes.get("weights"))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the weights, and of the reduced gradients."""
+        return known(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.parameters * self.element_bytes
+
+    @functools.cached_property
+    def components(self) -> dict[str, int] | None:
+        """Bytes by component at the peak of the rank that holds most. None if they were not measured."""
+        try:
+            return explain.peak(self.record).components
+        except Stop:
+            return None
+
+    @property
+    def peak(self) -> dict[str, int]:
+        return known(self.components)
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    @property
+    def traffic(self) -> dict[str, Collective]:
+        """The collectives of the first rank in a step."""
+        counted = self.record.traffic.per_rank
+        return known(counted[0] if counted else None)
+
+    def moved_bytes(self, *kinds: str) -> int:
+        return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)
+
+    def asked_home(self, part: str) -> str:
+        """Return where the optimizer states or the weights should be offloaded to."""
+        return getattr(self.promised, part) or self.zero(part).get("device") or "none"
+
+    def zero(self, name: str) -> dict[str, Any]:
+        """Return a section of `zero_optimization` in the config that the engine resolved."""
+        zero = (self.observed.deepspeed or {}).get("zero_optimization") or {}
+        section = zero.get(name)
+        return section if isinstance(section, dict) else {}
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def _deepspeed(facts: Facts) -> Results:
+    seen = facts.observed
+    if facts.record.is_script:
+        runs = [run.name for run in seen.runs if run.arguments_say_deepspeed and not run.deepspeed_initialize_calls]
+        if runs:
+            yield "deepspeed_off_in_published_script", {"names": " and ".join(runs)}
+    elif known(facts.promised.deepspeed):
+        stage = facts.promised.stage
+        if seen.stage is None:
+            known(seen.wrapper)
+            yield "deepspeed_off", {"with_stage": "" if stage is None else f" with ZeRO stage {stage}"}
+        elif stage not in (None, seen.stage):
+            yield "other_stage", {}
+
+
+def _fsdp(facts: Facts) -> Results:
+    wrapper = known(facts.observed.wrapper)
+    if known(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
+        yield "fsdp_off_on_a_cpu" if facts.observed.device == "cpu" else "fsdp_off", {}
+
+
+def _separate(facts: Facts) -> Results:
+    counted = facts.observed.ranks_counted or facts.ranks
+    if (facts.promised.ranks or 1) > counted:
+        yield "separate_trainings", {"counted": counted}
+
+
+def _gradients(facts: Facts) -> Results:
+    if facts.ranks == 1 or facts.sharded:
+        return
+    reduced_bytes = facts.moved_bytes(*REDUCING)
+    if reduced_bytes <= FEW * facts.weights_bytes:
+        id = "no_wrap" if facts.observed.distributed_type == "NO" else "gradients_not_shared"
+        yield id, {"reduced_bytes": reduced_bytes}
+
+
+def _clipping(facts: Facts) -> Results:
+    """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
+    seen = known(facts.observed.clipping)
+    asked = facts.promised.clipping
+    is_zero = facts.observed.stage is not None
+    if is_zero and facts.record.watched.clip_grad_norm not in (None, seen):
+        yield "clip_grad_norm_ignored", {}
+    elif asked is None:
+        if is_zero and seen > 0:
+            yield "clipping_by_default", {}
+    elif max(asked, 0) != max(seen, 0):  # all values up to 0 mean off
+        with_zero = "clipping_zero_dropped" if asked <= 0 else "clipping_differs"
+        yield with_zero if is_zero else "clipping_missing", {}
+
+
+def _accumulation(facts: Facts) -> Results:
+    if known(facts.promised.accumulation) != known(facts.observed.accumulation):
+        yield "accumulation_set_twice", {}
+
+
+def _precision(facts: Facts) -> Results:
+    seen = facts.observed
+    weights = facts.weights
+    asked = facts.promised.precision
+    dtype = AUTOCAST.get(asked or "")
+    if dtype in weights.split() and seen.autocast is None and seen.stage is not None:
+        yield "cast_instead_of_autocast", {"dtype": dtype}
+    if weights == "float32" and dtype and seen.autocast != asked:
+        yield "no_autocast", {}
+    if weights == "float32" and facts.promised.weights in HALVES:
+        yield "weights_upcast", {"wide_bytes": facts.weights_bytes, "narrow_bytes": facts.weights_bytes // 2}
+    if weights in HALVES and seen.dtypes.get("moments") == weights and not seen.dtypes.get("master"):
+        yield "no_fp32_copy", {"weights": weights}
+    lowered = "lower_loss_scale_on_overflow" in seen.patches
+    if seen.autocast == "fp16" and seen.stage and seen.loss_scale == FIRST_SCALE and not lowered:
+        yield "loss_scale_stuck", {}
+    if "bfloat16" in weights.split() and seen.stage == 0:
+        yield "empty_first_step", {}
+
+
+def _offloading(facts: Facts) -> Results:
+    seen = facts.observed
+    stage = known(seen.stage)
+    states = seen.offload_optimizer
+    home = facts.asked_home("offload_optimizer")
+    if (home, states) == ("nvme", "cpu") and stage < 3:
+        yield "nvme_is_cpu", {}
+    elif states not in (None, home):
+        yield "states_not_offloaded", {"home": home}
+    home = facts.asked_home("offload_param")
+    if home != "none" and seen.offload_param in (None, "none"):
+        why = f": stage {stage} ignores offload_param" if stage < 3 else ""
+        yield "weights_not_offloaded", {"home": home, "why": why}
+    on_disk = [part for part in OFFLOADS if stage == 3 and getattr(seen, part) == "nvme"]
+    if without := [part for part in on_disk if facts.zero(part).get("nvme_path") in (None, "none")]:
+        yield "no_nvme_path", {"parts": " and ".join(without)}
+    written = [rank.nvme_written_bytes for rank in facts.record.memory.per_rank]
+    if states == "nvme" and written and all(each is not None and each < LEAST_SWAPPED_BYTES for each in written):
+        yield "nothing_swapped", {}
+
+
+def _optimizer(facts: Facts) -> Results:
+    if known(facts.observed.optimizer) == "DeepSpeedCPUAdam" and facts.promised.optimizer not in (None, *ADAMS):
+        yield "optimizer_replaced", {}
+    if facts.observed.stage in (1, 2) and facts.zero("zenflow"):
+        yield "zenflow_overwrites", {}
+
+
+def _checkpointing(facts: Facts) -> Results:
+    if known(facts.promised.checkpointing) and not known(facts.observed.checkpointing):
+        yield "checkpointing_off", {}
+
+
+# --- costs in memory, at the peak of the rank that holds most ------------------------------------------------------
+
+
+def _copies(facts: Facts) -> Results:
+    if facts.weights == "float32" and facts.observed.dtypes.get("master") == "float32" and facts.stage:
+        measured = (facts.components or {}).get("master")
+        yield "fp32_copies", {"memory_bytes": 4 * facts.parameters // facts.ranks if measured is None else measured}
+
+
+def saved_bytes(facts: Facts) -> int:
+    """Return the bytes that partitioning saves on a rank: optimizer states, from stage 2 gradients, in stage 3 weights.
+
+    The fp32 copy of fp32 weights, which only ZeRO keeps, is subtracted. Negative if ZeRO costs more than it saves.
+    """
+    others = 1 - 1 / facts.ranks
+    copies = others if facts.element_bytes == 2 else -1 / facts.ranks
+    partitioned = (facts.stage >= 2) + (facts.stage >= 3)
+    return int(facts.parameters * (8 * others + 4 * copies + facts.element_bytes * others * partitioned))
+
+
+def _buckets(facts: Facts) -> Results:
+    """Suggest a bucket as large as DDP's, or less, so that buckets take a tenth of the saving at most. Two digits."""
+    if not facts.stage:
+        return
+    buckets = 2 if facts.observed.overlap and facts.stage < 3 else 1
+    elements = facts.observed.bucket_elements or 0
+    if facts.components is None:
+        taken = known(facts.observed.bucket_elements) * facts.element_bytes * buckets
+    else:
+        taken = facts.components.get("buckets", 0)
+    if buckets == 2 and (facts.components is None or taken >= LARGE * facts.peak_bytes):
+        yield "second_bucket", {"memory_bytes": taken // 2}
+    saved = saved_bytes(facts)
+    best = min(DDP_BUCKET_BYTES, saved // 10 // buckets) // facts.element_bytes
+    unit = 10 ** max(0, len(str(best)) - 2)
+    best = max(FLOOR_ELEMENTS, best // unit * unit)
+    if best < elements and taken > saved > 0:
+        suggestion = {"best": best, "best_bytes": best * facts.element_bytes}
+        yield "buckets_dominate", suggestion | {
+            "memory_bytes": taken, "saved_bytes": saved, "elements": count(elements)
+        }  # fmt: skip
+
+
+def _gathered_weights(facts: Facts) -> Results:
+    if facts.stage < 3:
+        return
+    large = LARGE * facts.peak_bytes
+    per_rank = facts.record.memory.components.per_rank
+    kept = max((rank.after_step.get("gathered_weights", 0) for rank in per_rank), default=0)
+    if kept >= max(large, facts.weights_bytes // 2):
+        yield "weights_stay_gathered", {"memory_bytes": kept, "weights_bytes": facts.weights_bytes}
+    gathered = facts.peak.get("gathered_weights", 0)
+    if gathered >= max(large, 0.9 * facts.weights_bytes) and facts.ranks > 1:
+        yield "all_weights_gathered", {"memory_bytes": gathered}
+
+
+def _partitioned(facts: Facts) -> Results:
+    if facts.stage < 3 or facts.ranks == 1:
+        return
+    fair = facts.parameters / facts.ranks
+    largest = max(facts.observed.held_parameters_per_rank, default=0)
+    if largest > 1.5 * fair:
+        shares = {"share": largest / facts.parameters, "fair_share": 1 / facts.ranks}
+        yield "not_all_partitioned", shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
+
+
+def _activations(facts: Facts) -> Results:
+    activations = facts.peak.get("activations", 0)
+    if activations >= facts.peak_bytes / 2 and not facts.observed.checkpointing:
+        yield "activations_dominate", {"memory_bytes": activations, "peak_bytes": facts.peak_bytes}
+
+
+def _one_rank(facts: Facts) -> Results:
+    homes = {facts.observed.offload_optimizer, facts.observed.offload_param}
+    if facts.ranks > 1 or not facts.stage or homes - {None, "none"}:
+        return
+    values: dict[str, Any] = {"costs": ""}
+    if facts.components is not None:
+        copies = facts.components.get("master", 0) if facts.observed.dtypes.get("weights") == "float32" else 0
+        extra = copies + facts.components.get("buckets", 0)
+        values = {"memory_bytes": extra, "costs": f", and costs {size(extra)} of copies and buckets"}
+    yield "zero_on_one_rank", values
+
+
+def _replicated(facts: Facts) -> Results:
+    peak = facts.peak
+    states = sum(peak.get(role, 0) for role in ("weights", "gradients", "master", "moments"))
+    if facts.ranks > 1 and not facts.sharded and states >= facts.peak_bytes / 2:
+        sharable = peak.get("moments", 0) + peak.get("master", 0)
+        yield "states_replicated", {"states_bytes": states, "memory_bytes": sharable - sharable // facts.ranks}
+
+
+def _second_copy(facts: Facts) -> Results:
+    """Weights that stage 3 does not release are not gathered in the backward pass, and then hpZ's copy is not used."""
+    among = facts.observed.second_partition_ranks
+    if facts.stage < 3 or among is None:
+        return
+    gathers = facts.traffic.get("all_gather")
+    copied = known(facts.observed.second_partition_parameters)
+    if among < facts.ranks and not (gathers and gathers.bytes_by_group):
+        yield "second_copy_unused", {"memory_bytes": copied * facts.element_bytes}
+
+
+# --- costs in traffic, by the collectives that were counted in one step --------------------------------------------
+
+
+def _repeated(facts: Facts, id: str, stage: int, *kinds: str) -> Results:
+    """Yield how often a step moves the bytes of all weights, if accumulation makes it more than once."""
+    if facts.stage < stage:
+        return
+    moved = facts.moved_bytes(*kinds)
+    times = moved / facts.weights_bytes
+    if known(facts.observed.accumulation) > 1 and times >= REPEATED:
+        yield id, {"times": short(round(times, 1)), "traffic_bytes": moved}
+
+
+RULES: list[tuple[str, Callable[[Facts], Results]]] = [  # by topic; mistakes are listed in this order
+    ("whether DeepSpeed is on", _deepspeed),
+    ("whether FSDP is on", _fsdp),
+    ("whether the ranks train together", _separate),
+    ("whether the ranks train together", _gradients),
+    ("clipping", _clipping),
+    ("accumulation", _accumulation),
+    ("precision", _precision),
+    ("offloading", _offloading),
+    ("the optimizer", _optimizer),
+    ("checkpointing", _checkpointing),
+    ("copies of the weights", _copies),
+    ("buckets", _buckets),
+    ("gathered weights", _gathered_weights),
+    ("gathered weights", _partitioned),
+    ("activations", _activations),
+    ("ZeRO on one rank", _one_rank),
+    ("what every rank holds", _replicated),
+    ("the second copy of hpZ", _second_copy),
+    ("gathers in a step", lambda facts: _repeated(facts, "gathers_repeated", 3, "all_gather")),
+    ("gradients reduced in a step", lambda facts: _repeated(facts, "reductions_repeated", 2, *REDUCING)),
+]
 
 
 @functools.cache
 def texts() -> dict[str, dict[str, str]]:
-    """Return the topic, sentence, remedy and evidence of each finding, by its id: the name of its rule."""
+    """Return the sentence, remedy and evidence of each finding, by its id."""
     return tomllib.loads(FILE.read_text())
-
-
-def topics() -> list[str]:
-    return list(dict.fromkeys(text["topic"] for text in texts().values()))
 
 
 def diagnose(record: Record) -> list[Finding]:
@@ -30,41 +414,42 @@ def diagnose(record: Record) -> list[Finding]:
     If the list is empty, the rules of the topics that `looked_at` names found nothing.
     """
     facts = Facts(record)
-    findings = [_finding(name, result, facts) for name, result in _results(facts).items() if result]
+    findings = []
+    for _, rule in RULES:
+        try:
+            for id, values in rule(facts):
+                findings.append(_finding(id, values, facts))
+        except Unknown:
+            continue
     return sorted(findings, key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, int]:
-    if finding.memory_bytes is None and finding.traffic_bytes is None:
-        return 0, 0
     if finding.memory_bytes is not None:
         return 1, -finding.memory_bytes
-    return 2, -(finding.traffic_bytes or 0)
+    if finding.traffic_bytes is not None:
+        return 2, -finding.traffic_bytes
+    return 0, 0
 
 
 def looked_at(record: Record) -> tuple[list[str], list[str]]:
     """Return the topics for which the record has the values that at least one rule needs, and the other topics."""
-    judged = {texts()[name]["topic"] for name in _results(Facts(record))}
-    return [topic for topic in topics() if topic in judged], [topic for topic in topics() if topic not in judged]
-
-
-def _results(facts: Facts) -> dict[str, rules.Result]:
-    """Return the results of the rules that have the values that they need."""
-    results = {}
-    for name in texts():
+    facts = Facts(record)
+    judged = dict.fromkeys([topic for topic, _ in RULES], False)
+    for topic, rule in RULES:
         try:
-            results[name] = getattr(rules, name)(facts)
+            list(rule(facts))
+            judged[topic] = True
         except Unknown:
             continue
-    return results
+    return [topic for topic in judged if judged[topic]], [topic for topic in judged if not judged[topic]]
 
 
-def _finding(name: str, result: rules.Result, facts: Facts) -> Finding:
-    values = result if isinstance(result, dict) else {}
-    text = texts()[name]
-    shown: dict[str, Any] = {key: size(value) if key.endswith("_bytes") else value for key, value in values.items()}
+def _finding(id: str, values: dict[str, Any], facts: Facts) -> Finding:
+    text = texts()[id]
+    shown = {key: size(value) if key.endswith("_bytes") else value for key, value in values.items()}
     shown |= {
-        "source": facts.source,
+        "source": facts.promised.source or "the script",
         "promised": facts.promised,
         "seen": facts.observed,
         "watched": facts.record.watched,
@@ -73,7 +458,7 @@ def _finding(name: str, result: rules.Result, facts: Facts) -> Finding:
         text["sentence"].format(**shown),
         text["remedy"].format(**shown),
         text.get("evidence"),
-        id=name,
+        id=id,
         memory_bytes=values.get("memory_bytes"),
         traffic_bytes=values.get("traffic_bytes"),
     )

@@ -1,33 +1,55 @@
-"""Compare two configs or runs: known causes of different losses or memory first, then the other keys."""
+"""Compare two configs or runs: known causes of different losses or memory first, then the other keys.
 
+Also contradictions within one config: what a library would refuse or ignore. Facts of libraries: DeepSpeed 0.19.8,
+Accelerate 1.15.0, Transformers 5.23.0.
+"""
+
+import difflib
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from study.io.numbers import short
-from study.watcher.descriptions import Description, covered_keys, descriptions
-from study.watcher.effective import DEFAULTS, EffectiveSettings, Setting, effective_settings
-from study.watcher.sources import Source, flat
+from study.spec.arms import DEVICES, NOT_BESIDE_JSON, OFFLOADS
+from study.spec.library_defaults import Library, sections
+from study.watcher.effective import (
+    DEFAULTS,
+    Description,
+    EffectiveSettings,
+    Setting,
+    config_of_yaml,
+    descriptions,
+    effective_settings,
+    value_at,
+    zero_section,
+)
+from study.watcher.sources import ACCELERATE, DEEPSPEED, RECORD, TRAINER, Source, flat
 
 UNSET = Setting(None, "not set here")
 LONGEST = 48  # characters of a value
 SECRET = ("token", "password", "secret", "api_key", "credential")
 LARGE = 1_000_000  # whole numbers from here on are shown in groups of digits
-
-# Keys that differ between any two runs.
-NOISE = (
-    "run_id",
-    "run_dir",
-    "output_dir",
-    "logging_dir",
-    "started_utc",
-    "finished_utc",
-    "argv",
-    "cache_dir",
-    "commit",
+NOISE = {  # keys that differ between any two runs
+    "run_id", "run_dir", "output_dir", "logging_dir", "started_utc", "finished_utc", "argv", "cache_dir", "commit",
     "deepspeed_config_file",
-)
+}  # fmt: skip
+# The Trainer compares these with the DeepSpeed config, and refuses to start where both have a number and they differ.
+PAIRS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "bf16.enabled": "bf16",
+    "fp16.enabled": "fp16",
+}
+NAMES: dict[Library, str] = {"deepspeed": "DeepSpeed", "accelerate": "Accelerate", "trainer": "the Trainer"}
+NEAR = 0.85  # similarity of a misspelled key to the right one
+PREFIXES = ("", "fsdp_", "stage3_")  # Accelerate and DeepSpeed add them to keys that lack them
 
 
 @dataclass(frozen=True)
@@ -42,60 +64,45 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    known: list[Difference] = field(default_factory=list)
-    other: list[Difference] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)
-    only_a: list[str] = field(default_factory=list)
-    only_b: list[str] = field(default_factory=list)
+    known: list[Difference]
+    other: list[Difference]
+    equal: list[str]
+    only_a: list[str]
+    only_b: list[str]
 
 
 def compare(a: Source, b: Source) -> Comparison:
     """Return everything in which the two differ: the effective settings, and the keys as written."""
-    first = with_rows(effective_settings(a))
-    second = with_rows(effective_settings(b))
-    both = [name for name in first if name in second]
-    equal = [name for name in both if same(first[name].value, second[name].value)]
-    known = _known(first, second)
+    first = effective_settings(a)
+    second = effective_settings(b)
+    equal = [name for name in first if name in second and same(first[name].value, second[name].value)]
+    known = [
+        Difference(name, first.get(name, UNSET), second.get(name, UNSET), each)
+        for name, each in descriptions().items()
+        if each.changes and name not in equal and _counts(each, first.get(name), second.get(name))
+    ]
     if a.kind == b.kind:
         first = first | _raw(a)
         second = second | _raw(b)
     named = {*equal, *(difference.name for difference in known)}
-    differ = [name for name in first if name in second and not same(first[name].value, second[name].value)]
-    other = [Difference(name, first[name], second[name]) for name in differ if name not in named]
+    both = [name for name in first if name in second and name not in named]
+    differ = [name for name in both if not same(first[name].value, second[name].value)]
+    other = [Difference(name, first[name], second[name]) for name in differ]
     return Comparison(known, other, equal, _only(first, second, named), _only(second, first, named))
 
 
-def _known(first: EffectiveSettings, second: EffectiveSettings) -> list[Difference]:
-    """Return the differences that are known to change losses or memory."""
-    known = []
-    for name, each in descriptions().items():
-        a = first.get(name, UNSET)
-        b = second.get(name, UNSET)
-        if each.changes and not same(a.value, b.value) and (UNSET not in (a, b) or _counts_alone(each, a, b)):
-            known.append(Difference(name, a, b, each))
-    return known
-
-
-def _counts_alone(description: Description, a: Setting, b: Setting) -> bool:
-    """Return whether to report a setting that only one of the two has."""
-    value = b.value if a is UNSET else a.value
-    return description.unless is not None and not same(value, description.unless)
+def _counts(description: Description, a: Setting | None, b: Setting | None) -> bool:
+    """Return whether two unequal settings are reported. One that only one side has counts by its `unless`."""
+    if a and b:
+        return True
+    alone = a or b
+    return alone is not None and description.unless is not None and not same(alone.value, description.unless)
 
 
 def _only(side: EffectiveSettings, other: EffectiveSettings, named: set[str]) -> list[str]:
     """Return the settings that only one side has, without the defaults of its library."""
     alone = [name for name in side if name not in other and name not in named]
     return [name for name in alone if side[name].origin not in DEFAULTS.values()]
-
-
-def with_rows(settings: EffectiveSettings) -> EffectiveSettings:
-    """Return the settings with the rows per step, if its factors are known."""
-    factors = [settings.get(name, UNSET).value for name in ("rows per pass and rank", "accumulation", "ranks")]
-    if "rows per step" in settings or not all(type(factor) is int and factor for factor in factors):
-        return settings
-    rows, passes, ranks = factors
-    product = Setting(rows * passes * ranks, f"{rows} rows x {passes} passes x {ranks} ranks")
-    return settings | {"rows per step": product}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -126,7 +133,10 @@ def _raw(source: Source) -> EffectiveSettings:
         values = flat(source.content)
         if source.named and source.named.path != source.path:
             values |= flat(source.named.content, f"{source.named.path.suffix.lstrip('.')}: ")
-    covered = covered_keys() | set(NOISE)
+    covered = set(NOISE)
+    for name, each in descriptions().items():
+        paths = (each.deepspeed, each.accelerate, each.trainer, each.record)
+        covered |= {name, *each.keys, *(path.rpartition(".")[2] for path in paths if path)}
     return {
         name: Setting(value)
         for name, value in values.items()
@@ -154,3 +164,111 @@ def printable(text: str) -> str:
     """Return a text from a file as a terminal can show it: short, on one line, without control characters."""
     text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+# --- contradictions within one config ------------------------------------------------------------------------------
+
+
+def contradictions(source: Source) -> list[str]:
+    """Return a sentence for each contradiction, without its full stop. A record has none: its run has started."""
+    deepspeed = source.named.content if source.named else None
+    if source.kind == RECORD:
+        return []
+    if source.kind == DEEPSPEED:
+        return list(_in_deepspeed(source.content))
+    if source.kind == ACCELERATE:
+        return list(_in_accelerate(source.content, deepspeed))
+    return list(_in_arguments(source.content, deepspeed, source.kind == TRAINER))
+
+
+def _mistyped_keys(library: Library, config: dict) -> Iterator[str]:
+    """Yield a sentence for each key that the library does not have.
+
+    Of keys that it ignores, only near misspellings: a program may keep keys of its own in a config.
+    """
+    for path, known in sections(library).items():
+        section = value_at(config, path)
+        refused = {"trainer": False, "accelerate": path == "", "deepspeed": path != ""}[library]
+        for key in section if isinstance(section, dict) else ():
+            if any(prefix + str(key) in known for prefix in PREFIXES):
+                continue
+            near = difflib.get_close_matches(str(key), known.keys() - section.keys(), n=1, cutoff=NEAR)
+            if near or refused:
+                remedy = f"write {near[0]}" if near else "remove it"
+                inside = f" in {path}" if path else ""
+                verb = "refuses" if refused else "ignores"
+                yield f"{NAMES[library]} has no key {key:.60}{inside} and {verb} it: {remedy}"
+
+
+def _in_arguments(arguments: dict, deepspeed: dict | None, is_trainer: bool) -> Iterator[str]:
+    if is_trainer:
+        yield from _mistyped_keys("trainer", arguments)
+    if arguments.get("bf16") is True and arguments.get("fp16") is True:
+        yield "bf16 and fp16 are both true, which the Trainer refuses: set one of them to false"
+    if not deepspeed:
+        return
+    for ours, theirs in PAIRS.items():
+        in_json = value_at(deepspeed, ours)
+        argument = arguments.get(theirs)
+        are_numbers = all(isinstance(value, bool | int | float) for value in (in_json, argument))
+        if are_numbers and not same(in_json, argument):
+            yield (
+                f"{ours} is {in_json} in the DeepSpeed config and {theirs} is {argument} in the arguments, which the "
+                'Trainer refuses: write "auto" into the DeepSpeed config'
+            )
+    yield from _in_deepspeed(deepspeed)
+
+
+def _in_accelerate(config: dict, deepspeed: dict | None) -> Iterator[str]:
+    kind = str(config.get("distributed_type") or "NO")
+    yield from _mistyped_keys("accelerate", config)
+    for engine in ("deepspeed", "fsdp"):
+        if config.get(f"{engine}_config") and kind != engine.upper():
+            problem = f"{engine}_config is not used, because distributed_type is {kind:.40}"
+            yield f"{problem}: write {engine.upper()}, or remove the section"
+    section = config.get("deepspeed_config")
+    if kind != "DEEPSPEED" or not isinstance(section, dict):
+        return
+    if not section.get("deepspeed_config_file"):
+        yield from _in_deepspeed(config_of_yaml(section))
+        return
+    doubled = [name for name in NOT_BESIDE_JSON if name in section]
+    if config.get("mixed_precision") is not None:
+        doubled.append("mixed_precision")
+    if doubled:
+        problem = f"{' and '.join(doubled)} beside deepspeed_config_file, which Accelerate refuses"
+        yield f"the yaml has {problem}: set this in the DeepSpeed config only"
+    if deepspeed:
+        yield from _in_deepspeed(deepspeed, config.get("num_processes"))
+
+
+def _in_deepspeed(config: dict, ranks: int | None = None) -> Iterator[str]:
+    yield from _mistyped_keys("deepspeed", config)
+    if value_at(config, "bf16.enabled") is True and value_at(config, "fp16.enabled") is True:
+        yield "bf16 and fp16 are both enabled, which DeepSpeed refuses: switch one of them off"
+    zero = zero_section(config)
+    for part in OFFLOADS:
+        device = value_at(zero, f"{part}.device")
+        if device not in (None, *DEVICES):
+            yield f"{part} has the device {device!r:.40}, which DeepSpeed refuses: write cpu, nvme or none"
+        elif device == "nvme" and not value_at(zero, f"{part}.nvme_path") and zero.get("stage") == 3:
+            yield f"{part} has the device nvme and no path: give nvme_path in a DeepSpeed json"
+    if value_at(zero, "offload_param.device") in ("cpu", "nvme") and zero.get("stage", 0) != 3:
+        yield "offload_param works in stage 3 only: use stage 3, or remove it"
+    yield from _batch(config, ranks)
+
+
+def _batch(config: dict, ranks: int | None) -> Iterator[str]:
+    """DeepSpeed refuses rows of a step that are not rows per pass x passes x ranks."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    sizes: list[Any] = [config.get(name) for name in names]
+    if not all(type(size) is int and size > 0 for size in sizes):
+        return
+    rows, micro, passes = sizes
+    product = f"a multiple of {micro} rows x {passes} passes"
+    wrong = rows % (micro * passes) != 0
+    if type(ranks) is int and ranks > 0:
+        product = f"{micro} rows x {passes} passes x {ranks} ranks"
+        wrong = rows != micro * passes * ranks
+    if wrong:
+        yield f"train_batch_size is {rows} and not {product}, which DeepSpeed refuses: remove train_batch_size"

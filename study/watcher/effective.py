@@ -1,25 +1,55 @@
 """Find the effective settings of a config or a record, with the same names for all kinds of files.
 
 `settings.toml` says where a kind of file has a setting. Here is what the libraries make of it: DeepSpeed 0.19.8,
-Accelerate 1.15.0, Transformers 5.23.0. Settings that a file leaves to the script are not included.
+Accelerate 1.15.0, Transformers 5.23.0. Settings that a file leaves to the script are not included. At the end: what a
+script, its config files and its launcher ask for before anything is prepared.
 """
 
+import contextlib
+import functools
+import os
+import tomllib
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from study.records.schema import Record
+from pydantic import BaseModel, ConfigDict
+
+from study.io import files, parsing
+from study.machine import launcher
+from study.records.schema import Promised, Record
 from study.spec.arms import OFFLOADS
 from study.spec.library_defaults import Library, sections
 from study.spec.settings import AUTOCAST
-from study.watcher.descriptions import Kind, descriptions, value_at
-from study.watcher.sources import ACCELERATE, DEEPSPEED, TRAINER, Source
+from study.watcher.sources import ACCELERATE, DEEPSPEED, MAX_BYTES, TRAINER, Source
 
+FILE = Path(__file__).with_name("settings.toml")
 AUTO = "auto"
 DEFAULTS: dict[Library, str] = {"deepspeed": "DeepSpeed's default", "trainer": "the Trainer's default"}
-CLIPS = "not written: DeepSpeed's default is 1.0 since June 2026 (PR 8068), and was 0"
-CAST = "cast to"
-AUTOCASTS = "autocast to"
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+
+
+class Description(BaseModel):
+    """A setting by our name. The fields of the kinds of files are dotted paths."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    changes: str | None = None  # None: not known to change losses or memory
+    why: str = ""
+    unless: str | int | bool | None = None  # another value counts even if only one file has the setting
+    deepspeed: str | None = None
+    accelerate: str | None = None
+    trainer: str | None = None
+    record: str | None = None
+    keys: tuple[str, ...] = ()
+
+
+@functools.cache
+def descriptions() -> dict[str, Description]:
+    """Return all descriptions by name. The settings that matter most come first."""
+    content = tomllib.loads(FILE.read_text())
+    return {name: Description(name=name, **fields) for name, fields in content.items()}
 
 
 @dataclass(frozen=True)
@@ -33,6 +63,18 @@ class Setting:
 EffectiveSettings = dict[str, Setting]
 
 
+def value_at(content: Any, path: str) -> Any:
+    """Return the value at a dotted path, or None. The empty path is the content itself."""
+    for name in path.split(".") if path else ():
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
+
+
+def _section(content: dict, name: str) -> dict:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
 def effective_settings(source: Source) -> EffectiveSettings:
     """Return the effective settings by our names, those that matter most first."""
     if source.record is not None:
@@ -43,36 +85,28 @@ def effective_settings(source: Source) -> EffectiveSettings:
         settings = _of_accelerate(source)
     else:  # files of other programs often use the Trainer's names
         settings = _of_trainer(source)
-    settings = {name: settings[name] for name in (*descriptions(), *settings) if name in settings}
-    return {name: setting for name, setting in settings.items() if setting.value is not None}
-
-
-def _written(kind: Kind, content: dict) -> EffectiveSettings:
-    """Return the settings that a file has. "auto" and null count as absent."""
-    paths = {name: each.path(kind) for name, each in descriptions().items()}
-    values = {name: value_at(content, path) for name, path in paths.items() if path}
-    return {name: Setting(value) for name, value in values.items() if value not in (None, AUTO, "None")}
-
-
-def _defaults(library: Library) -> EffectiveSettings:
-    settings = {}
-    for name, each in descriptions().items():
-        section, _, key = (each.path(library) or "").rpartition(".")
-        value = sections(library).get(section, {}).get(key)
-        if value is not None:
-            settings[name] = Setting(value, DEFAULTS[library])
+    names = dict.fromkeys((*descriptions(), *settings))
+    settings = {name: settings[name] for name in names if name in settings and settings[name].value is not None}
+    factors = [settings.get(name) for name in ("rows per pass and rank", "accumulation", "ranks")]
+    values = [factor.value for factor in factors if factor and type(factor.value) is int and factor.value]
+    if "rows per step" not in settings and len(values) == 3:
+        rows, passes, ranks = values
+        product = Setting(rows * passes * ranks, f"{rows} rows x {passes} passes x {ranks} ranks")
+        settings["rows per step"] = product
     return settings
 
 
-def _section(content: dict, name: str) -> dict:
-    section = content.get(name)
-    return section if isinstance(section, dict) else {}
+def _written(kind: Literal["deepspeed", "accelerate", "trainer", "record"], content: dict) -> EffectiveSettings:
+    """Return the settings that a file has. "auto" and null count as absent."""
+    paths = {name: getattr(each, kind) for name, each in descriptions().items()}
+    values = {name: value_at(content, path) for name, path in paths.items() if path}
+    return {name: Setting(value) for name, value in values.items() if value not in (None, AUTO, "None")}
 
 
 # --- DeepSpeed -----------------------------------------------------------------------------------------------------
 
 
-def of_zero(config: dict) -> dict:
+def zero_section(config: dict) -> dict:
     """Return the section `zero_optimization`, with what DeepSpeed makes of its older forms: true, "3", cpu_offload."""
     if config.get("zero_optimization") is True:
         return {"stage": 1}
@@ -86,42 +120,39 @@ def of_zero(config: dict) -> dict:
 
 
 def _of_deepspeed(config: dict) -> EffectiveSettings:
-    zero = of_zero(config)
-    config = config | {"zero_optimization": zero}
-    settings = _defaults("deepspeed") | {"engine": Setting("DeepSpeed")} | _written("deepspeed", config)
+    zero = zero_section(config)
+    known = sections("deepspeed")
+    top = known[""] | {f"zero_optimization.{key}": value for key, value in known["zero_optimization"].items()}
+    defaults = {name: top.get(each.deepspeed or "") for name, each in descriptions().items()}
+    settings = {name: Setting(value, DEFAULTS["deepspeed"]) for name, value in defaults.items() if value is not None}
+    settings |= {"engine": Setting("DeepSpeed")} | _written("deepspeed", config | {"zero_optimization": zero})
     settings |= {name: Setting(AUTO, "from the hidden size") for name in settings if zero.get(name) == AUTO}
     stage = settings["stage"].value
     if zero.get("overlap_comm") is None:
         settings["overlap_comm"] = Setting(stage == 3, DEFAULTS["deepspeed"])
     if stage != 3:
         settings = {name: setting for name, setting in settings.items() if not name.startswith("stage3_")}
-    settings |= {part: _home(zero, part, stage) for part in OFFLOADS}
-    default = settings["clipping"].value
-    if config.get("gradient_clipping") == AUTO:
-        settings["clipping"] = Setting(default, "auto: Accelerate fills in 1.0, the Trainer its max_grad_norm")
-    elif config.get("gradient_clipping") is None:
-        settings["clipping"] = Setting(default, CLIPS)
+    for part in OFFLOADS:
+        device = "none" if zero.get(part) is None else _section(zero, part).get("device", "cpu")
+        settings[part] = Setting(device)
+        if device == "nvme" and stage != 3:
+            settings[part] = Setting("cpu", "stages 1 and 2 take nvme for cpu")
+    clipping = config.get("gradient_clipping")
+    if clipping is None or clipping == AUTO:
+        filled = "auto: Accelerate fills in 1.0, the Trainer its max_grad_norm"
+        unwritten = "not written: DeepSpeed's default is 1.0 since June 2026 (PR 8068), and was 0"
+        settings["clipping"] = Setting(settings["clipping"].value, filled if clipping else unwritten)
     return settings | {"precision": _cast(config)} | _loss_scale(config) | _adam(config)
-
-
-def _home(zero: dict, part: str, stage: Any) -> Setting:
-    """Return where the optimizer states or the weights are."""
-    if zero.get(part) is None:
-        return Setting("none")
-    device = _section(zero, part).get("device", "cpu")
-    if device == "nvme" and stage != 3:
-        return Setting("cpu", "stages 1 and 2 take nvme for cpu")
-    return Setting(device)
 
 
 def _cast(config: dict) -> Setting:
     """Return the precision. Its value is None if the script fills it in."""
     for name, dtype in reversed(AUTOCAST.items()):
         if _section(config, name).get("enabled") is True:
-            return Setting(f"{CAST} {dtype}", "DeepSpeed casts the weights")
+            return Setting(f"cast to {dtype}", "DeepSpeed casts the weights")
     autocast = _section(config, "torch_autocast")
     if autocast.get("enabled") is True:
-        return Setting(f"{AUTOCASTS} {autocast.get('dtype', 'bfloat16')}")
+        return Setting(f"autocast to {autocast.get('dtype', 'bfloat16')}")
     if any(_section(config, name).get("enabled") == AUTO for name in AUTOCAST):
         return Setting(None)
     return Setting("fp32", "no section switches another on")
@@ -139,12 +170,9 @@ def _adam(config: dict) -> EffectiveSettings:
     """Return the optimizer. DeepSpeed has two kinds of Adam under one name."""
     section = _section(config, "optimizer")
     kind = section.get("type")
-    if not kind:
-        return {}
     if str(kind).lower() != "adam":
-        return {"optimizer": Setting(kind)}
-    decoupled = _section(section, "params").get("adam_w_mode", True)
-    decay = "decoupled decay: AdamW" if decoupled else "L2 decay"
+        return {"optimizer": Setting(kind)} if kind else {}
+    decay = "decoupled decay: AdamW" if _section(section, "params").get("adam_w_mode", True) else "L2 decay"
     return {"optimizer": Setting(f"{kind} ({decay})", "DeepSpeed's Adam is AdamW unless adam_w_mode is false")}
 
 
@@ -153,16 +181,17 @@ def _adam(config: dict) -> EffectiveSettings:
 
 def _of_accelerate(source: Source) -> EffectiveSettings:
     config = source.content
-    kind = config.get("distributed_type") or "NO"  # yaml reads an unquoted NO as false
-    is_deepspeed = kind == "DEEPSPEED"
-    settings = _deepspeed_of_yaml(source) if is_deepspeed else {}
+    kind = str(config.get("distributed_type") or "NO")  # yaml reads an unquoted NO as false
+    half = str(config.get("mixed_precision") or "no")
+    settings: EffectiveSettings = {}
+    if kind == "DEEPSPEED":
+        settings = _deepspeed_beside_yaml(source)
+    elif "gradient_accumulation_steps" in config:
+        settings["accumulation"] = Setting(config["gradient_accumulation_steps"])
     if kind != "FSDP":  # its section is not read
         config = config | {"fsdp_config": None}
-    settings |= _written("accelerate", config) | {"engine": Setting(ENGINES.get(str(kind), str(kind)))}
-    if "gradient_accumulation_steps" in config and not is_deepspeed:
-        settings["accumulation"] = Setting(config["gradient_accumulation_steps"])
-    half = str(config.get("mixed_precision") or "no")
-    settings |= _precision(settings, half, is_deepspeed, Setting("fp32", "as the model was loaded"))
+    settings |= _written("accelerate", config) | {"engine": Setting(ENGINES.get(kind, kind))}
+    settings |= _precision(settings, half, kind == "DEEPSPEED", Setting("fp32", "as the model was loaded"))
     if config.get("fsdp_config"):
         settings |= _fsdp(config["fsdp_config"], half)
     if dynamo := value_at(config, "dynamo_config.dynamo_backend"):
@@ -172,27 +201,26 @@ def _of_accelerate(source: Source) -> EffectiveSettings:
 
 def _precision(settings: EffectiveSettings, half: str, is_deepspeed: bool, full: Setting) -> EffectiveSettings:
     """Return the precision that `mixed_precision` makes, unless the DeepSpeed config says another."""
-    said = settings.get("precision", Setting(None)).value
-    if half != "no" and said in (None, "fp32"):
-        return {"precision": Setting(f"{CAST if is_deepspeed else AUTOCASTS} {AUTOCAST.get(half, half)}")}
+    written = settings.get("precision", Setting(None)).value
+    if half != "no" and written in (None, "fp32"):
+        return {"precision": Setting(f"{'cast' if is_deepspeed else 'autocast'} to {AUTOCAST.get(half, half)}")}
     return {} if is_deepspeed else {"precision": full}
 
 
-def _deepspeed_of_yaml(source: Source) -> EffectiveSettings:
-    if source.unread:
-        return {}
+def _deepspeed_beside_yaml(source: Source) -> EffectiveSettings:
     if source.named:
         return _of_deepspeed(source.named.content)
+    if source.unread:
+        return {}
     section = _section(source.content, "deepspeed_config")
-    settings = _of_deepspeed(of_yaml(section))
+    settings = _of_deepspeed(config_of_yaml(section))
     if section.get("gradient_clipping") == 0:
-        default = sections("deepspeed")[""]["gradient_clipping"]
         origin = "the yaml says 0: Accelerate drops it, and DeepSpeed's default is 1.0"
-        settings["clipping"] = Setting(default, origin)
+        settings["clipping"] = Setting(sections("deepspeed")[""]["gradient_clipping"], origin)
     return settings
 
 
-def of_yaml(section: dict) -> dict:
+def config_of_yaml(section: dict) -> dict:
     """Return the DeepSpeed config that Accelerate makes of the keys in its yaml."""
     zero: dict = {"stage": section.get("zero_stage", 2)}
     for part in OFFLOADS:
@@ -204,17 +232,13 @@ def of_yaml(section: dict) -> dict:
 
 
 def _fsdp(section: dict, half: str) -> EffectiveSettings:
-    words: dict[str, dict] = {
-        "sharding": {False: "SHARD_GRAD_OP", True: "FULL_SHARD"},
-        "offload_param": {False: "none", True: "cpu"},
-    }
-    values = {
-        "sharding": section.get("fsdp_reshard_after_forward", section.get("fsdp_sharding_strategy")),
-        "offload_param": section.get("fsdp_offload_params"),
-    }
-    settings = {
-        name: Setting(words[name][value] if isinstance(value, bool) else value) for name, value in values.items()
-    }
+    sharding = section.get("fsdp_reshard_after_forward", section.get("fsdp_sharding_strategy"))
+    if isinstance(sharding, bool):
+        sharding = "FULL_SHARD" if sharding else "SHARD_GRAD_OP"
+    home = section.get("fsdp_offload_params")
+    if isinstance(home, bool):
+        home = "cpu" if home else "none"
+    settings = {"sharding": Setting(sharding), "offload_param": Setting(home)}
     if half != "no":
         settings["weights"] = Setting("float32", "FSDP's mixed precision upcasts what is trained")
     return settings
@@ -225,14 +249,16 @@ def _fsdp(section: dict, half: str) -> EffectiveSettings:
 
 def _of_trainer(source: Source) -> EffectiveSettings:
     arguments = source.content
+    is_trainer = source.kind == TRAINER
     is_deepspeed = bool(source.named or arguments.get("deepspeed"))
     given = _of_deepspeed(source.named.content) if source.named else {}
-    written = _written("trainer", arguments) | _duration(arguments)
+    written = _written("trainer", arguments)
+    steps = arguments.get("max_steps") or 0
+    written |= {"steps": Setting(steps)} if steps > 0 else {"epochs": Setting(arguments.get("num_train_epochs"))}
     for name in {"rows per pass and rank", "accumulation"} & written.keys() & given.keys():
-        ours = given[name].value
-        theirs = written[name].value
-        if ours != theirs:
-            written[name] = Setting(theirs, f"the json says {ours}: the Trainer refuses the pair")
+        if given[name].value != written[name].value:
+            origin = f"the json says {given[name].value}: the Trainer refuses the pair"
+            written[name] = Setting(written[name].value, origin)
     if str(arguments.get("optim", "")).startswith("adamw_torch"):
         written["optimizer"] = Setting("AdamW")
     if "optimizer" in given:  # the json's counts
@@ -241,10 +267,10 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     if None not in betas:
         written["betas"] = Setting(betas)
     settings = given | written | _trainer_clipping(source)
-    half = next((name for name in ("bf16", "fp16") if arguments.get(name) is True), "no")
-    if source.kind == TRAINER and not is_deepspeed:
+    if is_trainer and not is_deepspeed:
         settings["engine"] = Setting("FSDP" if arguments.get("fsdp") else "DDP, or one process")
-    full = Setting("fp32", DEFAULTS["trainer"]) if source.kind == TRAINER else Setting(None)
+    half = next((name for name in AUTOCAST if arguments.get(name) is True), "no")
+    full = Setting("fp32", DEFAULTS["trainer"]) if is_trainer else Setting(None)
     return settings | _precision(settings, half, is_deepspeed, full)
 
 
@@ -258,12 +284,6 @@ def _trainer_clipping(source: Source) -> EffectiveSettings:
     if source.kind != TRAINER or source.content.get("deepspeed"):
         return {}
     return {"clipping": Setting(default, DEFAULTS["trainer"]) if clipping is None else Setting(clipping)}
-
-
-def _duration(arguments: dict) -> EffectiveSettings:
-    if (arguments.get("max_steps") or -1) > 0:
-        return {"steps": Setting(arguments["max_steps"])}
-    return {"epochs": Setting(arguments.get("num_train_epochs"))}
 
 
 # --- a record ------------------------------------------------------------------------------------------------------
@@ -286,7 +306,102 @@ def _precision_of_record(record: Record) -> Setting:
     autocast = record.observed.autocast
     weights = record.observed.dtypes.get("weights")
     if autocast in AUTOCAST:
-        return Setting(f"{AUTOCASTS} {AUTOCAST[autocast]}")
+        return Setting(f"autocast to {AUTOCAST[autocast]}")
     if weights is None:
         return Setting(None)
-    return Setting("fp32" if weights == "float32" else f"{CAST} {weights}")
+    return Setting("fp32" if weights == "float32" else f"cast to {weights}")
+
+
+# --- a script that is about to train -------------------------------------------------------------------------------
+
+
+def intended_settings(engine_config: dict | None, arguments=None) -> Promised:
+    """Return what was asked for, by the most explicit source: a Trainer, the script's own config, or the launcher.
+
+    `arguments` are transformers.TrainingArguments. `engine_config` is what a script without Accelerate gave DeepSpeed.
+    """
+    ranks = _number(os.environ.get("WORLD_SIZE"), int)
+    if engine_config is not None:
+        own = {"source": "the script's DeepSpeed config", "deepspeed": True}
+        return Promised.model_validate({"ranks": ranks} | own | _asked_by_json(engine_config))
+    launched = _asked_by_launcher()
+    wanted = launched
+    if arguments is not None:
+        wanted = launched | _asked_by_arguments(arguments)
+        if launched.get("deepspeed") and not arguments.deepspeed:  # the Trainer then takes the launcher's config
+            wanted |= {name: value for name, value in launched.items() if value is not None and name != "precision"}
+    return Promised.model_validate({"ranks": ranks} | wanted)
+
+
+def _asked_by_launcher() -> dict[str, Any]:
+    """Return what the environment of `accelerate launch` asks for; nothing without it."""
+    seen = os.environ
+    if "ACCELERATE_MIXED_PRECISION" not in seen:
+        return {}
+    file = launcher.config_file()
+    precision = seen["ACCELERATE_MIXED_PRECISION"]
+    wanted: dict[str, Any] = {
+        "source": file.name if file else "Accelerate's environment",
+        "deepspeed": seen.get("ACCELERATE_USE_DEEPSPEED") == "true",
+        "fsdp": seen.get("ACCELERATE_USE_FSDP") == "true",
+        "precision": precision if precision in ("no", "bf16", "fp16", "fp8") else None,
+    }
+    if not wanted["deepspeed"]:
+        return wanted
+    if path := seen.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        return wanted | {"source": Path(path).name} | _asked_by_json(_json_file(Path(path)))
+    # `accelerate launch` also sets its own defaults. This list names the keys that the yaml has.
+    written = seen.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",")
+    wanted["stage"] = _number(seen.get("ACCELERATE_DEEPSPEED_ZERO_STAGE"), int)
+    if "gradient_clipping" in written:
+        wanted["clipping"] = _number(seen.get("ACCELERATE_GRADIENT_CLIPPING"), float)
+    if "gradient_accumulation_steps" in written:
+        wanted["accumulation"] = _number(seen.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), int)
+    homes = {part: seen.get(f"ACCELERATE_DEEPSPEED_{part.upper()}_DEVICE") for part in OFFLOADS}
+    return wanted | homes
+
+
+def _asked_by_arguments(arguments) -> dict[str, Any]:
+    """Return what TrainingArguments ask for. Numbers in their DeepSpeed config take precedence."""
+    names = ("activation_checkpointing", "gradient_checkpointing")  # the second is the old name
+    wanted = {
+        "source": "TrainingArguments",
+        "clipping": float(arguments.max_grad_norm or 0),
+        "precision": next((name for name in AUTOCAST if getattr(arguments, name)), "no"),
+        "accumulation": arguments.gradient_accumulation_steps,
+        "checkpointing": any(getattr(arguments, name, False) for name in names),
+    }
+    if config := arguments.deepspeed:
+        asked = _asked_by_json(config if isinstance(config, dict) else _json_file(Path(config)))
+        wanted |= {"deepspeed": True} | {name: value for name, value in asked.items() if value is not None}
+    return wanted
+
+
+def _asked_by_json(config: dict) -> dict[str, Any]:
+    """Return what a DeepSpeed config asks for. "auto" asks for nothing."""
+    zero = zero_section(config)
+    wanted: dict[str, Any] = {
+        "stage": _number(zero.get("stage", 0), int),
+        "clipping": _number(config.get("gradient_clipping"), float),
+        "accumulation": _number(config.get("gradient_accumulation_steps"), int),
+    }
+    wanted |= {part: str((zero.get(part) or {}).get("device", "none")) for part in OFFLOADS}
+    cast = _cast(config).value
+    names = {dtype: name for name, dtype in AUTOCAST.items()}
+    if cast and cast != "fp32":
+        wanted["precision"] = names.get(cast.rpartition(" ")[2])
+    return wanted
+
+
+def _json_file(path: Path) -> dict:
+    with contextlib.suppress(OSError, ValueError):
+        if isinstance(config := parsing.from_json(files.read(path, MAX_BYTES)), dict):
+            return config
+    return {}
+
+
+def _number(value, kind: type) -> int | float | None:
+    try:
+        return kind(value)
+    except (TypeError, ValueError):  # "auto", "none", or nothing
+        return None

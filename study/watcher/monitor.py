@@ -29,7 +29,7 @@ def dismiss(witness: subprocess.Popen | None) -> None:
     """End the process, because the record is complete."""
     if witness is None:
         return
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         witness.communicate(ALL_WELL, timeout=5)
 
 

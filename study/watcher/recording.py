@@ -1,17 +1,21 @@
 """The record of a user's loop while it runs: begun after `prepare`, filled step by step, completed at the end."""
 
 import contextlib
+import datetime
+import itertools
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from study.errors import Stop
 from study.measure import hardware, readback, roles
@@ -20,17 +24,60 @@ from study.measure.memory import peaks
 from study.records import store
 from study.records.schema import Record, Watched
 from study.spec.settings import AUTOCAST
-from study.watcher import measurements, monitor
-from study.watcher.history import History
-from study.watcher.instruments import Instruments
-from study.watcher.intent import intended_settings
-from study.watcher.loop import Loop, Step
-from study.watcher.measurements import RankMeasurements
-from study.watcher.ranks import Ranks
-from study.watcher.summary import divergence, reason, summary
+from study.watcher import monitor, results
+from study.watcher.effective import intended_settings
+from study.watcher.loop import History, Instruments, Loop, Step
+from study.watcher.results import RankMeasurements
 
 FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
 MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
+
+_count = itertools.count()  # numbers the watches of this process, in the same way on every rank
+
+
+class Ranks:
+    """This rank and the others of its process group. They exchange texts through the store of the group.
+
+    A collective could hang, because all ranks would have to call it.
+    """
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", 0))
+        self.count = 1
+        if dist.is_initialized():
+            self.rank = dist.get_rank()
+            self.count = dist.get_world_size()
+        self._store = distributed_c10d._get_default_store() if self.count > 1 else None
+        self._prefix = f"study.watch/{next(_count)}"
+
+    def send(self, name: str, text: str) -> None:
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/{name}", text)
+
+    def receive(self, name: str, timeout_s: float) -> str | None:
+        """Return the text that another rank sent under this name; None if it does not arrive in time."""
+        if self._store is None:
+            return None
+        key = f"{self._prefix}/{name}"
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=timeout_s))
+            return self._store.get(key).decode()
+        except RuntimeError:  # it is late, or gone
+            return None
+
+    def agree_on_folder(self, run_dir: Path) -> Path | None:
+        """Return the folder without a run that the first rank has made. None on a rank that cannot reach the first."""
+        if self.rank != 0:
+            name = self.receive("folder", FOLDER_WITHIN_S)
+            return Path(name) if name else None
+        folder = run_dir.resolve()
+        number = 1
+        while (folder / store.RECORD).exists() or (folder.exists() and not folder.is_dir()):
+            number += 1
+            folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.send("folder", str(folder))
+        return folder
 
 
 @dataclass(frozen=True)
@@ -43,53 +90,28 @@ class Training:
     arguments: Any = None
     loop: str | None = None
 
-    @property
-    def is_engine(self) -> bool:
-        return hasattr(self.model, "zero_optimization_stage")
-
-
-def agree_on_folder(ranks: Ranks, run_dir: Path) -> Path | None:
-    """Return the folder that the first rank has made. None on a rank that cannot reach the first."""
-    if ranks.first:
-        folder = _new_folder(run_dir)
-        ranks.send("folder", str(folder))
-        return folder
-    name = ranks.receive("folder", FOLDER_WITHIN_S) if ranks.together else None
-    return Path(name) if name else None
-
-
-def _new_folder(run_dir: Path) -> Path:
-    """Make a folder without a run. If `run_dir` has one, a number is added to its name."""
-    folder = run_dir.resolve()
-    number = 1
-    while (folder / store.RECORD).exists() or (folder.exists() and not folder.is_dir()):
-        number += 1
-        folder = run_dir.resolve().with_name(f"{run_dir.name}-{number}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
 
 class Recording:
-    """The record of a loop. Every method but `abandon` may raise."""
+    """The record of a loop. Every method but `abandon` and `dismiss_monitor` may raise."""
 
     def __init__(self, training: Training, ranks: Ranks, folder: Path, after: int, on_step: Callable[[Step], None]):
         self.training = training
         self.ranks = ranks
         self.folder = folder
         self.after = after
-        self.record = _new_record(training, folder, describe=ranks.first)
+        self.record = _new_record(training, folder, describe=ranks.rank == 0)
         device = self.record.observed.device or "cpu"
         self.instruments = Instruments(training.model, training.optimizer, device, after)
         self.loop = Loop(training.accelerator, training.model, training.optimizer, on_step)
         self.history = History()
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
-        self._after_instruments: set[int] = set()
+        self._not_clean: set[int] = set()  # the step after the instruments
 
     def begin(self) -> None:
-        if self.ranks.first:
+        if self.ranks.rank == 0:
             store.write(self.folder, self.record)
-        if self.ranks.together:
+        if self.ranks.count > 1:
             self._log = CollectiveLog(self.folder, self.ranks.rank)
         self._monitor = monitor.start(self.folder, self.ranks.rank)
         self.loop.attach()
@@ -101,78 +123,68 @@ class Recording:
             self.record.watched.rows_per_pass = step.rows[0]
         if self.instruments.are_over():
             return
-        was_looking = self.instruments.looking
-        self.instruments.step_ended(self.history.steps, step.evaluated)
-        if was_looking and self.instruments.are_over():
-            self._after_instruments.add(self.history.steps + 1)
-            if self.ranks.first:  # in case its process is killed later
+        number = len(self.history.steps)
+        self.instruments.step_ended(number, step.evaluated)
+        if self.instruments.are_over():
+            self._not_clean.add(number + 1)
+            if self.ranks.rank == 0:  # in case its process is killed later
                 self._fill([self._measurements(losses=[])])
                 store.keep(self.folder, self.record)
 
     def end(self, error: BaseException | None) -> None:
         """Complete the record. `error` ended the loop."""
         if error is not None:  # first, in case the rest fails as well
-            where = f"rank {self.ranks.rank}, step {self.history.steps + 1}"
-            store.end_badly(self.folder, reason(error, where), type(error).__name__)
+            where = f"rank {self.ranks.rank}, step {len(self.history.steps) + 1}"
+            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
         self.instruments.stop()
         if self._log is not None:
             self._log.__exit__(error and type(error), error, None)
         if error is not None:
             with contextlib.suppress(Exception):  # a device that has failed may not answer
                 self._fill([self._measurements(self.history.losses())])
-        elif self.ranks.first:
+        elif self.ranks.rank == 0:
             self._complete()
         else:
-            self.ranks.send(
-                f"measurements/{self.ranks.rank}", self._measurements(self.history.losses()).model_dump_json()
-            )
-        if self.ranks.first:
+            measured = self._measurements(self.history.losses())
+            self.ranks.send(f"measurements/{self.ranks.rank}", measured.model_dump_json())
+        if self.ranks.rank == 0:
             store.keep(self.folder, self.record)
             self._write_steps()
-            sys.stdout.write("\n".join(summary(store.load(self.folder), self.folder)) + "\n")
+            sys.stdout.write("\n".join(results.summary(store.load(self.folder), self.folder)) + "\n")
             sys.stdout.flush()
 
     def abandon(self, error: Exception) -> None:
         """Switch the instruments off, and record why the watch has ended before the training."""
         why = f"{type(error).__name__}: {error}"
-        what = f"study.watch raised {why}; your training was not affected"
+        stop = Stop(f"study.watch raised {why}; your training was not affected", "report it")
         closings: list[Callable[[], Any]] = [
             self.instruments.stop,
             self.dismiss_monitor,
-            self._close_log,
             lambda: store.explain_what_failed(self.folder, "instruments_failed", why),
-            lambda: store.end_badly(self.folder, Stop(what, "report it"), type(error).__name__),
+            lambda: store.end_badly(self.folder, stop, type(error).__name__),
         ]
+        if self._log is not None:
+            closings.append(self._log.close)
         for close in closings:
             with contextlib.suppress(Exception):
                 close()
 
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
     def dismiss_monitor(self) -> None:
-        with contextlib.suppress(Exception):
-            monitor.dismiss(self._monitor)
+        monitor.dismiss(self._monitor)
 
     def _complete(self) -> None:
-        ranks = [self._measurements(self.history.losses()), *self._other_ranks()]
-        self._fill(ranks)
-        self.record.status = "done"
-        self.record.finished_utc = store.now_utc()
-        if stop := divergence(ranks):
-            self.record = store.ended(self.record, stop, "Stop")
-
-    def _other_ranks(self) -> list[RankMeasurements]:
-        """Return the measurements of the other ranks in order, up to the first that does not arrive in time."""
-        others = []
+        ranks = [self._measurements(self.history.losses())]
         until_s = time.monotonic() + MEASUREMENTS_WITHIN_S
-        for rank in range(1, self.ranks.count):
+        for rank in range(1, self.ranks.count):  # up to the first that does not arrive in time
             text = self.ranks.receive(f"measurements/{rank}", max(0.1, until_s - time.monotonic()))
             if text is None:
                 break
-            others.append(RankMeasurements.model_validate_json(text))
-        return others
+            ranks.append(RankMeasurements.model_validate_json(text))
+        self._fill(ranks)
+        self.record.status = "done"
+        self.record.finished_utc = store.now_utc()
+        if stop := results.divergence(ranks):
+            self.record = store.ended(self.record, stop, "Stop")
 
     def _measurements(self, losses: list[float]) -> RankMeasurements:
         """Return the measurements of this rank."""
@@ -187,58 +199,55 @@ class Recording:
 
     def _timed(self) -> list[int]:
         """The steps whose times count: those after the instruments, or in a short loop those before but the first."""
-        without = {*self.instruments.looked_at, *self.history.evaluated, *self._after_instruments}
-        clean = [step for step in range(1, self.history.steps + 1) if step not in without]
-        return [step for step in clean if step > self.after] or clean[1:]
+        without = {*self.instruments.looked_at, *self._not_clean}
+        numbered = enumerate(self.history.steps, start=1)
+        clean = [number for number, step in numbered if not step.evaluated and number not in without]
+        return [number for number in clean if number > self.after] or clean[1:]
 
     def _fill(self, ranks: list[RankMeasurements]) -> None:
+        """Fill in what the ranks measured, and what only the loop shows."""
         watched = self.record.watched
+        seen = self.record.observed
         known = {*self._timed(), *self.instruments.looked_at}
         watched.looked_at = self.instruments.looked_at
-        watched.not_timed = [step for step in range(1, self.history.steps + 1) if step not in known]
+        watched.not_timed = [step for step in range(1, len(self.history.steps) + 1) if step not in known]
         watched.clip_grad_norm = self.loop.wants_clipping
-        self._observe()
-        measurements.fill(self.record, ranks)
-
-    def _observe(self) -> None:
-        """Fill in what only the loop shows."""
-        seen = self.record.observed
         seen.accumulation = self.history.passes_per_step or seen.accumulation
         if seen.stage is None:
             seen.clipping = None if seen.arm == "fsdp1" else self.loop.clipped_at or 0.0  # FSDP1 has its own function
-        names = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
         if seen.autocast is None and self.loop.autocast is not None:
+            names = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
             seen.autocast = names.get(self.loop.autocast)
-        rates = [rate for rate in self.history.rates if rate is not None]
-        seen.learning_rates = rates if len(rates) == self.history.steps else []
+        rates = [step.rate for step in self.history.steps]
+        seen.learning_rates = [rate for rate in rates if rate is not None] if None not in rates else []
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
             seen.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
         seen.dtypes |= self.instruments.dtypes
+        results.fill(self.record, ranks)
 
     def _write_steps(self) -> None:
         """Write a line for each step, as the study's own trainer does."""
-        losses = [*self.record.loss.train, *repeat(None, self.history.steps)]
-        pairs = enumerate(zip(losses, self.history.rates, strict=False), start=1)
-        lines = [json.dumps({"step": step, "loss": loss, "lr": rate}) + "\n" for step, (loss, rate) in pairs]
-        (self.folder / "steps.jsonl").write_text("".join(lines))
+        pairs = itertools.zip_longest(self.history.steps, self.record.loss.train)
+        rows = [{"step": step, "loss": loss, "lr": counts.rate} for step, (counts, loss) in enumerate(pairs, start=1)]
+        (self.folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _new_record(training: Training, folder: Path, describe: bool) -> Record:
     """Return a record of what was asked for and what was prepared; with the machine if `describe`."""
     record = store.new(folder.name, sys.argv)
-    is_bare_engine = training.is_engine and training.accelerator is None
-    config = getattr(training.model, "config", None) if is_bare_engine else None
+    config = None
+    kind = "torch" if training.accelerator is None else "accelerate"
+    if training.accelerator is None and hasattr(training.model, "zero_optimization_stage"):
+        kind = "deepspeed"
+        config = getattr(training.model, "config", None)
     record.promised = intended_settings(config if isinstance(config, dict) else None, training.arguments)
     version = roles.fsdp_version(training.model)
     name = type(roles.plain_model(training.model)).__name__
     if version == 2:  # fully_shard makes a class of its own
         name = name.removeprefix("FSDP")
-    loop = "deepspeed" if is_bare_engine else "torch"
-    if training.accelerator is not None:
-        loop = "accelerate"
-    record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or loop, model=name)
+    record.watched = Watched(script=Path(sys.argv[0]).name or None, loop=training.loop or kind, model=name)
     record.observed = readback.distribution(training.accelerator, training.model, training.optimizer)
-    record.observed.arm = measurements.arm_of(record.observed, version)
+    record.observed.arm = results.arm_of(record.observed, version)
     if describe:
         record.hardware = hardware.describe(folder)
         record.software = hardware.versions()

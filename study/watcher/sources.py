@@ -1,4 +1,4 @@
-"""Reads anybody's config or record without trusting it, and recognises its kind by its keys."""
+"""Read anybody's config or record without trusting it, and recognises its kind by its keys."""
 
 import contextlib
 import os
@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from study.errors import Stop
-from study.io import files
-from study.io import parsing as texts
+from study.io import files, parsing
 from study.records import store
 from study.records.schema import Record
 
 MAX_BYTES = 1 << 20  # of a config: DeepSpeed's longest examples have 4 kB
-RECORD, ACCELERATE, DEEPSPEED, TRAINER, OTHER = (
-    "record",
-    "Accelerate config",
-    "DeepSpeed config",
-    "Trainer arguments",
-    "settings",
-)
+RECORD = "record"
+ACCELERATE = "Accelerate config"
+DEEPSPEED = "DeepSpeed config"
+TRAINER = "Trainer arguments"
+OTHER = "settings"
 # A file has the kind with the most of its keys.
 KEYS = {
     ACCELERATE: "distributed_type compute_environment mixed_precision deepspeed_config fsdp_config num_processes "
@@ -56,7 +53,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Any config or record. A Stop says what is wrong with the file."""
+    """Read any config or record. A Stop says what is wrong with the file."""
     if path.is_dir():
         if not (path / store.RECORD).exists():
             raise Stop(f"{path} is a folder without a {store.RECORD}", "name a config file, or the folder of a run")
@@ -82,13 +79,13 @@ def _record(path: Path) -> Source:
 
 
 def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
-    """The content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
+    """Return the content of a yaml or json file. JSON is tried first, because yaml reads `1e5` as a text."""
     path = Path(*where)
     try:
         content = read(*where, MAX_BYTES)
         with contextlib.suppress(ValueError):
-            return texts.from_json(content)
-        return texts.from_yaml(content)
+            return parsing.from_json(content)
+        return parsing.from_yaml(content)
     except FileNotFoundError:
         raise Stop(f"there is no file {str(path)!r:.300}", "check the path") from None
     except (OSError, ValueError) as error:
@@ -97,7 +94,7 @@ def _parsed(read: Callable[..., bytes], *where: Path | str) -> Any:
 
 
 def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | None]:
-    """The DeepSpeed config that an Accelerate config or Trainer arguments name or contain, or why it was not read."""
+    """Return the DeepSpeed config that a file names or contains, or why it was not read."""
     section = content.get("deepspeed_config") if kind == ACCELERATE else content.get("deepspeed")
     if kind not in (ACCELERATE, TRAINER) or not section:
         return None, None
@@ -117,8 +114,10 @@ def _named(path: Path, content: dict, kind: str) -> tuple[Source | None, str | N
 
 
 def _near(section: str, path: Path) -> tuple[Path, str] | None:
-    """The file that a config names, as a folder near the config and a path below it. Other files are not read, because
-    a stranger's config may name any file of this machine, and its content would be shown."""
+    """Return the file that a config names, as a folder near the config and a path below it.
+
+    Other files are not read: a stranger's config may name any file of this machine, and its content would be shown.
+    """
     for folder in (Path.cwd(), *path.resolve().parents[:3]):
         with contextlib.suppress(OSError, ValueError):  # not a valid file name
             name = os.path.relpath(folder / section, folder)
@@ -128,7 +127,7 @@ def _near(section: str, path: Path) -> tuple[Path, str] | None:
 
 
 def flat(content: dict, prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted path. The depth was limited when the file was read."""
+    """Return every value by its dotted path. The depth was limited when the file was read."""
     values: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, dict) and value:

@@ -3,6 +3,7 @@
 A failure in here must not end the user's training. It ends the watch, and the record says why.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -10,8 +11,7 @@ import torch
 
 from study.errors import Stop
 from study.watcher.loop import Step
-from study.watcher.ranks import Ranks
-from study.watcher.recording import Recording, Training, agree_on_folder
+from study.watcher.recording import Ranks, Recording, Training
 
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
 
@@ -56,7 +56,7 @@ class Watch:
         ranks = None
         try:
             ranks = Ranks()
-            folder = agree_on_folder(ranks, self.run_dir)
+            folder = ranks.agree_on_folder(self.run_dir)
             if folder is not None:  # otherwise this rank is in no group with the first
                 self._recording = Recording(training, ranks, folder, self.after, self._on_step)
                 self._recording.begin()
@@ -64,7 +64,8 @@ class Watch:
         except Exception as error:
             self._give_up(error)
             if ranks is not None:
-                ranks.send_last("folder", "")  # so that the others do not wait for it
+                with contextlib.suppress(Exception):
+                    ranks.send("folder", "")  # so that the others do not wait for it
         return self
 
     def __exit__(self, kind, error, trace) -> None:

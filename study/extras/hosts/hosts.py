@@ -4,6 +4,7 @@ Each host runs `study/extras/hosts/probe.py`, started through ssh or another com
 """
 
 import contextlib
+import itertools
 import json
 import select
 import shlex
@@ -13,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -161,15 +161,9 @@ def compare(hosts: list[Host], folder: Path, reach: str = SSH, python: str = sys
             except (Unreachable, OSError) as error:
                 problems.append(f"{host.name} cannot be used: {error}.")
         answering = [host for host in hosts if host.clock]
-
-        def speed(pair: tuple[Host, Host]) -> float | None:
-            sender, receiver = pair
-            return link(probes[sender.name], probes[receiver.name], receiver.address)
-
-        for pairs in rounds(answering):
-            with ThreadPoolExecutor(len(pairs)) as pool:  # no host is in two pairs of a round
-                names = [(sender.name, receiver.name) for sender, receiver in pairs]
-                links |= dict(zip(names, pool.map(speed, pairs), strict=True))
+        for sender, receiver in itertools.permutations(answering, 2):
+            speed = link(probes[sender.name], probes[receiver.name], receiver.address)
+            links[sender.name, receiver.name] = speed
     return Comparison(hosts, links, problems + differences(answering) + slow_links(links))
 
 
@@ -191,18 +185,6 @@ def link(sender: Probe, receiver: Probe, address: str) -> float | None:
         return sender.ask("send", address, receiver.ask("listen"), LINK_S)
     except (OSError, Unreachable):
         return None
-
-
-def rounds(hosts: list[Host]) -> list[list[tuple[Host, Host]]]:
-    """All pairs in both directions, in rounds in which each host has one partner (a round-robin)."""
-    players: list[Host | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
-    turns = []
-    for _ in range(len(players) - 1):
-        half = len(players) // 2
-        pairs = [(a, b) for a, b in zip(players[:half], reversed(players[half:]), strict=True) if a and b]
-        turns += [pairs, [(b, a) for a, b in pairs]] if pairs else []
-        players = [players[0], players[-1], *players[1:-1]]
-    return turns
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

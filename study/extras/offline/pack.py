@@ -152,7 +152,7 @@ def fetch_wheels(options: Pack) -> list[str]:
 
 
 def applies(need: Requirement, options: Pack) -> bool:
-    """Whether a requirement holds on that machine, where no extras are installed."""
+    """Return whether a requirement holds on that machine, where no extras are installed."""
     python = {"python_version": options.python, "python_full_version": f"{options.python}.0"}
     target = python | {"sys_platform": "linux", "platform_machine": options.machine, "extra": ""}
     return need.marker is None or need.marker.evaluate(target)

@@ -14,13 +14,12 @@ import tarfile
 import unicodedata
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.names import safe_name
+from study.io.files import safe_name
 from study.records.privacy import redact
 
 PART_BYTES = 14 * 2**20
@@ -31,6 +30,11 @@ MAX_BYTES, MAX_FILES = 256 * 2**20, 20_000  # in all parts together; nine minute
 MAX_RATIO = 200  # of what a part unpacks to and what it takes: records give 10, logs of equal lines 100
 MIN_RATIO_BYTES = 2**20  # of a part so small any ratio is harmless
 COPY_AGAIN = "copy the parts from that machine again; nothing was unpacked"
+
+
+def _seal(content: bytes) -> list[int | str]:
+    """Return the entry of a file in the manifest."""
+    return [len(content), hashlib.sha256(content).hexdigest()]
 
 
 def take_up(reports: Path, results: Path) -> set[Path]:
@@ -62,13 +66,13 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
                 header = tarfile.TarInfo(str(name))
                 header.size, header.mtime = len(content), int(found[name].stat().st_mtime)
                 archive.addfile(header, io.BytesIO(content))
-                written[name.as_posix()] = [len(content), hashlib.sha256(content).hexdigest()]
+                written[name.as_posix()] = _seal(content)
     (out / MANIFEST).write_text(json.dumps({"files": written}, indent=1) + "\n")
     return parts
 
 
 def may_travel(name: Path) -> bool:
-    """Whether a file of this name in a machine's folder is a record, a log of a run or a table."""
+    """Return whether a file of this name in a machine's folder is a record, a log of a run or a table."""
     folder = name.parts[:-1]
     if not folder:
         return name.name in ("peaks.json", "summary.txt") or name.match("tests-*.txt")
@@ -78,7 +82,7 @@ def may_travel(name: Path) -> bool:
 
 
 def changes(name: Path) -> bool:
-    """Whether a file changes with each window."""
+    """Return whether a file changes with each window."""
     return name.name == "summary.txt" or name.suffix == ".part"
 
 
@@ -87,17 +91,6 @@ def _log_of_done_run(path: Path) -> bool:
         return path.name in LOGS and json.loads((path.parent / "record.json").read_text())["status"] == "done"
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-@dataclass(frozen=True)
-class Listed:
-    """What the manifest says of a file."""
-
-    size_bytes: int
-    sha256: str
-
-    def is_of(self, content: bytes) -> bool:
-        return (self.size_bytes, self.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 def unpack(out: Path, reports: Path) -> int:
@@ -123,13 +116,16 @@ def unpack(out: Path, reports: Path) -> int:
         raise Stop(what, "make room there, take links out of it, and unpack again") from None
 
 
-def _manifest(out: Path) -> dict[Path, Listed]:
-    """What the parts contain, checked: names that may travel, that no file system takes for the same, within limits."""
+def _manifest(out: Path) -> dict[Path, list]:
+    """Return the size and the checksum of each file in the parts.
+
+    They are checked: names that may travel, that no file system takes for the same, within limits.
+    """
     path = out / MANIFEST
     try:
         content = texts.from_json(files.read_below(out, MANIFEST, MAX_FILES * 400))
-        listed = {Path(name): Listed(*entry) for name, entry in content["files"].items()}
-        sizes = [entry.size_bytes for entry in listed.values()]
+        listed = {Path(name): entry for name, entry in content["files"].items()}
+        sizes = [size_bytes for size_bytes, _ in listed.values()]
         if not all(type(size_bytes) is int and size_bytes >= 0 for size_bytes in sizes):
             raise ValueError("a size is no whole number")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -153,8 +149,8 @@ def _refuse_name(where: Path, name: Path, text: str) -> None:
         safe_name(each)
 
 
-def _members(part: Path, listed: dict[Path, Listed]) -> Iterator[tuple[Path, bytes]]:
-    """Name and content of every file in a part, each as the manifest has it. A part comes from another machine."""
+def _members(part: Path, listed: dict[Path, list]) -> Iterator[tuple[Path, bytes]]:
+    """Yield name and content of every file in a part, each as in the manifest. A part comes from another machine."""
     most_bytes = max(MIN_RATIO_BYTES, min(MAX_BYTES, MAX_RATIO * part.stat().st_size))
     try:
         with gzip.open(part) as packed:
@@ -164,15 +160,13 @@ def _members(part: Path, listed: dict[Path, Listed]) -> Iterator[tuple[Path, byt
         with tarfile.open(fileobj=io.BytesIO(whole)) as archive:
             for member in archive:
                 name = Path(member.name)
-                if not member.isfile() or member.issparse():  # a sparse one is as large as it says
-                    what = f"{part} contains {member.name!r:.80}, which is not a record, log or table"
-                    raise Stop(what, COPY_AGAIN)
-                _refuse_name(part, name, member.name)
+                is_file = member.isfile() and not member.issparse()  # a sparse one is as large as it says
+                _refuse_name(part, name, member.name if is_file else f"{member.name} (no file)")
                 if name not in listed:
                     raise Stop(f"{part} contains {name}, which is not in {MANIFEST}", COPY_AGAIN)
                 file = archive.extractfile(member)
-                content = file.read(listed[name].size_bytes + 1) if file else b""
-                if not listed[name].is_of(content):
+                content = file.read(listed[name][0] + 1) if file else b""
+                if listed[name] != _seal(content):
                     raise Stop(f"{name} in {part} is not as {MANIFEST} has it", COPY_AGAIN)
                 yield name, content
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
@@ -180,19 +174,25 @@ def _members(part: Path, listed: dict[Path, Listed]) -> Iterator[tuple[Path, byt
 
 
 def _put(reports: Path, name: Path, content: bytes) -> bool:
-    """Write one file, unless it exists and is complete. Whether it is a new record."""
+    """Write one file, unless it exists and is complete. Return True if it is a new record.
+
+    Reports are published, so they do not tell the paths of that machine.
+    """
     if not changes(name) and _is_whole(reports, name):
         return False
-    files.write_below(
-        reports, name.as_posix(), _redact(name, content.decode(errors="replace")).encode(errors="replace")
-    )
+    text = content.decode(errors="replace")
+    redacted = redact(text)
+    if name.suffix == ".json":
+        with contextlib.suppress(ValueError):  # incomplete JSON is treated as text
+            redacted = json.dumps(redact(texts.from_json(text)), indent=1) + "\n"
+    files.write_below(reports, name.as_posix(), redacted.encode(errors="replace"))
     if name.suffix == ".json" and name.parts[0] == "speed":  # this bench is complete now
         (reports / name).with_suffix(".part").unlink(missing_ok=True)
     return name.name == "record.json"
 
 
 def _is_whole(reports: Path, name: Path) -> bool:
-    """Whether a file is there, and not half-written, as when a disk was full."""
+    """Return whether a file is there, and not half-written, as when a disk was full."""
     try:
         content = files.read_below(reports, name.as_posix(), MAX_BYTES)
         if name.suffix == ".json":
@@ -200,11 +200,3 @@ def _is_whole(reports: Path, name: Path) -> bool:
     except (FileNotFoundError, ValueError, RecursionError):
         return False
     return content != b""
-
-
-def _redact(name: Path, text: str) -> str:
-    """Reports are published, so they do not tell the paths of that machine."""
-    if name.suffix == ".json":
-        with contextlib.suppress(ValueError):  # incomplete JSON is treated as text
-            return json.dumps(redact(texts.from_json(text)), indent=1) + "\n"
-    return redact(text)

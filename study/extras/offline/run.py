@@ -61,7 +61,7 @@ SHAPES = (
 TESTS = {  # name: pytest's -k for tests/test_gpu.py. Each set ends within a window
     "instruments": "components or cap or peaks or clock or energy or wait or full",
     "arms": "every_arm or bytes or offloading",
-    "precision": "sixteen or virtual or values or compiled or dropout",
+    "precision": "sixteen or virtual or values",
 }
 # The steps of each profile, the most important first.
 PROFILES: dict[str, list[tuple[str, ...]]] = {
@@ -153,7 +153,7 @@ def compile_operators(ends: float) -> bool:
 
 
 def needs_operators(step: tuple[str, ...]) -> bool:
-    """Whether an arm of a step offloads: on a GPU the others need none of DeepSpeed's operators."""
+    """Return whether an arm of a step offloads: on a GPU the others need none of DeepSpeed's operators."""
     return step[0] == "tests" or (step[0] == "sweep" and step[1] != "h100")
 
 

@@ -7,13 +7,14 @@ So a job is recognised even if its sweep died before it wrote the id.
 import json
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from study.errors import Stop
 from study.extras.slurm import slurm
 from study.extras.slurm.slurm import Cluster, Job
 from study.io.files import safe_join, write_below
+from study.io.load import load
 from study.records.schema import Record
 from study.sweeps import outcomes
 from study.sweeps.launches import Turn
@@ -24,25 +25,36 @@ SCRIPT, STATE = "job.sh", "job.json"
 POLL_S = 10.0
 LATE_S = 30  # a network file system may show a node's record so much later
 # By a job's state: the status, the reason and the remedy for a run whose trainer could not record them.
+TIME = ("timeout", "Slurm ended it at its time limit", "give more time in the cluster file")
+NODE = ("failed", "one of its nodes failed", "start the sweep again")
+CANCELLED = ("interrupted", "its job was cancelled or preempted", "start the sweep again")
 ENDS = {
-    "TIMEOUT": ("timeout", "Slurm ended it at its time limit", "give more time in the cluster file"),
-    "DEADLINE": ("timeout", "Slurm ended it at its deadline", "give more time in the cluster file"),
+    "TIMEOUT": TIME,
+    "DEADLINE": TIME,
     "OUT_OF_MEMORY": (
         "host_oom",
         "Slurm ended it because it used more host memory than it had asked for",
         "ask for more, such as lines = ['#SBATCH --mem=0'], or give a smaller model",
     ),
-    "NODE_FAIL": ("failed", "one of its nodes failed", "start the sweep again"),
-    "BOOT_FAIL": ("failed", "one of its nodes did not start", "start the sweep again"),
-    "CANCELLED": ("interrupted", "its job was cancelled", "start the sweep again"),
-    "PREEMPTED": ("interrupted", "its job was preempted by another one", "start the sweep again"),
-    slurm.FORGOTTEN: (
-        "failed",
-        "Slurm does not know its job any more",
-        "see its output.txt, and start the sweep again",
-    ),
-    "REVOKED": ("interrupted", "its job was revoked", "start the sweep again"),
+    "NODE_FAIL": NODE,
+    "BOOT_FAIL": NODE,
+    "CANCELLED": CANCELLED,
+    "PREEMPTED": CANCELLED,
+    "REVOKED": CANCELLED,
+    slurm.FORGOTTEN: ("failed", "Slurm does not know its job any more", "see its output.txt; start the sweep again"),
 }
+
+
+DAMAGED = "see in squeue whether its job still runs, then remove this run's folder"
+MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run folder keeps of its job."""
+
+    job: str
+    collected: bool
 
 
 @dataclass
@@ -54,26 +66,13 @@ class Submission:
     job: Job  # by Slurm's last answer
     over_since: float | None = None
 
-    @property
-    def script(self) -> str:
-        return script_of(self.folder)
-
     def write(self, collected: bool = False) -> None:
-        text = json.dumps({"job": self.job.id, "collected": collected}) + "\n"
+        text = json.dumps(asdict(State(self.job.id, collected))) + "\n"
         write_below(self.folder, STATE, text.encode())
 
 
 def script_of(folder: Path) -> str:
     return str((folder / SCRIPT).resolve())
-
-
-def state_of(folder: Path) -> dict:
-    """Return the content of job.json; empty if a sweep died before it wrote the file."""
-    try:
-        content = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def sweep(
@@ -115,7 +114,6 @@ class Queue:
         self.waiting: list[Submission] = []
         self.to_submit: list[Turn] = []
         self.over: list[tuple[Turn, Outcome]] = []  # turns that were over at the start
-        self.is_answered = True
         in_slurm = slurm.queue()
         for turn in turns:
             if record := done_before(runs, turn, cluster.software_is_ours):
@@ -135,18 +133,10 @@ class Queue:
         """List Slurm's jobs, collect those that are over, and submit as many as max_jobs allows."""
         over, self.over = self.over, []
         try:
-            in_slurm = slurm.queue()
-        except Stop as stop:
-            if self.is_answered:  # its controller may be restarting
-                progress.say(f"{stop.what}; asking again every {POLL_S:.0f} s")
-            self.is_answered = False
+            over += collect(self.waiting)
+        except Stop as stop:  # its controller may be restarting
+            progress.say(f"{stop.what}; asking again in {POLL_S:.0f} s")
             return over
-        self.is_answered = True
-        for submission in list(self.waiting):
-            update(submission, in_slurm)
-            if outcome := collected(submission):
-                self.waiting.remove(submission)
-                over.append((submission.turn, outcome))
         while self.to_submit and len(self.waiting) < self.cluster.max_jobs:
             try:
                 self.waiting.append(self.submit(self.to_submit[0]))
@@ -186,11 +176,13 @@ def why_not(turn: Turn, cluster: Cluster) -> Stop | None:
 def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | None:
     """The job that an earlier sweep submitted for this turn and did not collect. None if there is none."""
     for folder in reversed(attempts(runs, turn).values()):
-        state = state_of(folder)
-        if not (folder / SCRIPT).exists() or state.get("collected"):
+        if not (folder / SCRIPT).exists():
             continue
-        if "job" in state:
-            return Submission(turn, folder, Job(state["job"], "PENDING"))
+        if (folder / STATE).exists():
+            state = load(folder / STATE, State, what="the state of a job", remedy=DAMAGED, most_bytes=MAX_BYTES)
+            if not state.collected:
+                return Submission(turn, folder, Job(state.job, "PENDING"))
+            continue
         if job := in_slurm.get(script_of(folder)):  # the sweep died between submitting and writing
             submission = Submission(turn, folder, job)
             submission.write()
@@ -201,8 +193,20 @@ def adopted(runs: Path, turn: Turn, in_slurm: dict[str, Job]) -> Submission | No
 def update(submission: Submission, in_slurm: dict[str, Job]) -> None:
     """Update a submission's job from Slurm's answer."""
     number = submission.job.id
-    job = in_slurm.get(submission.script, Job(number, slurm.FORGOTTEN))
+    job = in_slurm.get(script_of(submission.folder), Job(number, slurm.FORGOTTEN))
     submission.job = slurm.ended(number) or job if job.is_over else job
+
+
+def collect(waiting: list[Submission]) -> list[tuple[Turn, Outcome]]:
+    """Take the jobs that are over out of the list, and return their outcomes."""
+    in_slurm = slurm.queue()
+    over = []
+    for submission in list(waiting):
+        update(submission, in_slurm)
+        if outcome := collected(submission):
+            waiting.remove(submission)
+            over.append((submission.turn, outcome))
+    return over
 
 
 def collected(submission: Submission) -> Outcome | None:
@@ -238,13 +242,9 @@ def cancel(turns: list[Turn], runs: Path, progress) -> list[Outcome]:
         slurm.cancel([submission.job.id for submission in waiting])
         outcomes = []
         while waiting:
-            in_slurm = slurm.queue()
-            for submission in list(waiting):
-                update(submission, in_slurm)
-                if outcome := collected(submission):
-                    waiting.remove(submission)
-                    outcomes.append(outcome)
-                    progress.end(submission.turn, outcome)
+            for turn, outcome in collect(waiting):
+                outcomes.append(outcome)
+                progress.end(turn, outcome)
             if waiting:
                 time.sleep(1)
     return outcomes

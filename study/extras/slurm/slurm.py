@@ -83,7 +83,7 @@ class Cluster(Table):
 
     @property
     def software_is_ours(self) -> bool:
-        """Whether the nodes use the Python environment of this process, and so the same versions."""
+        """Return whether the nodes use the Python environment of this process, and so the same versions."""
         return not (self.container or self.setup or self.python or self.srun)
 
 

@@ -6,9 +6,7 @@ knows nothing about the arms: `estimate` knows what they hold and send, and the 
 are.
 """
 
-import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from study.errors import Stop
@@ -67,10 +65,14 @@ class Row:
     step_interval_s: tuple[float, float] | None = None
     tokens_per_s: float | None = None
 
+    def leaves(self, share: float) -> bool:
+        """Return whether this share of the peak stays free."""
+        return self.headroom_bytes >= share * self.peak_bytes
+
     @property
     def is_tight(self) -> bool:
         """Return whether it fits only if the prediction is accurate."""
-        return self.headroom_bytes < MISS * self.peak_bytes
+        return not self.leaves(MISS)
 
     @property
     def simplicity(self) -> tuple[int, bool]:
@@ -84,11 +86,6 @@ class Row:
     @property
     def drawbacks(self) -> int:
         return self.offloads + self.is_tight
-
-    @property
-    def slowness_s(self) -> float:
-        """Return the seconds of a step, or infinity if it does not fit."""
-        return math.inf if self.step_s is None else self.step_s
 
 
 @dataclass(frozen=True)
@@ -127,28 +124,33 @@ def best_of(rows: list[Row]) -> Row | None:
     Rows with fewer drawbacks come first. Barely fitting is a drawback. So is offloading, because the speed of the host
     is unknown.
     """
-    if not rows:
-        return None
-    fewest = min(row.drawbacks for row in rows)
-    rows = [row for row in rows if row.drawbacks == fewest]
-    longest_s = (1 + SEPARABLE) * min(row.slowness_s for row in rows) + SEPARABLE_S
-    return min((row for row in rows if row.slowness_s <= longest_s), key=lambda row: row.simplicity)
+    rows = _least_drawbacks(rows)
+    fastest_s = min((row.step_s for row in rows if row.step_s), default=0)
+    longest_s = (1 + SEPARABLE) * fastest_s + SEPARABLE_S
+    equal = [row for row in rows if row.step_s and row.step_s <= longest_s]
+    return min(equal, key=lambda row: row.simplicity, default=None)
+
+
+def _least_drawbacks(rows: list[Row]) -> list[Row]:
+    fewest = min((row.drawbacks for row in rows), default=0)
+    return [row for row in rows if row.drawbacks == fewest]
 
 
 def best_of_arm(question: Question, arm: Arm) -> Row | Untried:
     """Return the best setting of an arm; if none fits, the one that comes closest."""
-    if (limit := _lack(question, arm)) is not None:
+    if limit := _lack(question, arm):
         return Untried(arm.name, limit)
     if arm.row_ranks == 1:
         return _best(question, on_nodes(arm, question))
-    among = [ranks for ranks in SHARING if _lack_of_groups(question, arm, ranks) is None]
-    rows = [_best(question, sharing_rows(arm, ranks)) for ranks in among]
-    fitting = [row for row in rows if isinstance(row, Row) and row.fits]
-    return best_of(fitting) or rows[-1]
+    groups = [ranks for ranks in SHARING if not _lack_of_groups(question, arm, ranks)]
+    if not groups:
+        return Untried(arm.name, _lack_of_groups(question, arm, SHARING[0]))
+    rows = [_best(question, sharing_rows(arm, ranks)) for ranks in groups]
+    return best_of([row for row in rows if isinstance(row, Row) and row.fits]) or rows[-1]
 
 
-def _lack(question: Question, arm: Arm) -> str | None:
-    """Return what an arm lacks on these GPUs, whatever its settings; None if it can be tried."""
+def _lack(question: Question, arm: Arm) -> str:
+    """Return what an arm lacks on these GPUs, whatever its settings; nothing if it can be tried."""
     if arm.distributed_type == "NO" and question.gpus > 1:
         return "one GPU only"
     if arm.uses_nvme and question.disk_bytes_per_s is None:
@@ -157,19 +159,16 @@ def _lack(question: Question, arm: Arm) -> str | None:
         return "one node"
     if arm.divides_ranks and question.local == 1:
         return "one GPU a node"
-    if arm.row_ranks > 1:
-        lacks = [_lack_of_groups(question, arm, ranks) for ranks in SHARING]
-        return None if None in lacks else lacks[0]
-    return None
+    return ""
 
 
-def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str | None:
+def _lack_of_groups(question: Question, arm: Arm, ranks: int) -> str:
     """Return why so many GPUs cannot share rows or layers. They are in one node, as each layer waits for the others."""
     if question.local % ranks:
         return "one GPU" if question.gpus == 1 else "GPUs in a node"
     if arm.tensor_ranks > 1:
-        return "its layers" if tensor.refusal(question.model, ranks) else None
-    return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else None
+        return "its layers" if tensor.refusal(question.model, ranks) else ""
+    return "attention" if question.sequence % ranks or sequence.refusal(question.model, ranks) else ""
 
 
 def sharing_rows(arm: Arm, ranks: int) -> Arm:
@@ -186,20 +185,33 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
         return Untried(arm.name, "its optimizer", precision)
     if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
         return Untried(arm.name, "GPU memory", precision, states)
-    tried: list[Row] = []
-    for checkpointing in _recomputations(question):
-        settled = replace(question, precision=precision, checkpointing=checkpointing)
-        tried += [most_rows(settled, each, miss) for miss in (MISS, 0) for each in with_buckets(arm)]
-        if not any(row.headroom_bytes >= 0 for row in tried):
-            break  # without checkpointing it would need more; tracing a model takes seconds for each setting
-    return best_of([row for row in tried if row.fits]) or max(tried, key=lambda row: row.headroom_bytes)
+    recomputations = [question.checkpointing]
+    if question.checkpointing is None:
+        recomputations = [True, False] if question.model.has_checkpointing else [False]
+    tried: list[tuple[Row, Setup]] = []
+    for checkpointing in recomputations:
+        tried += _with_most_rows(replace(question, precision=precision, checkpointing=checkpointing), arm)
+        if all(row.headroom_bytes < 0 for row, _ in tried):
+            break  # without checkpointing it would need more
+    candidates = _least_drawbacks([row for row, _ in tried if row.fits])
+    timed = [_timed(question, row, setup) for row, setup in tried if row in candidates]
+    return best_of(timed) or max((row for row, _ in tried), key=lambda row: row.headroom_bytes)
 
 
-def _recomputations(question: Question) -> tuple[bool, ...]:
-    """Return whether to try with recomputed activations, without, or both."""
-    if question.checkpointing is not None:
-        return (question.checkpointing,)
-    return (True, False) if question.model.has_checkpointing else (False,)
+def _with_most_rows(question: Question, arm: Arm) -> list[tuple[Row, Setup]]:
+    """Return the settings with the most rows per pass that fit with a margin, or else just fit."""
+    share = question.batch * arm.row_ranks // question.gpus
+    small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
+    sizes = sorted({*small, *(share // rows for rows in small)})
+    found: list[tuple[Row, Setup]] = []
+    for miss in (MISS, 0.0):
+        for each in with_buckets(arm):  # smaller buckets pay only if more rows fit
+            most = max((row.micro_batch for row, _ in found if row.leaves(miss)), default=0)
+            if larger := [size for size in sizes if size > most]:
+                found.append(most_rows(question, each, miss, larger))
+        if any(row.fits and not row.is_tight for row, _ in found):
+            break
+    return found
 
 
 def zero_of(arm: Arm) -> dict:
@@ -236,47 +248,40 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
 
 
-def with_buckets(arm: Arm) -> Iterator[Arm]:
-    """The arm with large buckets, then with its own."""
-    if large := {name: BUCKET_ELEMENTS for name in BUCKETS if name in zero_of(arm)}:
-        yield with_zero(arm, large)
-    yield arm
+def with_buckets(arm: Arm) -> list[Arm]:
+    """Return the arm with large buckets, and with its own."""
+    large = {name: BUCKET_ELEMENTS for name in BUCKETS if name in zero_of(arm)}
+    return [with_zero(arm, large), arm] if large else [arm]
 
 
-def most_rows(question: Question, arm: Arm, miss: float) -> Row:
-    """Return the row with the most rows per pass that fit even if the peak is larger by the share `miss`.
+def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tuple[Row, Setup]:
+    """Return the setting with the most of these rows per pass that leaves the share `miss` of the peak free.
 
-    If nothing fits, it has a single row per pass.
+    If none does, it has the fewest rows.
     """
-    share = question.batch * arm.row_ranks // question.gpus
-    small = [rows for rows in range(1, math.isqrt(share) + 1) if share % rows == 0]
-    sizes = sorted({*small, *(share // rows for rows in small)})
     best = row_of(question, arm, sizes[0])
-    if best.headroom_bytes >= miss * best.peak_bytes:
-        fits, too_many = 0, len(sizes)
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            row = row_of(question, arm, sizes[middle])
-            if row.headroom_bytes >= miss * row.peak_bytes:
-                best, fits = row, middle
-            else:
-                too_many = middle
-    return timed(question, arm, best)
+    least, too_many = 0, len(sizes) if best[0].leaves(miss) else 1
+    while too_many - least > 1:
+        middle = (least + too_many) // 2
+        each = row_of(question, arm, sizes[middle])
+        if each[0].leaves(miss):
+            best, least = each, middle
+        else:
+            too_many = middle
+    return best
 
 
-def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
-    """Return what an arm needs with `micro_batch` rows per pass. The question has a precision."""
+def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
+    """Return what an arm needs with `micro_batch` rows per pass, without its time. The question has a precision."""
     gpu = GPUS[question.gpu]
     setup = setup_of(question, arm, micro_batch)
     prediction = estimate(setup)
     headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
-    limit = ""
+    limit = "host memory" if host_bytes > question.host_memory_bytes else ""
     if headroom < 0:
         limit = "GPU memory"
-    elif host_bytes > question.host_memory_bytes:
-        limit = "host memory"
-    return Row(
+    row = Row(
         arm=arm.name,
         fits=not limit,
         limit=limit,
@@ -292,21 +297,14 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> Row:
         host_bytes=host_bytes,
         sent_bytes=papers.wire_bytes(dict(prediction.traffic), question.gpus),
     )
+    return row, setup
 
 
-def timed(question: Question, arm: Arm, row: Row) -> Row:
-    """Return the row with its predicted time, if it fits."""
-    if not row.fits:
-        return row
-    step = _step_time(setup_of(question, arm, row.micro_batch), machine_of(question))
+def _timed(question: Question, row: Row, setup: Setup) -> Row:
+    step = step_time(setup, machine_of(question))
     speed = question.batch * question.sequence / step.seconds
     interval_s = (step.low_s, step.high_s)
     return replace(row, limit=step.limit, step_s=step.seconds, step_interval_s=interval_s, tokens_per_s=speed)
-
-
-@functools.lru_cache(maxsize=64)  # the search often ends at the same rows with and without `miss`
-def _step_time(setup: Setup, machine: Machine) -> StepTime:
-    return step_time(setup, machine)
 
 
 def machine_of(question: Question) -> Machine:

@@ -41,17 +41,17 @@ def in_words(advice: Advice) -> list[str]:
 
 def use(row: Row, question: Question) -> str:
     """`zero2 with activation checkpointing, 3 rows per pass, 6 passes; 59 of 85.5 GB; 5 to 9 s per step`."""
-    name = f"{row.arm} on groups of {row.row_ranks} GPUs" if row.row_ranks > 1 else row.arm
+    name = row.arm
+    if row.row_ranks > 1:
+        name += f" on groups of {row.row_ranks} GPUs"
     if row.checkpointing:
         name += " with activation checkpointing"
     if row.precision != "fp32" and not question.has_bf16:
         name += " in fp16"
     rows = f"{row.micro_batch} row{'s' * (row.micro_batch > 1)} per pass"
     passes = f"{row.accumulation} pass{'es' * (row.accumulation > 1)}"
-    memory = peak_of(row, question)
-    if row.offloads:
-        memory += f" and {size(row.host_bytes)} of host memory"
-    return f"{name}, {rows}, {passes}; {memory}; {seconds(row)} per step"
+    host = f" and {size(row.host_bytes)} of host memory" if row.offloads else ""
+    return f"{name}, {rows}, {passes}; {peak_of(row, question)}{host}; {seconds(row)} per step"
 
 
 def peak_of(row: Row, question: Question) -> str:
@@ -76,12 +76,10 @@ def seconds(row: Row) -> str:
 
 def lacks(advice: Advice) -> str:
     """Return the arm that comes closest to fitting, and the memory that it lacks."""
-    on_host = [row for row in advice.tried if row.limit == "host memory"]
-    if on_host:
+    if on_host := [row for row in advice.tried if row.limit == "host memory"]:
         row = min(on_host, key=lambda row: row.host_bytes)
-        needed = size(row.host_bytes)
         present = size(advice.question.host_memory_bytes)
-        return f"{row.arm} comes closest, and needs {needed} of host memory where there are {present}"
+        return f"{row.arm} comes closest, and needs {size(row.host_bytes)} of host memory where there are {present}"
     if advice.tried:
         row = max(advice.tried, key=lambda row: row.headroom_bytes)
         return f"{row.arm} comes closest, and lacks {size(-row.headroom_bytes)} on each GPU"
@@ -107,28 +105,27 @@ def remedies_in_words(helps: list[Remedy]) -> list[str]:
 
 def table(advice: Advice) -> list[dict]:
     """Return every arm, at most 100 columns wide."""
-    return [_line(row, advice) for row in advice.rows]
+    limit = "limited by" if advice.choice else "lacks"
+    return [_settings(row, _place(row, advice)) | {limit: row.limit} for row in advice.rows]
 
 
-def _line(row: Row | Untried, advice: Advice) -> dict:
-    line = dict.fromkeys(("predicted", "fits", "recompute", "rows x passes", "memory", "host", "per step"))
-    line |= {"predicted": row.arm, "fits": _place(row, advice)}
+def _settings(row: Row | Untried, place: str) -> dict:
+    line: dict[str, object] = {"predicted": row.arm, "fits": place}
     if isinstance(row, Row):
         line |= {"recompute": row.checkpointing, "rows x passes": f"{row.micro_batch} x {row.accumulation}"}
-        line |= {"memory": size(row.peak_bytes), "host": size(row.host_bytes), "per step": seconds(row)}
-    elif row.states_bytes:
-        line["memory"] = f"over {size(row.states_bytes)}"
-    return line | {"limited by" if advice.choice else "lacks": row.limit}
+        return line | {"memory": size(row.peak_bytes), "host": size(row.host_bytes), "per step": seconds(row)}
+    least = f"over {size(row.states_bytes)}" if row.states_bytes else None
+    return line | {"recompute": None, "rows x passes": None, "memory": least, "host": None, "per step": None}
 
 
 def _place(row: Row | Untried, advice: Advice) -> str:
     """Return whether it fits, and whether it is advised."""
-    if not isinstance(row, Row) or not row.fits:
-        return "no"
     if row is advice.choice:
         return "use"
     if row is advice.alternative:
         return "or"
+    if not isinstance(row, Row) or not row.fits:
+        return "no"
     return "just" if row.is_tight else "yes"
 
 
@@ -206,21 +203,21 @@ def needed_in_words(enough: list[Advice], counts: tuple[int, ...]) -> str:
             by_count[advice.question.gpus].append(advice.question.gpu)
     if not by_count:
         return "Enough only with states in host memory, as the table says."
-    lists = [f"{gpus} x {', '.join(by_count[gpus])}" for gpus in sorted(by_count)]
+    lists = [f"{gpus} x {', '.join(kinds)}" for gpus, kinds in sorted(by_count.items())]
     return f"Enough: {'; '.join(lists)}."
 
 
 def needed_table(enough: list[Advice]) -> list[dict]:
-    return [_needed(advice.question, advice.choice) for advice in enough if advice.choice]
-
-
-def _needed(question: Question, row: Row) -> dict:
-    return {
-        "predicted": machine(question),
-        "arm": row.arm,
-        "recompute": row.checkpointing,
-        "GPU memory": peak_of(row, question),
-        "host": size(row.host_bytes),
-        "per step": seconds(row),
-        "tokens/s": f"{float(f'{row.tokens_per_s:.2g}'):,.0f}",
-    }
+    return [
+        {
+            "predicted": machine(advice.question),
+            "arm": row.arm,
+            "recompute": row.checkpointing,
+            "GPU memory": peak_of(row, advice.question),
+            "host": size(row.host_bytes),
+            "per step": seconds(row),
+            "tokens/s": f"{float(f'{row.tokens_per_s:.2g}'):,.0f}",
+        }
+        for advice in enough
+        if (row := advice.choice)
+    ]

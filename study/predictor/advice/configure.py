@@ -25,6 +25,7 @@ WHY_YAML = {
     arms.SEQUENCE: "GPUs that share rows, each with a part of their tokens",
     "deepspeed_multinode_launcher": "each machine starts its own processes; the default is pdsh",
 }
+DEFAULTS = (("num_machines", 1), ("mixed_precision", "no"))
 WHY_VALUE: dict[tuple[str, object], str] = {
     ("distributed_type", "DEEPSPEED"): "ZeRO",
     ("distributed_type", "MULTI_GPU"): "DDP",
@@ -162,17 +163,10 @@ def commented(config: dict, indent: str = "") -> list[str]:
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *commented(value, indent + "  ")]
             continue
+        why = None if (name, value) in DEFAULTS else WHY_YAML.get(name) or WHY_VALUE.get((name, value))
         line = indent + yaml.safe_dump({name: value}, width=1000).strip()
-        why = _why(name, value)
         lines.append(f"{line}  # {why}" if why else line)
     return lines
-
-
-def _why(name: str, value: object) -> str | None:
-    if (name, value) in (("num_machines", 1), ("mixed_precision", "no")):
-        return None
-    why = WHY_YAML.get(name)
-    return WHY_VALUE.get((name, value)) if why is None else why
 
 
 def json_notes(deepspeed: dict) -> list[str]:

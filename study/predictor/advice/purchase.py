@@ -40,35 +40,25 @@ def fewest(model: Architecture | Transformer, counts: tuple[int, ...], gpu: str,
 
 def remedies(question: Question, given: Given) -> list[Remedy]:
     """Return what would make the training fit: only adapters, more host memory, more GPUs, larger GPUs."""
-    more = tuple(question.gpus * 2**n for n in range(1, 7) if question.gpus * 2**n <= MOST_GPUS)
-    advices: dict[Change, Advice | None] = {
-        "adapters": _with_adapters(question),
-        "more host memory": _with_host_memory(question),
-        "more GPUs": next(reversed(fewest(question.model, more, question.gpu, given)), None),
-        "larger GPUs": _on_larger_gpus(question, replace(given, link=None)),
-    }
-    return [Remedy(what, advice, advice.choice) for what, advice in advices.items() if advice and advice.choice]
-
-
-def _with_adapters(question: Question) -> Advice | None:
+    found: list[tuple[Change, Advice]] = []
     model = question.model
-    if not isinstance(model, Transformer) or model.lora_rank is not None or model.train_only is not None:
-        return None
-    return advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))
+    if isinstance(model, Transformer) and model.lora_rank is None and model.train_only is None:
+        found.append(("adapters", advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))))
+    if lacking := [row.host_bytes for row in advise(question).tried if row.limit == "host memory"]:
+        found.append(("more host memory", advise(replace(question, host_memory_bytes=min(lacking)))))
+    more = tuple(question.gpus * 2**n for n in range(1, 7) if question.gpus * 2**n <= MOST_GPUS)
+    found += [("more GPUs", advice) for advice in fewest(model, more, question.gpu, given)[-1:]]
+    found += [("larger GPUs", advice) for advice in _on_larger_gpus(question, replace(given, link=None))]
+    return [Remedy(what, advice, advice.choice) for what, advice in found if advice.choice]
 
 
-def _with_host_memory(question: Question) -> Advice | None:
-    lacking = [row.host_bytes for row in advise(question).tried if row.limit == "host memory"]
-    return advise(replace(question, host_memory_bytes=min(lacking))) if lacking else None
-
-
-def _on_larger_gpus(question: Question, given: Given) -> Advice | None:
+def _on_larger_gpus(question: Question, given: Given) -> list[Advice]:
     """Return the advice for the smallest larger GPU that keeps the states, or else for one with states on the host."""
     larger = [gpu for gpu in GPUS if GPUS[gpu].memory_bytes > GPUS[question.gpu].memory_bytes]
-    with_host = None
+    with_host: list[Advice] = []
     for gpu in sorted(larger, key=lambda gpu: GPUS[gpu].memory_bytes):
         for advice in fewest(question.model, (question.gpus,), gpu, given):
             if advice.choice and not advice.choice.offloads:
-                return advice
-            with_host = with_host or advice
+                return [advice]
+            with_host = with_host or [advice]
     return with_host

@@ -150,14 +150,16 @@ def counts_of(text: str) -> tuple[int, ...]:
 
 def check(question: Question) -> None:
     """Refuse an impossible question."""
-    _check_name("GPU", question.gpu, list(GPUS))
-    if question.precision is not None:
-        _check_name("precision", question.precision, list(get_args(Precision)))
-    if question.gpus > 1 or question.link is not None:
-        _check_name("link between GPUs", question.link, list(papers.LINKS))
-    for name in ("gpus", "batch", "sequence"):
-        if (value := getattr(question, name)) < 1:
-            raise Stop(f"{name} must be a whole number, at least 1 (got {value})", "give 1 or more")
+    names = {"GPU": (question.gpu, [*GPUS]), "precision": (question.precision, [*get_args(Precision)])}
+    names["link between GPUs"] = (question.link, [*papers.LINKS])
+    optional = {"precision"} | ({"link between GPUs"} if question.gpus == 1 else set())
+    for what, (name, known) in names.items():
+        if name not in known and not (name is None and what in optional):
+            missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
+            raise Stop(missing, nearest(name or "", known, most=3))
+    for field_name in ("gpus", "batch", "sequence"):
+        if (value := getattr(question, field_name)) < 1:
+            raise Stop(f"{field_name} must be a whole number, at least 1 (got {value})", "give 1 or more")
     if question.disk_bytes_per_s is not None and question.disk_bytes_per_s <= 0:
         raise Stop(f"disk_bytes_per_s must be above 0 (got {question.disk_bytes_per_s})", "give a number above 0")
     node_size(question.gpus, question.gpu, question.gpus_per_node)
@@ -166,10 +168,3 @@ def check(question: Question) -> None:
     if question.batch % question.gpus:
         what = f"{question.gpus} GPUs do not divide a batch of {question.batch}"
         raise Stop(what, f"give a multiple of {question.gpus}")
-
-
-def _check_name(what: str, name: str | None, known: list[str]) -> None:
-    if name in known:
-        return
-    missing = f"{name!r} is not a known {what}" if name else f"no {what} is given"
-    raise Stop(missing, nearest(name or "", known, most=3))

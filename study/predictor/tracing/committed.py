@@ -12,8 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from study.predictor.tracing import tape as tapes
-from study.predictor.tracing.repeating import Stack, repeat
+from study.predictor.tracing.lines import allocations as pass_allocations
+from study.predictor.tracing.lines import lines as pass_lines
+from study.predictor.tracing.repeating import Alike, Stack, repeat
 from study.predictor.tracing.tape import Tape
 
 PATH = Path(__file__).with_name("committed.zip")
@@ -129,20 +130,47 @@ def has_passes(config: dict, dropout: float | None) -> bool:
     return _content(member(config, dropout).name) is not None
 
 
-def lines(
-    config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...], blocks: dict[str, str]
-) -> dict | None:
-    """Return a pass as lines over the number of rows, as `tracing.lines` does; None if the file has no such pass."""
+class Followed(NamedTuple):
+    """A pass as its layers were followed: the others repeat them."""
+
+    tapes: list[Tape]  # of each row count
+    alike: Alike
+
+
+def followed(config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...]) -> Followed | None:
+    """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
-    content, keys = _content(name), [key(way, count) for count in rows]
-    tokens = way[0]
+    content, keys, tokens = _content(name), [key(way, count) for count in rows], way[0]
     sizes = [size for letter, size in dimensions.items() if letter != "g"]
     unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
     if content is None or unusual or not all(each in content["passes"] for each in keys):
         return None
     values = _values(content, dimensions | {"t": tokens})
-    whole = [_tape(content, content["passes"][each], values, layers) for each in keys]
-    return tapes.lines(whole, rows, blocks)
+    stored = [content["passes"][each] for each in keys]
+    stacks = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stored[0]["stacks"]]
+    return Followed(
+        [_tape(content, each, values) for each in stored], {each.name: each.alike(layers) for each in stacks}
+    )
+
+
+def lines(
+    config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...], blocks: dict[str, str]
+) -> dict | None:
+    """Return a pass as lines over the number of rows, as `tracing.lines` does; None if the file has no such pass."""
+    known = followed(config, dropout, way, rows)
+    return known and pass_lines(known.tapes, rows, known.alike, blocks)
+
+
+def allocations(config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...]) -> dict | None:
+    """Return the order in which tensors are made and freed; None if the file has no such pass."""
+    known = followed(config, dropout, way, rows)
+    return known and pass_allocations(known.tapes, rows, known.alike)
+
+
+def tape(config: dict, dropout: float | None, way: tuple, rows: int) -> Tape | None:
+    """Return the tape of a pass with all layers; None if the file has no such pass."""
+    known = followed(config, dropout, way, (rows,))
+    return known and repeat(known.tapes[0], known.alike)
 
 
 def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
@@ -151,18 +179,18 @@ def _values(content: dict, dimensions: dict[str, int]) -> list[int]:
     return [sum(n * terms[term] for n, term in zip(each[::2], each[1::2], strict=True)) for each in content["sums"]]
 
 
-def _tape(content: dict, stored: dict, values: list[int], layers: int | None) -> Tape:
-    """Return the tape of a whole model from a stored one."""
+def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
+    """Return a stored tape with its sizes."""
     tape: Tape = []
     made = 0
     for number, *sizes in stored["tape"]:
-        entry = with_sizes(content["entries"][number], [values[size] for size in sizes])
+        entry = content["entries"][number]
         if entry[0] in ("freed", "gradient"):
-            entry = (entry[0], made - entry[1])
-        made += entry[0] == "made"
-        tape.append(entry)
-    stacks = [Stack(name, tuple(kinds), tuple(kept)) for name, kinds, kept in stored["stacks"]]
-    return repeat(tape, {stack.name: stack.alike(layers) for stack in stacks})
+            tape.append((entry[0], made - entry[1]))
+        else:
+            made += entry[0] == "made"
+            tape.append(with_sizes(entry, [values[size] for size in sizes]))
+    return tape
 
 
 def sizes_of(entry: tuple) -> list[int]:

@@ -9,6 +9,7 @@ beside it, and of what is around the layers. A section around the layers may fre
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -81,7 +82,7 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
     """The tape of the model with all layers."""
     sections = _sections(tape, alike)
     _compare(sections, alike)
-    models = _models(sections, alike)
+    models = models_of(sections, alike)
     first, count, copies = {}, 0, defaultdict(list)
     for place, model in models.items():
         first[place], count = count, count + len(sections[model].made)
@@ -113,11 +114,11 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
 def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
     """The sections of a tape in their order, with tensors and names relative to the section."""
     sections, origins = _cut(tape)
-    followed = {stack: _followed(groups) for stack, groups in alike.items()}
+    of_stacks = {stack: followed(groups) for stack, groups in alike.items()}
 
     def distance(place: Place, layer: int) -> int:
         """How many of the followed layers it is from a place to a layer."""
-        layers = followed[place.stack].index(layer) - followed[place.stack].index(place.layer)
+        layers = of_stacks[place.stack].index(layer) - of_stacks[place.stack].index(place.layer)
         if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
         return layers
@@ -159,7 +160,7 @@ def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     return sections, origins
 
 
-def _followed(groups: list[list[int]]) -> list[int]:
+def followed(groups: list[list[int]]) -> list[int]:
     return sorted({layer for group in groups for layer in group})
 
 
@@ -172,7 +173,7 @@ def _compare(sections: dict[Place, Section], alike: Alike) -> None:
                     raise Unlike(f"layers {first} and {others} of {stack} do other things in the {phase} pass")
 
 
-def _models(sections: dict[Place, Section], alike: Alike) -> dict[Place, Place]:
+def models_of(sections: Iterable[Place], alike: Alike) -> dict[Place, Place]:
     """For each section of the whole tape, in order: the followed section that it repeats."""
     models: dict[Place, Place] = {}
     for (phase, stack), places in groupby(sections, key=lambda place: place[:2]):
@@ -180,7 +181,7 @@ def _models(sections: dict[Place, Section], alike: Alike) -> dict[Place, Place]:
             models |= {place: place for place in places}
             continue
         direction = -1 if phase == "backward" else 1
-        if [place.layer for place in places] != _followed(alike[stack])[::direction]:
+        if [place.layer for place in places] != followed(alike[stack])[::direction]:
             raise Unlike(f"the layers of {stack} do not run one after the other")
         layers = list(enumerate(alike[stack]))[::direction]
         models |= {Place(phase, stack, layer): Place(phase, stack, like[0]) for layer, like in layers}

@@ -23,12 +23,13 @@ from study.errors import Stop
 from study.models import config as configs
 from study.models.build import GROUPED, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
-from study.predictor.tracing import tape
+from study.predictor.tracing.lines import allocations
+from study.predictor.tracing.lines import lines as pass_lines
 from study.predictor.tracing.losses import InPlace, without_logits
 from study.predictor.tracing.on_cuda import AsOnCuda
-from study.predictor.tracing.repeating import Stack, Unlike, repeat
+from study.predictor.tracing.repeating import Stack, Unlike
 from study.predictor.tracing.stacks import shorten
-from study.predictor.tracing.tape import Tape
+from study.predictor.tracing.tape import Tape, in_order
 from study.predictor.tracing.transformer import Look, Pass, Transformer
 from study.predictor.tracing.zero3_linear import zero3_linear
 from study.spec.settings import AUTOCAST
@@ -232,11 +233,6 @@ def followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) ->
     return watch.tape, stacks
 
 
-def _whole_tape(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> Tape:
-    tape, stacks = followed(model, way, rows, with_all_layers)
-    return repeat(tape, {stack.name: stack.alike() for stack in stacks})
-
-
 def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
     with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
@@ -326,12 +322,16 @@ def _quiet() -> Iterator[None]:
 
 
 def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
-    """The pass as lines over the number of rows, from one row count or from two: see `tape.py`.
+    """Return the pass as lines over the number of rows, from one row count or from two: see `lines.py`.
 
     Without `with_all_layers`, only some of the layers are followed if they repeat each other.
     """
     try:
-        tapes = [_whole_tape(model, way, count, with_all_layers) for count in rows]
+        both = [followed(model, way, count, with_all_layers) for count in rows]
+        tapes, alike = [in_order(tape) for tape, _ in both], {stack.name: stack.alike() for stack in both[0][1]}
+        made = allocations(tapes, rows, alike)
     except Unlike:
-        tapes = [_whole_tape(model, way, count, with_all_layers=True) for count in rows]
-    return tape.lines(tapes, rows, {tensor.name: tensor.block for tensor in model.tensors})
+        if with_all_layers:
+            raise
+        return lines(model, way, rows, with_all_layers=True)
+    return made | pass_lines(tapes, rows, alike, {tensor.name: tensor.block for tensor in model.tensors})

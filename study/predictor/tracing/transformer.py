@@ -126,7 +126,14 @@ class Transformer:
         return self._lines(way, rows)["work"]
 
     def profile(self, way: Pass, rows: int) -> Profile:
-        seen, by_name = self._lines(way, rows), {tensor.name: tensor for tensor in self.tensors}
+        seen = self._lines(way, rows)
+        profiles = seen.setdefault("profiles", {})  # many arms have the same pass
+        if rows not in profiles:
+            profiles[rows] = self._profile(seen, rows)
+        return profiles[rows]
+
+    def _profile(self, seen: dict, rows: int) -> Profile:
+        by_name = {tensor.name: tensor for tensor in self.tensors}
 
         def at(line) -> Held:
             return Held(_at(line[:2], rows), _at(line[2:], rows))
@@ -150,6 +157,8 @@ class Transformer:
         """Sizes of a pass's tensors in the order in which they are made; and the log of what happens:
         0: the next tensor is made; n + 1: tensor n is freed; -n - 1: tensor n is a complete gradient."""
         seen = self._lines(way, rows)
+        if "log" not in seen:
+            seen |= committed.allocations(self.dimensions, self.dropout, way, _counts(way, rows)) or {}
         return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
 
     def inputs_bytes(self, way: Pass, rows: int) -> int:
@@ -157,9 +166,8 @@ class Transformer:
 
     def _lines(self, way: Pass, rows: int) -> dict:
         """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
-        exact = rows if rows == 1 or way.loss == "chunked" else None
-        key = [*self._key, list(way), exact]
-        counts = (rows,) if exact else (2, 3)
+        counts = _counts(way, rows)
+        key = [*self._key, list(way), counts[0] if len(counts) == 1 else None]
         return _cached(key, lambda tracing: tracing.lines(self, way, counts), lambda: self._committed(way, counts))
 
     def _committed(self, way: Pass, rows: tuple[int, ...]) -> dict | None:
@@ -173,6 +181,11 @@ class Transformer:
         return (
             f"{self.family} ({self.name}), {sizes}: {numbers.count(sum(t.elements for t in self.tensors))} parameters"
         )
+
+
+def _counts(way: Pass, rows: int) -> tuple[int, ...]:
+    """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
+    return (rows,) if rows == 1 or way.loss == "chunked" else (2, 3)
 
 
 def _at(line: list[int], rows: int) -> int:
@@ -199,19 +212,23 @@ def _version(package: str) -> str | None:
 
 
 def _cached(key: list, look, committed_answer=lambda: None) -> dict | list:
-    """Return an answer by its key: from this process, the cache folder, the package, or a new trace.
+    """Return an answer by its key: from this process, the package, the cache folder, or a new trace.
 
     Only a new trace needs torch.
     """
     key = [FORMAT, *_versions(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
-        looks = cache_home().expanduser() / "looks"
-        if (known := cache.answer(looks, name)) is None:
-            known = json.loads(json.dumps(committed_answer() or look(_tracing())))
-            cache.keep(looks, name, known)
-        _seen[name] = known
+        _seen[name] = committed_answer() or _kept(name, look)
     return _seen[name]
+
+
+def _kept(name: str, look) -> dict | list:
+    looks = cache_home().expanduser() / "looks"
+    if (known := cache.answer(looks, name)) is None:
+        known = json.loads(json.dumps(look(_tracing())))
+        cache.keep(looks, name, known)
+    return known
 
 
 def _tracing():

@@ -1,71 +1,70 @@
-// The page of the calculator: reads the form, asks the formulas, draws. Its state stands in the address.
+// The page of the calculator: reads the form, looks the answer up in the page's tables, draws it. Its state stands in
+// the address. study/report/calculator_tables.py writes the tables, and says what a polynomial is.
 "use strict";
 
-const data = JSON.parse(document.getElementById("calculator-data").textContent);
-const form = document.getElementById("calculator");
-const OWN = "own numbers";
-const SIZES = ["layers", "hidden", "heads", "kv_heads", "inner", "vocabulary"];
-const MOST_ROWS = 4096; // that are tried
+const LEAST_TOKENS = 2;
+const MOST_ROWS = 65536; // that are tried
 const MOST_SCALE = 2.5; // times a GPU's memory: longer bars are cut
+const NODE_GPUS = 8;
+const form = document.getElementById("calculator");
+let data = null;
 
-// Text of bytes, with three significant digits: study/io/numbers.py.
-function sizeWords(bytes) {
-  for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
-    if (Math.abs(bytes) >= 0.9995 * factor) return `${Number((bytes / factor).toPrecision(3))} ${unit}`;
-  return `${Math.round(bytes)} bytes`;
-}
-const secondsWords = (seconds) => (seconds >= 100 ? Math.round(seconds).toLocaleString("en") : Number(seconds.toPrecision(2)).toString());
-const countWords = (number) => (number >= 1e9 ? `${Number((number / 1e9).toPrecision(3))} billion` : `${Number((number / 1e6).toPrecision(3))} million`);
+// --- the tables -------------------------------------------------------------------------------------------------------
 
-function element(name, attributes = {}, ...children) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) if (value !== null) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-// --- the question -----------------------------------------------------------------------------------------------------
-
-const numberIn = (name) => Number(form.elements[name].value);
-
-// What is wrong with the numbers, in a sentence; nothing if they can be computed with.
-function problemOf(model, question) {
-  const names = [...form.elements].filter((field) => field.type === "number" && !field.checkValidity());
-  if (names.length) return `${names[0].parentNode.firstChild.textContent.trim()} must be a whole number, at least 1.`;
-  if (model.hidden % model.heads && model.family === "llama") return `Heads (${model.heads}) must divide the hidden size (${model.hidden}).`;
-  if (model.heads % model.kv_heads) return `Key and value heads (${model.kv_heads}) must divide the heads (${model.heads}).`;
-  if (model.layers > 1000) return "At most 1,000 layers.";
-  if (model.positions && question.sequence > model.positions) return `This model reads at most ${model.positions} tokens per row.`;
-  return "";
+// Evaluate a polynomial. For several rows it has six coefficients, and three for a single row.
+function evaluate(polynomials, { rows, tokens }) {
+  const beyond = tokens - LEAST_TOKENS;
+  const terms = [1, beyond, (beyond * (beyond - 1)) / 2];
+  const at = (coefficients) => sum(coefficients.map((each, place) => each * terms[place]));
+  return rows === 1 ? at(polynomials) : at(polynomials.slice(0, 3)) + (rows - 2) * at(polynomials.slice(3));
 }
 
-function asked() {
-  const chosen = form.elements.model.value;
-  const sizes = Object.fromEntries(SIZES.map((name) => [name, numberIn(name)]));
-  const model = chosen === OWN ? decoder({ ...sizes, tied: form.elements.tied.checked }) : data.models[chosen];
-  const question = { ranks: numberIn("gpus"), gpu: form.elements.gpu.value, precision: form.elements.precision.value, checkpointing: form.elements.checkpointing.checked };
-  for (const name of ["microBatch", "sequence", "accumulation"]) question[name] = numberIn(name);
-  return [model, question];
+// Return the bytes that a rank holds at the peak, by part.
+function partsAtPeak(question, name) {
+  const tables = data.models[question.model][question.precision][question.recomputes ? "recomputed" : "kept"];
+  const single = question.rows === 1 ? 1 : 0;
+  const ofArm = tables.arms[name][data.arms[name].alone ? 0 : data.gpus.indexOf(question.gpus)];
+  const moments = (question.passes > 1 && ofArm[1]) || ofArm[0];
+  const held = moments[single].map(([place, ...parts]) => {
+    parts[data.activations] += evaluate(tables.activations[single][place], question);
+    return parts;
+  });
+  const peak = held.reduce((a, b) => (sum(b) > sum(a) ? b : a));
+  peak[data.other] += evaluate(tables.inputs[single], question);
+  return peak;
 }
 
-function answerOf(model, question, name) {
-  const [gpu, arm] = [data.gpus[question.gpu], data.arms[name]];
-  const setup = setupOf(model, arm, question);
-  const result = { name, arm, setup, ...estimate(setup) };
-  const headroom = gpu.memory_bytes - gpu.reserve_bytes - result.peakBytes;
-  const local = Math.min(setup.ranks, 8);
-  result.fits = headroom < 0 ? "no" : headroom < data.miss * result.peakBytes ? "just" : "yes";
-  result.nodeBytes = result.hostBytes ? local * (result.hostBytes + data.host_process_bytes) : 0;
-  result.moved = sum(Object.values(result.traffic));
-  result.time = result.nvmeBytes ? null : stepTime(setup, gpu, data);
-  result.tokensPerS = result.time && (setup.ranks * setup.tokens * setup.accumulation) / result.time.seconds;
-  return result;
+function answerOf(question, name) {
+  const [model, gpu, alone] = [data.models[question.model], data.gpu_kinds[question.gpu], data.arms[name].alone];
+  const tables = model[question.precision];
+  const ranks = alone ? 1 : question.gpus;
+  const [host, hostOfMore, diskBytes, collectives] = tables.moved[name][alone ? 0 : data.gpus.indexOf(question.gpus)];
+  const parts = partsAtPeak(question, name);
+  const peakBytes = sum(parts);
+  const free = gpu.memory_bytes - gpu.reserve_bytes - peakBytes;
+  const hostBytes = question.passes > 1 ? hostOfMore : host;
+  const pass = tables[question.recomputes ? "recomputed" : "kept"];
+  const flops = evaluate(pass.flops[name][question.rows === 1 ? 1 : 0], question) * question.passes;
+  return {
+    name,
+    parts,
+    peakBytes,
+    fits: free < 0 ? "no" : free < data.miss * peakBytes ? "just" : "yes",
+    hostBytes,
+    nodeBytes: hostBytes ? Math.min(ranks, NODE_GPUS) * (hostBytes + data.host_process_bytes) : 0,
+    diskBytes,
+    traffic: Object.fromEntries(
+      Object.entries(collectives).map(([kind, [fixed, each]]) => [kind, fixed + each * question.passes]),
+    ),
+    leastS: flops / (question.precision === "fp32" ? gpu.single_flops_per_s : gpu.half_flops_per_s),
+  };
 }
 
 // The most rows per pass that fit, by doubling and then halving.
-function mostRows(model, question, name) {
-  const gpu = data.gpus[question.gpu];
-  const fits = (microBatch) => estimate(setupOf(model, data.arms[name], { ...question, microBatch })).peakBytes <= gpu.memory_bytes - gpu.reserve_bytes;
+function mostRows(question, name) {
+  const fits = (rows) => answerOf({ ...question, rows }, name).fits !== "no";
   if (!fits(1)) return 0;
   let [least, most] = [1, 2];
   while (most <= MOST_ROWS && fits(most)) [least, most] = [most, 2 * most];
@@ -77,143 +76,186 @@ function mostRows(model, question, name) {
   return least;
 }
 
+// --- the question -----------------------------------------------------------------------------------------------------
+
+function asked() {
+  const fields = form.elements;
+  const question = { recomputes: fields.recomputes.checked };
+  for (const name of ["model", "gpu", "precision"]) question[name] = fields[name].value;
+  for (const name of ["gpus", "rows", "tokens", "passes"]) question[name] = Number(fields[name].value);
+  return question;
+}
+
+// What is wrong with the numbers, in a sentence; nothing if they can be computed with.
+function problemOf({ model, tokens }) {
+  const wrong = [...form.elements].find((field) => field.type === "number" && !field.checkValidity());
+  if (wrong) return `${wrong.parentNode.firstChild.textContent.trim()} must be a whole number, at least ${wrong.min}.`;
+  const { positions } = data.models[model];
+  return positions && tokens > positions ? `This model reads at most ${positions} tokens per row.` : "";
+}
+
 // --- the answer in words ----------------------------------------------------------------------------------------------
 
-const timeWords = ({ seconds, low, high }) => `${secondsWords(seconds)} s (${secondsWords(low)} to ${secondsWords(high)})`;
-
-function sentenceOf(model, question, answers) {
-  const [fitting, gpu] = [answers.filter((each) => each.fits !== "no"), data.gpus[question.gpu]];
-  const machine = `${question.ranks} x ${question.gpu} (${sizeWords(gpu.memory_bytes)} each)`;
-  const who = `a model of ${countWords(answers[0].parameters)} parameters`;
-  const least = answers.reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
-  if (!fitting.length) return `Nothing fits: on ${machine}, ${who} needs at least ${sizeWords(least.peakBytes)} of a GPU, under ${least.name}. Try more GPUs, fewer tokens per row, or recomputing activations.`;
-  const timed = fitting.filter((each) => each.time);
-  const fast = timed.length ? timed.reduce((a, b) => (b.tokensPerS > a.tokensPerS ? b : a)) : null;
-  const small = fitting.reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
-  const speed = fast ? ` ${fast.name} is the fastest in tokens per second, at ${timeWords(fast.time)} per step.` : "";
-  return `On ${machine}, ${fitting.length} of ${answers.length} arms fit for ${who}. ${small.name} needs the least memory, ${sizeWords(small.peakBytes)}.${speed} All of this is predicted.`;
+// Text of bytes, with three significant digits: study/io/numbers.py.
+function sizeWords(bytes) {
+  for (const [unit, factor] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
+    if (Math.abs(bytes) >= 0.9995 * factor) return `${Number((bytes / factor).toPrecision(3))} ${unit}`;
+  return `${Math.round(bytes)} bytes`;
 }
 
-function conditionsOf({ ranks, gpu, precision, microBatch, sequence, accumulation, checkpointing }) {
-  const passes = `${accumulation} ${accumulation === 1 ? "pass" : "passes"} per step`;
-  const kept = checkpointing ? "activations are recomputed" : "activations are kept";
-  const lacks = precision.startsWith("bf16") && !data.gpus[gpu].has_bf16 ? ` ${gpu} has no bf16: fp16 takes as many bytes.` : "";
-  return `${ranks} x ${gpu}, ${data.precisions[precision]}, ${microBatch} x ${sequence} tokens per pass and GPU, ${passes}, ${kept}. Predicted.${lacks}`;
+const secondsWords = (seconds) => `${Number(seconds.toPrecision(2))} s`;
+
+function sentenceOf(question, answers) {
+  const gpu = data.gpu_kinds[question.gpu];
+  const machine = `${question.gpus} x ${question.gpu} (${sizeWords(gpu.memory_bytes)} each)`;
+  const fitting = answers.filter((each) => each.fits !== "no");
+  const least = (fitting.length ? fitting : answers).reduce((a, b) => (b.peakBytes < a.peakBytes ? b : a));
+  const size = sizeWords(least.peakBytes);
+  if (!fitting.length)
+    return `Nothing fits on ${machine}: ${least.name} needs ${size} of a GPU. Try more GPUs or fewer tokens.`;
+  const count = `${fitting.length} of ${answers.length} arms fit`;
+  return `On ${machine}, ${count}. ${least.name} needs the least memory, ${size}.`;
 }
 
-function commandOf(model, question, name) {
-  const chosen = form.elements.model.value;
-  const { parameters } = estimate(setupOf(model, data.arms[name], question));
-  const numbers = `--params ${parameters} --layers ${model.layers} --hidden ${model.hidden} --ffn ${model.inner} --heads ${model.heads} --kv-heads ${model.kv_heads} --vocabulary ${model.vocabulary}`;
-  const which = model.family === "llama" ? numbers : `--model ${chosen}`;
-  const training = `--precision ${question.precision} --micro-batch ${question.microBatch} --sequence ${question.sequence} --accumulation ${question.accumulation}`;
-  return `study estimate ${which} --arm ${name} --ranks ${question.ranks} --gpu ${question.gpu} ${training}${question.checkpointing ? " --checkpointing" : ""}`;
+function conditionsOf({ gpus, gpu, precision, rows, tokens, passes, recomputes }) {
+  const lacks = precision.startsWith("bf16") && !data.gpu_kinds[gpu].has_bf16;
+  return [
+    `${gpus} x ${gpu}, ${data.precisions[precision]}, ${rows} x ${tokens} tokens per pass and GPU`,
+    `${passes} ${passes === 1 ? "pass" : "passes"} per step, activations are ${recomputes ? "recomputed" : "kept"}. Predicted.`,
+  ].join(", ") + (lacks ? ` ${gpu} has no bf16: fp16 takes as many bytes.` : "");
+}
+
+function commandOf({ model, gpus, gpu, precision, rows, tokens, passes, recomputes }, name) {
+  const training = `--precision ${precision} --micro-batch ${rows} --sequence ${tokens} --accumulation ${passes}`;
+  const machine = `--arm ${name} --ranks ${gpus} --gpu ${gpu}`;
+  return `study estimate --model ${model} ${machine} ${training}${recomputes ? " --checkpointing" : ""}`;
 }
 
 // --- drawing ----------------------------------------------------------------------------------------------------------
 
-function partsOf(components) {
-  const parts = Object.fromEntries(Object.keys(data.colours).map((part) => [part, 0]));
-  for (const [role, bytes] of Object.entries(components)) parts[data.part_of[role] || "other"] += bytes;
-  return Object.entries(parts).filter((pair) => pair[1]);
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function keyOf(colour, text) {
+  return element("span", { class: "key" }, element("i", { style: `background: ${colour}` }), text);
 }
 
 function drawBars(answers, gpu) {
-  const scale = Math.min(Math.max(gpu.memory_bytes, ...answers.map((each) => each.peakBytes)), MOST_SCALE * gpu.memory_bytes);
-  const place = (100 * gpu.memory_bytes) / scale;
-  const rows = answers.map((each) => {
-    const parts = partsOf(each.atPeak);
-    const words = parts.map(([part, bytes]) => `${part} ${sizeWords(bytes)}`).join(", ");
-    const pieces = parts.map(([part, bytes]) => element("i", { style: `width: ${(100 * bytes) / scale}%; background: ${data.colours[part]}`, title: `${part}: ${sizeWords(bytes)}` }));
-    const track = element("span", { class: `track${each.peakBytes > scale ? " cut" : ""}`, role: "img", "aria-label": `${each.name}: ${words}` }, ...pieces, element("u", { style: `left: ${place}%` }));
-    const name = element("span", { class: "name" }, element("i", { class: "arm", style: `background: ${each.arm.colour}` }), each.name);
-    return element("div", { class: `stack ${each.fits}`, "data-arm": each.name }, name, track, element("b", {}, sizeWords(each.peakBytes)));
+  const most = Math.max(gpu.memory_bytes, ...answers.map((each) => each.peakBytes));
+  const scale = Math.min(most, MOST_SCALE * gpu.memory_bytes);
+  const share = (bytes) => `${(100 * bytes) / scale}%`;
+  const parts = Object.entries(data.colours);
+  const bars = answers.map((each) => {
+    const pieces = parts.map(([part, colour], place) => {
+      const style = `width: ${share(each.parts[place])}; background: ${colour}`;
+      return element("i", { style, title: `${part}: ${sizeWords(each.parts[place])}` });
+    });
+    const words = parts.map(([part], place) => `${part} ${sizeWords(each.parts[place])}`).join(", ");
+    const limit = element("u", { style: `left: ${share(gpu.memory_bytes)}` });
+    const kind = each.peakBytes > scale ? "track cut" : "track";
+    const shown = { class: kind, role: "img", "aria-label": `${each.name}: ${words}` };
+    const arm = element("i", { class: "arm", style: `background: ${data.arms[each.name].colour}` });
+    const name = element("span", { class: "name" }, arm, each.name);
+    const total = element("b", {}, sizeWords(each.peakBytes));
+    return element("div", { class: `stack ${each.fits}` }, name, element("span", shown, ...pieces, limit), total);
   });
-  const present = new Set(answers.flatMap((each) => partsOf(each.atPeak).map((pair) => pair[0])));
-  const keys = Object.entries(data.colours).filter((pair) => present.has(pair[0])).map(([part, colour]) => element("span", { class: "key" }, element("i", { style: `background: ${colour}` }), part));
-  const caption = element("figcaption", {}, ...keys.flatMap((key) => [key, " "]), element("span", { class: "key" }, element("i", { class: "limit" }), `a GPU's ${sizeWords(gpu.memory_bytes)}`), " Point at a part for its size. What does not fit is faint.");
-  document.getElementById("bars").replaceChildren(element("figure", { class: "stacks", role: "group", "aria-label": "Memory at the peak by arm" }, ...rows, caption));
+  const keys = parts.flatMap(([part, colour]) => [keyOf(colour, part), " "]);
+  const size = `a GPU's ${sizeWords(gpu.memory_bytes)}`;
+  const limit = element("span", { class: "key" }, element("i", { class: "limit" }), size);
+  const hint = " Point at a part for its size. What does not fit is faint.";
+  const caption = element("figcaption", {}, ...keys, limit, hint);
+  const label = { class: "stacks", role: "group", "aria-label": "Memory at the peak by arm" };
+  document.getElementById("bars").replaceChildren(element("figure", label, ...bars, caption));
 }
 
-function drawTable(answers) {
-  const cells = (each) => [
-    each.fits, sizeWords(each.peakBytes), "…", each.nodeBytes ? sizeWords(each.nodeBytes) : "-", each.nvmeBytes ? sizeWords(each.nvmeBytes) : "-",
-    each.time ? timeWords(each.time) : "depends on the disk", each.tokensPerS ? Number(each.tokensPerS.toPrecision(2)).toLocaleString("en") : "-",
-    Object.entries(each.traffic).map(([kind, bytes]) => `${kind.replace("_", "-")} ${sizeWords(bytes)}`).join(",\n") || "none",
-  ];
-  const rows = answers.map((each) => element("tr", { "data-arm": each.name }, element("th", { scope: "row" }, each.name), ...cells(each).map((text, place) => element("td", { class: place === 0 ? `fits ${text}` : place === 7 ? "moved" : "number" }, text))));
+function drawTable(question, answers) {
+  const rows = answers.map((each) => {
+    const most = mostRows(question, each.name);
+    const collectives = Object.entries(each.traffic);
+    const sent = collectives.map(([kind, bytes]) => `${kind.replaceAll("_", "-")} ${sizeWords(bytes)}`);
+    const cells = [
+      sizeWords(each.peakBytes),
+      most > MOST_ROWS ? `over ${MOST_ROWS}` : most || "none",
+      each.nodeBytes ? sizeWords(each.nodeBytes) : "-",
+      each.diskBytes ? sizeWords(each.diskBytes) : "-",
+      secondsWords(each.leastS),
+    ];
+    return element(
+      "tr",
+      { "data-arm": each.name },
+      element("th", { scope: "row" }, each.name),
+      element("td", { class: `fits ${each.fits}` }, each.fits),
+      ...cells.map((text) => element("td", { class: "number" }, text)),
+      element("td", { class: "moved" }, sent.join(",\n") || "none"),
+    );
+  });
   document.querySelector("#arms tbody").replaceChildren(...rows);
-  const roles = [...new Set(answers.flatMap((each) => Object.keys(each.atPeak)))];
-  document.querySelector("#components thead").replaceChildren(element("tr", {}, ...["arm", ...roles].map((role) => element("th", { scope: "col" }, role.replace("_", " ")))));
-  document.querySelector("#components tbody").replaceChildren(...answers.map((each) => element("tr", {}, element("th", { scope: "row" }, each.name), ...roles.map((role) => element("td", { class: "number" }, each.atPeak[role] ? sizeWords(each.atPeak[role]) : "-")))));
-}
-
-let latest = 0;
-
-// How many rows fit takes a dozen estimates an arm: they come one arm after the other, so that the page stays quick.
-function drawRows(model, question, answers) {
-  const mine = ++latest;
-  const next = (place) => {
-    if (mine !== latest || place >= answers.length) return;
-    const rows = mostRows(model, question, answers[place].name);
-    document.querySelector("#arms tbody").rows[place].cells[3].textContent = rows > MOST_ROWS ? `over ${MOST_ROWS}` : rows || "none";
-    setTimeout(next, 0, place + 1);
-  };
-  setTimeout(next, 0, 0);
 }
 
 function answer() {
-  const [model, question] = asked();
-  const problem = problemOf(model, question);
+  const question = asked();
+  const problem = problemOf(question);
   document.getElementById("problem").textContent = problem;
   document.getElementById("problem").hidden = !problem;
   document.getElementById("answer").hidden = Boolean(problem);
   if (problem) return;
-  const answers = Object.keys(data.arms).map((name) => answerOf(model, question, name));
-  document.getElementById("sentence").textContent = sentenceOf(model, question, answers);
+  const answers = Object.keys(data.arms).map((name) => answerOf(question, name));
+  document.getElementById("sentence").textContent = sentenceOf(question, answers);
   document.getElementById("conditions").textContent = conditionsOf(question);
-  drawBars(answers, data.gpus[question.gpu]);
-  drawTable(answers);
-  drawRows(model, question, answers);
-  document.getElementById("command").textContent = commandOf(model, question, document.getElementById("command-arm").value);
+  drawBars(answers, data.gpu_kinds[question.gpu]);
+  drawTable(question, answers);
+  document.getElementById("command").textContent = commandOf(question, document.getElementById("command-arm").value);
   document.getElementById("rest").hidden = false;
 }
 
 // --- the form ---------------------------------------------------------------------------------------------------------
 
-// A model of the list fills the numbers in; a number that is changed makes it one's own.
-function showSizes() {
-  const model = data.models[form.elements.model.value];
-  if (!model) return;
-  for (const name of SIZES) form.elements[name].value = model[name];
-  form.elements.tied.checked = model.tied;
-}
-
-function keepInAddress() {
-  const values = new URLSearchParams([...new FormData(form)].filter(([name]) => form.elements.model.value === OWN || !(SIZES.includes(name) || name === "tied")));
-  history.replaceState(null, "", `?${values}${location.hash}`);
+// Some models have tables for one precision only.
+function offerPrecisions() {
+  const { model, precision } = form.elements;
+  for (const option of precision.options) option.disabled = !(option.value in data.models[model.value]);
+  const offered = [...precision.options].filter((option) => !option.disabled);
+  if (!offered.some((option) => option.selected)) precision.value = offered[0].value;
 }
 
 function readAddress() {
   const values = new URLSearchParams(location.search);
-  if (![...values].length) return;
-  for (const box of ["tied", "checkpointing"]) form.elements[box].checked = values.has(box);
-  for (const [name, value] of values) if (form.elements[name] && form.elements[name].type !== "checkbox") form.elements[name].value = value;
+  if (values.size === 0) return;
+  form.elements.recomputes.checked = values.has("recomputes");
+  for (const [name, value] of values) {
+    const field = form.elements[name];
+    if (field && field.type !== "checkbox") field.value = value;
+  }
   for (const field of form.querySelectorAll("select")) if (field.selectedIndex < 0) field.selectedIndex = 0;
 }
 
-form.addEventListener("input", (event) => {
-  if (event.target.name === "model") showSizes();
-  else if (SIZES.includes(event.target.name) || event.target.name === "tied") form.elements.model.value = OWN;
+function changed() {
+  offerPrecisions();
   answer();
-  keepInAddress();
-});
-form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("reset", () => setTimeout(() => (showSizes(), answer(), keepInAddress())));
-const commandArm = document.getElementById("command-arm");
-commandArm.append(...Object.keys(data.arms).map((name) => element("option", name === "zero3" ? { selected: "" } : {}, name)));
-commandArm.addEventListener("input", answer);
-readAddress();
-showSizes();
-form.hidden = false;
-answer();
+  history.replaceState(null, "", `?${new URLSearchParams(new FormData(form))}${location.hash}`);
+}
+
+// The page has its tables compressed, as text.
+async function start() {
+  const text = document.getElementById("calculator-data").textContent.trim();
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  data = Object.assign(await new Response(stream).json(), JSON.parse(document.getElementById("machines").textContent));
+  const commandArm = document.getElementById("command-arm");
+  commandArm.append(...Object.keys(data.arms).map((name) => element("option", {}, name)));
+  commandArm.value = "zero3";
+  commandArm.addEventListener("input", answer);
+  form.addEventListener("input", changed);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("reset", () => setTimeout(changed));
+  readAddress();
+  offerPrecisions();
+  form.hidden = false;
+  answer();
+}
+
+start();

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from study.io.words import joined
@@ -18,7 +17,7 @@ from study.records.runs import Runs
 from study.report import style
 from study.report.claim_pages import label
 from study.report.grouping import parts, records
-from study.report.style import FAINT, INK
+from study.report.style import INK
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
@@ -34,7 +33,7 @@ class Judged:
     @cached_property
     def rows(self) -> list[dict]:
         """The verdicts as rows."""
-        return [row(each) for each in self.verdicts]
+        return [ledger.row(each) | {"plainly": plainly(each)} for each in self.verdicts]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -42,19 +41,10 @@ class Judged:
         return pd.DataFrame(self.rows)
 
 
-def judge(runs: Runs, document: str | None = None) -> list[Verdict]:
+def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
-    return ledger.judge_all([claim for claim in read_all() if document in (None, claim.document)], runs)
-
-
-def row(verdict: Verdict) -> dict:
-    """Return a verdict as a row."""
-    return ledger.row(verdict) | {"plainly": plainly(verdict)}
-
-
-def table(runs: Runs, document: str | None = None) -> pd.DataFrame:
-    """Return the claims of one document, or of all, with their verdicts over these runs."""
-    return pd.DataFrame([row(each) for each in judge(runs, document)])
+    chosen = [claim for claim in read_all() if document in (None, claim.document)]
+    return Judged(runs, ledger.judge_all(chosen, runs))
 
 
 def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -80,14 +70,16 @@ def sentence(verdicts: pd.DataFrame) -> str:
         return ""
     own = Counter(row["verdict"] for row in mine if row["basis"] == OWN)
     counts = Counter(row["verdict"] for row in mine if row["basis"] != OWN)
-    text = f"Of {sum(counts.values())} claims about the world: {_counts(counts)}."
     others = [f"{name} ({resting[basis]})" for basis, name in OTHER_BASES.items() if resting[basis]]
-    text += f" The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}."
+    texts = [
+        f"Of {sum(counts.values())} claims about the world: {_counts(counts)}.",
+        f"The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}.",
+    ]
     if own:
-        text += f" {sum(own.values())} more were compared with their document's own numbers: {_counts(own)}."
-    premises = int(verdicts["premise"].sum())
-    ours = "premises of our own are" if premises > 1 else "premise of our own is"
-    return text + (f" {premises} {ours} not counted." if premises else "")
+        texts.append(f"{sum(own.values())} more were compared with their document's own numbers: {_counts(own)}.")
+    if premises := int(verdicts["premise"].sum()):
+        texts.append(f"Premises of our own, which are not counted: {premises}.")
+    return " ".join(texts)
 
 
 def _counts(counts: Counter) -> str:
@@ -101,24 +93,22 @@ def figure(verdicts: pd.DataFrame) -> Figure:
     documents = parts(mine, "document")
     height = 0.6 + 0.36 * len(documents)
     drawing, (above, below) = style.panels([height, height], sharex=True)
+    least_named = 0.03 * max(map(len, documents.values()))
     for ax, is_own in ((above, False), (below, True)):
         for place, of_document in enumerate(documents.values()):
             counts = Counter(of_document[(of_document["basis"] == OWN) == is_own]["verdict"])
-            _bar(ax, place, counts, 0.03 * max(map(len, documents.values())))
+            known = [(verdict, tone) for verdict, tone in style.VERDICTS.items() if counts[verdict]]
+            pieces = [(counts[verdict], tone, f"{verdict}: {counts[verdict]}") for verdict, tone in known]
+            style.stack(ax, place, "", pieces)
+            middle = 0.0
+            for count, tone, _ in pieces:
+                if count >= least_named:
+                    ink = "white" if tone == style.VERDICTS[SUPPORTED] else INK  # on each the one with more contrast
+                    ax.text(middle + count / 2, place, str(count), va="center", ha="center", color=ink)
+                middle += count
         style.name_bars(ax, [label(document) for document in documents])
     above.set_title("Claims about the world")
     below.set_title("The document's own numbers compared with each other")
     below.set_xlabel("number of claims")
     text = "A contradiction counts once, even if several claims contain it. Our own premises do not count."
     return style.finished(drawing, style.patches(style.VERDICTS), text)
-
-
-def _bar(ax: Axes, place: int, counts: Counter, least_named: float) -> None:
-    left = 0
-    for verdict, tone in style.VERDICTS.items():
-        if count := counts[verdict]:
-            ax.barh(place, count, 0.72, left, color=tone, edgecolor=FAINT, linewidth=0.8)
-            if count >= least_named:
-                tone_of_text = "white" if verdict == SUPPORTED else INK  # on each the one with more contrast
-                ax.text(left + count / 2, place, str(count), va="center", ha="center", color=tone_of_text)
-            left += count

@@ -10,7 +10,7 @@ from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.records import stats
 from study.records.groups import groups, lines
-from study.records.runs import Run, Runs
+from study.records.runs import Runs
 from study.report import style
 from study.report.grouping import parts, split_by_ranks
 from study.report.style import FAINT, INK, Look
@@ -45,6 +45,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     """Return document 000's setting with activations kept and recomputed, predicted and measured; and its numbers."""
     shape = named(MODEL_000)
     setting: dict[str, Any] = {"ranks": RANKS_000, "sequence": SEQUENCE_000, "precision": "bf16_cast", "micro_batch": 1}
+    more: dict[str, Any] = {"accumulation": BATCH_000 // RANKS_000, "attention": "eager", "device": "cuda"}
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
         place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
@@ -55,25 +56,10 @@ def memory_000(runs: Runs) -> pd.DataFrame:
                 run = max(repeats, key=memory.held_bytes)
                 held = memory.part_bytes(run.components)
                 rows += memory.stack(place | {"kind": run.kind}, f"measured{how}", held, len(repeats))
-            ours = estimate(_setup_000(arm, recompute))
+            ours = estimate(Setup.of_arm(shape, arm, **setting, **more, checkpointing=recompute))
             rows += memory.stack(place, f"predicted{how}", memory.part_bytes(ours.at_peak), 0)
         rows += memory.stack(place, "document 000", {"all": printed_bytes}, 0)
     return pd.DataFrame(rows)
-
-
-def _setup_000(arm: str, recompute: bool) -> Setup:
-    return Setup.of_arm(
-        named(MODEL_000),
-        arm,
-        ranks=RANKS_000,
-        sequence=SEQUENCE_000,
-        precision="bf16_cast",
-        micro_batch=1,
-        accumulation=BATCH_000 // RANKS_000,
-        attention="eager",
-        device="cuda",
-        checkpointing=recompute,
-    )
 
 
 def memory_003(runs: Runs) -> pd.DataFrame:
@@ -93,32 +79,27 @@ def memory_003(runs: Runs) -> pd.DataFrame:
 
 def throughput_000(runs: Runs) -> pd.DataFrame:
     """Return document 000's table, and the speed relative to DDP in each of our groups that has all three arms."""
-    ours = []
-    arms = TOKENS_PER_S_AND_GPU_000
-    members_of = {group: [run for run in mine if run.arm in arms] for group, mine in groups(timed(runs)).items()}
-    for group, members in split_by_ranks(members_of).items():
-        of_arm = {arm: [run for run in members if run.arm == arm] for arm in arms}
-        if all(of_arm.values()):
-            ours += [_throughput(group, mine, of_arm["ddp"]) for mine in of_arm.values()]
-    return pd.DataFrame([*map(_printed_throughput, arms), *ours]) if ours else pd.DataFrame()
-
-
-def _printed_throughput(arm: str) -> dict:
-    speed = TOKENS_PER_S_AND_GPU_000[arm]
-    by_tokens = 3600 * speed * RANKS_000 / (BATCH_000 * SEQUENCE_000)
-    row = {"group": "document 000", "arm": arm, "tokens_per_s_and_rank": speed}
-    row |= {"over_ddp": speed / TOKENS_PER_S_AND_GPU_000["ddp"], "steps_per_hour": STEPS_PER_HOUR_000[arm]}
-    return row | {"steps_per_hour_by_its_tokens": by_tokens}
-
-
-def _throughput(group: str, mine: list[Run], ddp: list[Run]) -> dict:
-    run, step_s = mine[0], stats.median(seconds(mine))
-    speed = middle(seconds(ddp), seconds(mine))
-    row: dict[str, Any] = {"group": group, "arm": run.arm, "tokens_per_s_and_rank": None}
-    if run.rows_per_step and run.sequence and run.ranks:
-        row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
-    row |= {"over_ddp": speed["median"], "low": speed["low"], "high": speed["high"], "n": speed["n"]}
-    return row | {"steps_per_hour": 3600 / step_s}
+    rows: list[dict] = []
+    ddp_speed = TOKENS_PER_S_AND_GPU_000["ddp"]
+    for arm, speed in TOKENS_PER_S_AND_GPU_000.items():
+        row = {"group": "document 000", "arm": arm, "tokens_per_s_and_rank": speed, "over_ddp": speed / ddp_speed}
+        by_tokens = 3600 * speed * RANKS_000 / (BATCH_000 * SEQUENCE_000)
+        row |= {"steps_per_hour": STEPS_PER_HOUR_000[arm], "steps_per_hour_by_its_tokens": by_tokens}
+        rows.append(row)
+    of_group = {
+        group: [run for run in members if run.arm in TOKENS_PER_S_AND_GPU_000]
+        for group, members in groups(timed(runs)).items()
+    }
+    for group, members in split_by_ranks(of_group).items():
+        of_arm = {arm: [run for run in members if run.arm == arm] for arm in TOKENS_PER_S_AND_GPU_000}
+        for arm, mine in of_arm.items() if all(of_arm.values()) else ():
+            run, speed_up = mine[0], middle(seconds(of_arm["ddp"]), seconds(mine))
+            step_s = stats.median(seconds(mine))
+            row = {"group": group, "arm": arm, "tokens_per_s_and_rank": None, "over_ddp": speed_up.pop("median")}
+            if run.rows_per_step and run.sequence and run.ranks:
+                row["tokens_per_s_and_rank"] = run.rows_per_step * run.sequence / step_s / run.ranks
+            rows.append(row | speed_up | {"steps_per_hour": 3600 / step_s})
+    return pd.DataFrame(rows) if len(rows) > len(TOKENS_PER_S_AND_GPU_000) else pd.DataFrame()
 
 
 def printed_001() -> pd.DataFrame:
@@ -128,18 +109,16 @@ def printed_001() -> pd.DataFrame:
 
 def offload_001(runs: Runs) -> pd.DataFrame:
     """Return our runs of the arms in document 001's table, however they ended."""
-    ours = []
+    rows = []
     for group, members in groups(runs.select(arm=ARMS_001)).items():
-        if any(run.arm == "zero3_nvme" for run in members):
-            ours += [_outcome(group, line, mine) for line, mine in lines(members).items()]
-    return pd.DataFrame(ours)
-
-
-def _outcome(group: str, line: str, mine: list[Run]) -> dict:
-    times, run = seconds(mine), mine[0]
-    row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
-    row["outcome"] = ", ".join(sorted({run.status for run in mine}))
-    return row | {"samples_per_s": run.rows_per_step / stats.median(times) if times and run.rows_per_step else None}
+        with_disk = any(run.arm == "zero3_nvme" for run in members)
+        for line, mine in lines(members).items() if with_disk else ():
+            times, run = seconds(mine), mine[0]
+            row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
+            row["outcome"] = ", ".join(sorted({each.status for each in mine}))
+            samples_per_s = run.rows_per_step / stats.median(times) if times and run.rows_per_step else None
+            rows.append(row | {"samples_per_s": samples_per_s})
+    return pd.DataFrame(rows)
 
 
 # --- document 002's own script -------------------------------------------------------------------------------------
@@ -173,17 +152,11 @@ def sentence_of_script(rows: pd.DataFrame) -> str:
     items = []
     for kind, mine in parts(rows, "script").items():
         first = mine[mine["step"] == mine["step"].iloc[0]].groupby("training")["loss"].median()
-        calls = mine[mine["training"] == 2]["deepspeed_calls"]
+        calls = mine[mine["training"] == 2]["deepspeed_calls"].max()
         if {1, 2} <= set(first.index):
-            text = f"the “ZeRO” training {_calls(calls)} DeepSpeed. Its first logged loss is {first[2]:.3f};"
+            text = f"the “ZeRO” training calls DeepSpeed {calls} times. Its first logged loss is {first[2]:.3f};"
             items.append(f"- **{kind}**: {text} that of the training without ZeRO is {first[1]:.3f}.")
     return "\n".join(items)
-
-
-def _calls(calls: pd.Series) -> str:
-    if calls.max() == 0:
-        return "never calls"
-    return "calls" if calls.min() else "does not always call"
 
 
 @style.figure

@@ -80,21 +80,13 @@ def sentence(rows: pd.DataFrame) -> str:
         return "No losses are compared: no two arms here have runs with the same seed, rows per step and steps."
     worst = largest(compared, "largest_difference")
     furthest = f"{worst['line']} against {worst['against']} in {conditions(worst['group'])}"
-    text = f"**At every step, losses are within {nats(worst['largest_difference'])} of the baseline's**"
-    text += f" ({len(compared)} comparison{'s' * (len(compared) > 1)}; furthest: {furthest})."
-    usual = compared[compared["group"].map(_is_usual)]
-    if 0 < len(usual) < len(compared):
-        text += f" In fp32 with AdamW, the largest difference is {nats(usual['largest_difference'].max())}."
+    text = f"**At every step, losses are within {nats(worst['largest_difference'])} of the baseline's** (furthest:"
+    text += f" {furthest}). Half of the {len(compared)} comparisons are within"
+    text += f" {nats(compared['largest_difference'].median())}."
     seeds = compared["seeds_differ_by"].dropna()
     if len(seeds):
         text += f" For comparison, another seed alone changes the loss by {seeds.median():.2g} (median over steps)."
     return text
-
-
-def _is_usual(group: str) -> bool:
-    """Return whether a group is fp32 with AdamW: a label names the optimizer only if groups differ in it."""
-    named = [part.removeprefix("optimizer ") for part in group.split(", ") if part.startswith("optimizer ")]
-    return "fp32" in group.split(", ") and named in ([], ["adamw"])
 
 
 def furthest(rows: pd.DataFrame) -> pd.Series | None:
@@ -104,68 +96,45 @@ def furthest(rows: pd.DataFrame) -> pd.Series | None:
     return largest(rows, "difference")
 
 
-def title(rows: pd.DataFrame) -> str:
-    worst = furthest(rows)
-    if worst is None:
-        return "Losses without a run to compare them with"
-    if worst["difference"] == 0:
-        return f"Every arm's losses equal {worst['against']}'s, bit for bit"
-    return f"At every step, each arm's loss is within {nats(worst['difference'])} of {worst['against']}'s"
-
-
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Training loss of every arm at each step, and how far it is from the baseline's loss, one point per step."""
     of_line = parts(rows, "line")
     others = parts(rows[rows["difference"].notna()], "line")
     drawing, axes = style.panels([2.3, 0.75 + 0.22 * len(others)] if others else [2.5])
-    labels = _draw_curves(axes[0], of_line)
-    style.headed(axes[0], title(rows), rows["group"].iloc[0])
+    for together in _coinciding(of_line):
+        gap = DASH * (len(together) - 1)
+        for place, mine in enumerate(together):
+            band(axes[0], mine, colour(mine["arm"].iloc[0]), linestyle=(DASH * place, (DASH, gap)) if gap else "-")
+    style.headed(axes[0], rows["group"].iloc[0])
     axes[0].set(xlabel="optimizer step", ylabel="training loss (nats)")
-    runs = pd.DataFrame({"n": [mine["run"].nunique() for mine in of_line.values()]})
-    text = f"Lines: means over runs ({style.counted(runs)}). Bands: from the lowest to the highest run."
+    n = rows.groupby("line").agg(n=("run", "nunique"))
+    text = f"Lines: means over runs ({style.counted(n)}). Bands: from the lowest to the highest run."
     text += " Lines that coincide alternate as dashes."
     if others:
         _draw_distances(axes[1], others)
         text += " Lower panel: the largest difference of any run at each step."
+    usual = rows["rows_per_step"].mode()[0]
     entries = []
-    for label, mine in labels.items():
-        (entry,) = style.keys(mine["arm"].unique())
-        entry.set_label(label)
-        entries.append(entry)
-    return style.finished(drawing, entries, text, 3 if max(map(len, labels)) < 16 else 2)
-
-
-def _draw_curves(ax: Axes, of_line: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Draw a curve for each line. Return the lines by their labels: rows per step are named where they are unusual."""
-    usual = pd.concat(of_line.values())["rows_per_step"].mode()[0]
-    labels = {}
-    for together in _coinciding(of_line):
-        gap = DASH * (len(together) - 1)
-        for place, line in enumerate(together):
-            mine = of_line[line]
-            dashes = (DASH * place, (DASH, gap)) if gap else "-"
-            band(ax, mine, colour(mine["arm"].iloc[0]), linestyle=dashes)
     for line, mine in of_line.items():
-        rows_per_step = mine["rows_per_step"].iloc[0]
-        labels[line if rows_per_step == usual else f"{line}, {rows_per_step:g} rows/step"] = mine
-    return labels
+        first = mine.iloc[0]
+        (entry,) = style.keys([first["arm"]])
+        size = first["rows_per_step"]
+        entry.set_label(line if size == usual else f"{line}, {size:g} rows/step")
+        entries.append(entry)
+    return style.finished(drawing, entries, text)
 
 
-def _coinciding(rows_of: dict[str, pd.DataFrame]) -> list[list[str]]:
-    """Return groups of lines that look like one: their means never differ by more than a share of the drawn range."""
+def _coinciding(rows_of: dict[str, pd.DataFrame]) -> list[list[pd.DataFrame]]:
+    """Return lines that look like one: their means never differ by more than a share of the drawn range."""
     means = {line: mine.groupby("step")["loss"].mean() for line, mine in rows_of.items()}
     everything = pd.concat(means.values())
     least = NEAR * (everything.max() - everything.min())
-    together: list[list[str]] = []
+    together: dict[str, list[pd.DataFrame]] = {}  # by the first of them
     for line, curve in means.items():
-        firsts = [(group, means[group[0]]) for group in together]
-        near = [group for group, first in firsts if len(first) == len(curve) and (first - curve).abs().max() <= least]
-        if near:
-            near[0].append(line)
-        else:
-            together.append([line])
-    return together
+        near = (first for first in together if (means[first] - curve).abs().max() <= least)
+        together.setdefault(next(near, line), []).append(rows_of[line])
+    return list(together.values())
 
 
 def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
@@ -173,12 +142,9 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
     for place, (line, mine) in enumerate(rows_of.items()):
         arm = mine["arm"].iloc[0]
         largest = mine.groupby("step")["difference"].max().clip(lower=EXACT)
-        (points,) = ax.plot(
-            largest, [place] * len(largest), marker(arm), color=colour(arm), markersize=4, alpha=0.6, linestyle=""
-        )
-        most = mine["difference"].max()
-        words = nats(most if most > EXACT else 0.0)
-        style.tell(points, arm, f"{line}: at most {words}, in {len(largest)} steps")
+        look: dict[str, Any] = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
+        (points,) = ax.plot(largest, [place] * len(largest), marker(arm), **look)
+        style.tell(points, arm, f"{line}: at most {nats(mine['difference'].max())}, in {len(largest)} steps")
     against = ", ".join(sorted(pd.concat(rows_of.values())["against"].dropna().unique()))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(EXACT / 1.6, None))

@@ -1,6 +1,6 @@
 """Memory: what a rank holds at its peak, part by part, and on how many ranks; and what changes the 16 bytes."""
 
-import math
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -11,14 +11,12 @@ from matplotlib.ticker import NullFormatter
 
 from study.bench.prediction import predicted
 from study.io.numbers import size
-from study.io.words import joined
 from study.predictor import papers
 from study.records.groups import by, groups, lines
 from study.records.runs import FIRST_OPTIMIZER, Run, Runs
 from study.report import style
 from study.report.grouping import SETTINGS, columns, each, largest, largest_groups, parts, split_by_ranks, sums
 from study.report.style import FAINT, OPEN, colour, conditions
-from study.report.topics import bars
 from study.spec import arms
 
 PARTS = {
@@ -33,7 +31,7 @@ PARTS = {
 PAPER = "ZeRO paper, states"
 COMPONENTS = ("weights", "gradients", "master", "moments", "staging")
 APART = 0.3  # of a point's ranks, from the first arm to the last: equal points would hide each other
-ONE_MEMORY = " Without a GPU, host and device are one memory: a bar has what is offloaded as well."
+ONE_MEMORY = "Without a GPU, host and device are one memory: a bar has what is offloaded as well."
 RANKS = tuple(2**power for power in range(1, 11))
 
 
@@ -47,6 +45,7 @@ def table(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@functools.cache  # notebooks of a report share their runs
 def predicted_parts(run: Run) -> dict[str, float]:
     """Return the parts of the peak that is predicted for a run; none without a prediction."""
     estimate = predicted(run.record)
@@ -69,14 +68,14 @@ def _of_paper(run: Run) -> dict[str, float]:
 def buckets(runs: Runs) -> pd.DataFrame:
     """Return what each stage holds with buckets of DDP's size and with DeepSpeed's, measured or predicted."""
     rows: list[dict] = []
+    defaults = {arm: arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed for arm in ("zero1", "zero2", "zero3")}
     for place, run, n in _largest(runs):
         arm = run.arm.removesuffix("_default")
-        if arm not in ("zero1", "zero2", "zero3"):
+        if arm not in defaults:
             continue
         line = place["line"].replace(run.arm, f"{arm}, {'default' if run.arm != arm else 'small'} buckets")
         rows += stack(place | {"line": line}, "measured", part_bytes(run.components), n)
-        default = arms.read(arms.all_paths()[f"{arm}_default"]).deepspeed
-        if run.arm == arm and (estimate := predicted(run.record, deepspeed=default)):
+        if run.arm == arm and (estimate := predicted(run.record, deepspeed=defaults[arm])):
             held = part_bytes(estimate.at_peak)
             rows += stack(place | {"line": f"{arm}, default buckets"}, "predicted", held, 0)
     if not rows:
@@ -90,11 +89,8 @@ def _largest(runs: Runs) -> Iterator[tuple[dict, Run, int]]:
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = max(repeats, key=held_bytes)
-            yield {"group": group, "line": line} | _about(run), run, len(repeats)
-
-
-def _about(run: Run) -> dict:
-    return columns(run, "arm", "ranks", "kind", "parameters", "device")
+            about = columns(run, "arm", "ranks", "kind", "parameters", "device")
+            yield {"group": group, "line": line} | about, run, len(repeats)
 
 
 def held_bytes(run: Run) -> int:
@@ -117,90 +113,48 @@ def part_bytes(components: Mapping[str, float]) -> dict[str, float]:
 
 
 def sentence(rows: pd.DataFrame, most: int = 2) -> str:
-    """Return which arms have the lowest and the highest peak, and how good the formulas are.
-
-    It covers the `most` groups that are drawn.
-    """
-    sentences = [_of_group(mine) for mine in largest_groups(rows, most)]
-    errors = _errors(rows)
-    if len(errors):
-        median = f"{_percent(errors.median())} in the median over {len(errors)} peaks"
-        sentences.append(f"The error of the formulas is {median}, and {_percent(errors.max())} at worst.")
+    """Return the peaks of the `most` groups that are drawn, and how good the formulas are."""
+    sentences = []
+    for mine in largest_groups(rows, most):
+        measured = mine[mine["source"] == "measured"]
+        held = sums(measured, "line", "bytes")
+        in_order = sorted(held, key=lambda line: held[line])
+        part = largest(measured[measured["line"] == in_order[-1]], "bytes")
+        peaks = ", ".join(f"{line} {size(held[line])}" for line in in_order)
+        where, share = conditions(mine["group"].iloc[0]), part["bytes"] / held[in_order[-1]]
+        text = f"In {where}, the peaks of a rank are: **{peaks}**."
+        sentences.append(f"{text} The largest part of {in_order[-1]}'s is {part['part']} ({share:.0%}).")
+    totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source") if len(rows) else rows
+    if "predicted" in totals:
+        errors = (totals["predicted"] / totals["measured"] - 1).abs().dropna()
+        median = f"{100 * errors.median():.2g} % in the median over {len(errors)} peaks"
+        sentences.append(f"The error of the formulas is {median}, and {100 * errors.max():.2g} % at worst.")
     return " ".join(sentences)
-
-
-def _of_group(mine: pd.DataFrame) -> str:
-    measured = mine[mine["source"] == "measured"]
-    held = sums(measured, "line", "bytes")
-    lowest, highest = extremes(held)
-    part = largest(measured[measured["line"] == highest], "bytes")
-    if held[lowest] < held[highest]:
-        lead = f"{lowest} has the lowest peak ({size(held[lowest])}), {highest} the highest ({size(held[highest])})"
-        whose = f" of {highest}'s peak"
-    else:
-        lead = f"{joined(list(held))} {'holds' if len(held) == 1 else 'hold'} {size(held[lowest])} at the peak"
-        whose = ""
-    share = part["bytes"] / held[highest]
-    where = conditions(mine["group"].iloc[0])
-    return f"In {where}, **{lead}**; the largest part{whose} is {part['part']} ({share:.0%})."
-
-
-def _errors(rows: pd.DataFrame) -> pd.Series:
-    """Return the relative errors of the predicted peaks."""
-    if rows.empty:
-        return pd.Series(dtype=float)
-    totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source")
-    if "predicted" not in totals:
-        return pd.Series(dtype=float)
-    return (totals["predicted"] / totals["measured"] - 1).abs().dropna()
-
-
-def extremes(values: dict[str, float]) -> tuple[str, str]:
-    """Return the names of the smallest and of the largest value, the first of equal ones."""
-    return min(values, key=lambda name: values[name]), max(values, key=lambda name: values[name])
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 1e-3 else "less than 0.1%"
-
-
-def title(rows: pd.DataFrame) -> str:
-    """Return what the measured bars say; without any, what the predicted ones say."""
-    sources = list(parts(rows, "source"))
-    source = next((name for name in sources if name.startswith("measured")), sources[0])
-    held = sums(rows[rows["source"] == source], "line", "bytes")
-    least, most = extremes(held)
-    tail = "" if source.startswith("measured") else f" ({source})"
-    if held[least] == held[most]:
-        return f"A rank of {least} holds {size(held[least])}{tail}"
-    return f"{least} holds the least ({size(held[least])}), {most} the most ({size(held[most])}){tail}"
 
 
 @style.figure
 def figure(rows: pd.DataFrame, per_parameter: bool = False) -> Figure:
     """Peak memory of a rank, by what its tensors are for: measured, predicted and published."""
-    scale, unit = bars.scale(rows.groupby(["line", "source"])["bytes"].sum().max())
-    lengths = rows["bytes"] / (rows["parameters"] if per_parameter else scale)
     measured = rows[rows["source"].str.startswith("measured")]
-    text = f"Measured: the run with the highest peak, {style.counted(measured)}." if len(measured) else "Not measured."
-    text += " Pale: predicted or published." if len(measured) < len(rows) else ""
-    if rows["source"].str.startswith("ZeRO paper").any():
-        text += " ZeRO paper: weights, gradients and optimizer states alone."
-    if (measured["kind"] != "real").any():
-        text += " Hatched: virtual ranks, or an emulated smaller device."
-    if "device" in rows and (rows["device"] == "cpu").any() and rows["arm"].str.contains("_cpu|_nvme").any():
-        text += ONE_MEMORY
-    words = "bytes per parameter" if per_parameter else unit
-    stacks = bars.Stacks(
+    offloads = "device" in rows and (rows["device"] == "cpu").any() and rows["arm"].str.contains("_cpu|_nvme").any()
+    notes = {
+        f"Measured: the run with the highest peak, {style.counted(measured)}.": len(measured),
+        "Not measured.": not len(measured),
+        "Pale: predicted or published.": 0 < len(measured) < len(rows),
+        f"{PAPER}: weights, gradients and optimizer states alone.": (rows["source"] == PAPER).any(),
+        "Hatched: virtual ranks, or an emulated smaller device.": (measured["kind"] != "real").any(),
+        ONE_MEMORY: offloads,
+    }
+    drawing = style.stacks(
+        rows.assign(length=rows["bytes"] / (rows["parameters"] if per_parameter else 1)),
         part="part",
         colours=style.PARTS,
         solid="measured",
-        unit="bytes" if per_parameter else unit,
-        label=f"peak memory of a rank ({words})",
-        title=title(rows),
-        note=text,
+        words=(lambda number: f"{number:.3g}") if per_parameter else size,
+        note=" ".join(text for text, is_shown in notes.items() if is_shown),
     )
-    return bars.draw(rows.assign(length=lengths), stacks)
+    drawing.axes[0].set_xlabel(f"peak memory of a rank{' (bytes per parameter)' * per_parameter}", loc="right")
+    return drawing
 
 
 # --- against the number of ranks -----------------------------------------------------------------------------------
@@ -216,8 +170,8 @@ def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> 
     by_arms = sorted(groups(known, only=SETTINGS).items(), key=lambda item: -len({run.arm for run in item[1]}))
     for group, members in by_arms[:most]:
         for repeats in by(members, "arm", "ranks", "kind").values():
-            largest = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
-            rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | largest)
+            seen = {"source": "seen", "bytes": max(run.tracked_bytes for run in repeats), "n": len(repeats)}
+            rows.append({"group": group} | columns(repeats[0], "arm", "ranks", "kind") | seen)
         for (arm,), mine in by([run for run in members if run.ranks and run.ranks > 1], "arm").items():
             estimates = {count: predicted(mine[0].record, ranks=count) for count in ranks}
             about = {"group": group, "arm": arm, "kind": "predicted", "source": "predicted", "n": 0}
@@ -225,47 +179,46 @@ def peaks(runs: Runs, ranks: Iterable[int] = RANKS, most: int | None = None) -> 
     return pd.DataFrame(rows)
 
 
-def title_of_peaks(rows: pd.DataFrame) -> str:
-    last = rows[(rows["ranks"] == rows["ranks"].max()) & (rows["source"] == "predicted")]
-    held = sums(last, "arm", "bytes")
-    if len(held) < 2:
-        return "Peak memory of a rank as ranks are added"
-    least, most = extremes(held)
-    ranks = rows["ranks"].max()
-    return f"On {ranks} ranks, {least} is predicted to hold {size(held[least])}, {most} {size(held[most])}"
+def sentence_of_peaks(rows: pd.DataFrame) -> str:
+    """Return what each arm is predicted to hold on the most ranks, in the group with the most arms."""
+    if rows.empty:
+        return ""
+    mine = largest_groups(rows, 1)[0]
+    last = mine[(mine["ranks"] == mine["ranks"].max()) & (mine["source"] == "predicted")]
+    held = ", ".join(f"{row.arm} {size(row.bytes)}" for row in each(last))
+    return f"On {mine['ranks'].max()} ranks, a rank is predicted to hold: {held}."
 
 
 @style.figure
 def figure_of_peaks(rows: pd.DataFrame) -> Figure:
     """Peak memory of a rank against the number of ranks: formulas as lines, measurements as points."""
     drawing, (ax,) = style.panels([3.5])
-    scale, unit = bars.scale(rows["bytes"].max())
     order = style.ordered(rows["arm"])
     seen = rows[rows["source"] == "seen"]
-    ends = {}
     for arm, mine in parts(rows[rows["source"] == "predicted"], "arm").items():
-        sizes = list(mine["bytes"] / scale)
+        sizes = list(mine["bytes"])
         number = order.index(arm)
         dashes = (5 * number, (9, 6)) if number else "-"
         (line,) = ax.plot(mine["ranks"], sizes, color=colour(arm), linestyle=dashes)
-        style.tell(line, arm, f"{arm}, predicted: {sizes[0]:.3g} to {sizes[-1]:.3g} {unit}")
-        ends[arm] = sizes[-1]
+        style.tell(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
     for row in each(seen):
         offset = 1 + APART * (order.index(row.arm) / max(1, len(order) - 1) - 0.5)
-        style.point(ax, row.ranks * offset, row, row.bytes / scale, zorder=3)
-    ax.set(xscale="log", yscale="log", xlabel="number of ranks", ylabel=f"peak memory of a rank ({unit})")
+        style.point(ax, row.ranks * offset, row, row.bytes, zorder=3)
+    ax.set(xscale="log", yscale="log", xlabel="number of ranks", ylabel="peak memory of a rank")
     ax.set_xticks([2**power for power in range(0, 11, 2)], [str(2**power) for power in range(0, 11, 2)])
     ax.xaxis.set_minor_formatter(NullFormatter())
     style.plain(ax.yaxis)
-    style.name_ends(ax, ends)
-    style.headed(ax, title_of_peaks(rows), rows["group"].iloc[0])
-    marks = {"predicted": {"color": FAINT}, "measured": {"color": FAINT, "marker": "o", "linestyle": ""}}
+    ax.yaxis.set_major_formatter(lambda value, _: size(value))
+    style.headed(ax, rows["group"].iloc[0])
+    marks: dict[str, style.Look] = {
+        "predicted": {"color": FAINT},
+        "measured": {"color": FAINT, "marker": "o", "linestyle": ""},
+    }
     if (seen["kind"] == "virtual").any():
         marks["virtual rank"] = OPEN
     text = "Points of one number of ranks are drawn side by side. Lines: from formulas and the arm's config alone."
-    without_line = rows[~rows["arm"].isin(list(ends))]["arm"]
     note = f"Points: the largest measured peak, {style.counted(seen)}. {text}"
-    return style.finished(drawing, style.keys(without_line, marks), note)
+    return style.finished(drawing, style.keys(order, marks), note)
 
 
 # --- what changes the 16 bytes -------------------------------------------------------------------------------------
@@ -282,19 +235,20 @@ def states(runs: Runs) -> pd.DataFrame:
     On the first rank between two steps. Claims about gradients are left out: after a step, stages 1 and 2 and FSDP2
     hold none, and DDP's buckets all.
     """
+    members: dict[tuple, list[Run]] = {}
+    for run in (run for run in runs.done if run.components and run.parameters):
+        members.setdefault((*_place(run).values(), run.model), []).append(run)
     rows = []
-    for repeats in _alike(run for run in runs.done if run.components and run.parameters):
-        run = repeats[0]
+    for place in sorted(members, key=str):
+        run = members[place][0]
         held = run.record.memory.components.per_rank[0].after_step
-        theory = predicted(run.record)
-        of_papers = claimed(run)
-        parameters = run.parameters or math.nan
+        theory, of_papers, parameters = predicted(run.record), claimed(run), run.parameters or 1
         for component in COMPONENTS:
             numbers = {"claimed": of_papers.get(component)}
             numbers["predicted"] = theory.after_step.get(component, 0) / parameters if theory else None
             numbers["measured"] = held.get(component, 0) / parameters
             if any(numbers.values()):
-                rows.append(_place(run) | {"component": component} | numbers | {"n": len(repeats)})
+                rows.append(_place(run) | {"component": component} | numbers | {"n": len(members[place])})
     return pd.DataFrame(rows)
 
 
@@ -309,10 +263,10 @@ def claimed(run: Run) -> dict[str, float]:
     observed = run.record.observed
     stage = 3 if observed.fsdp else observed.stage or 0
     divided_by = run.ranks or 1
-    share = 1.0
+    trained = 1.0
     if observed.trained_parameters and run.parameters:
-        share = observed.trained_parameters / run.parameters
-    share /= divided_by if stage else 1
+        trained = observed.trained_parameters / run.parameters
+    share = trained / (divided_by if stage else 1)
     whole = {"weights": weights / (divided_by if stage == 3 else 1), "master": master * share}
     return whole | {"moments": (whole_states - master) * share, "staging": 0}
 
@@ -326,11 +280,3 @@ def what_changes(run: Run) -> str:
 
 def _place(run: Run) -> dict:
     return {"what": what_changes(run)} | columns(run, "precision", "arm", "ranks", "kind")
-
-
-def _alike(runs: Iterable[Run]) -> list[list[Run]]:
-    """Return runs of equal settings, in the order of the table."""
-    members: dict[tuple, list[Run]] = {}
-    for run in runs:
-        members.setdefault((*_place(run).values(), run.model), []).append(run)
-    return [members[key] for key in sorted(members, key=str)]

@@ -14,14 +14,12 @@ from matplotlib.ticker import NullFormatter
 
 from study.bench.prediction import setup_of
 from study.predictor import links, nodes
-from study.predictor.links import SlowLink
 from study.records import metrics
 from study.records.groups import by, groups
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import each, parts
 from study.report.style import INK, OPEN, colour, ordered
-from study.report.topics.memory import extremes
 from study.report.topics.speed import middle, note, seconds, timed
 from study.spec import node_traffic
 
@@ -30,7 +28,6 @@ AXES = ("hosts", "bandwidth_mbit", "accumulation")
 PREDICTED: dict = {"linewidth": 1, "linestyle": ":", "marker": "_", "markersize": 12}  # a lone prediction has no line
 REDUCED = ("all_reduce", "reduce_scatter")
 PLACE = ("group", "ranks", "hosts", "passes", "mbit")
-NOTHING: dict[str, float | bool | None] = {"predicted_s": None, "error": None, "held_out": None}
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -41,8 +38,9 @@ def table(runs: Runs) -> pd.DataFrame:
         for run in members:
             cells.setdefault((run.arm, run.ranks, run.hosts, run.accumulation, mbit(run)), []).append(run)
         of_group = [_row(group, repeats, cells) for repeats in cells.values()]
-        link = {ranks: fitted(mine) for (ranks,), mine in by(of_group, "ranks").items()}
-        rows += [row | _prediction(row, link[row["ranks"]]) for row in of_group]
+        for of_ranks in by(of_group, "ranks").values():
+            _predict(of_ranks)
+        rows += of_group
     if not rows:
         return pd.DataFrame()
     return pd.DataFrame(rows).sort_values(list(PLACE), kind="stable", na_position="last", ignore_index=True)
@@ -82,6 +80,9 @@ def _row(group: str, repeats: list[Run], cells: dict[tuple, list[Run]]) -> dict:
         "counted_bytes": median(counted) if counted else None,
         "link_bytes": median(sent) if sent else None,
         "unlimited_s": median(free) if free else None,
+        "predicted_s": None,
+        "error": None,
+        "held_out": None,
     }
 
 
@@ -100,67 +101,39 @@ def _link_bytes(run: Run) -> dict[str, float]:
     return {"reduced": reduced, "gathered": sum(sent.values()) - reduced}
 
 
-def is_fitted_on(row: dict) -> bool:
-    """Return whether a cell is one of those that the constants are fitted on."""
-    return all(row[name] == value for name, value in FITTED_ON.items())
+def _predict(rows: list[dict]) -> None:
+    """Predict the seconds of rows with the same ranks. Without cells to fit the link on, they stay unknown."""
+    known = [row for row in rows if None not in (row["mbit"], row["unlimited_s"], row["predicted_bytes"])]
+    of_fit = [row for row in known if all(row[name] == value for name, value in FITTED_ON.items())]
+    slower = [(*_load(row), row["median"] - row["unlimited_s"]) for row in of_fit if row["median"] > row["unlimited_s"]]
+    link = links.fit(slower) if len(slower) > 1 else None
+    if link is None:
+        return
+    for row in known:
+        row["held_out"] = row not in of_fit
+        row["predicted_s"] = row["unlimited_s"] + link.added_s(*_load(row))
+        row["error"] = row["predicted_s"] / row["median"] - 1
 
 
-def fitted(rows: list[dict]) -> SlowLink | None:
-    """Return the constants of a link, from rows with the same ranks; None if there is nothing to fit them on."""
-    chosen = [row for row in rows if is_fitted_on(row) and _is_known(row) and row["median"] > row["unlimited_s"]]
-    cells = [(*_carried(row), row["mbit"], row["median"] - row["unlimited_s"]) for row in chosen]
-    return links.fit(cells) if len(cells) > 1 else None
-
-
-def _is_known(row: dict) -> bool:
-    return None not in (row["mbit"], row["unlimited_s"], row["predicted_bytes"])
-
-
-def _carried(row: dict) -> tuple[float, float]:
-    return row["predicted_bytes"] - row["gathered_bytes"], row["gathered_bytes"]
-
-
-def _prediction(row: dict, link: SlowLink | None) -> dict[str, float | bool | None]:
-    if link is None or not _is_known(row):
-        return NOTHING
-    predicted_s = row["unlimited_s"] + link.added_s(*_carried(row), row["mbit"])
-    return {"predicted_s": predicted_s, "error": predicted_s / row["median"] - 1, "held_out": not is_fitted_on(row)}
+def _load(row: dict) -> tuple[float, float, float]:
+    """Return the bytes that are reduced, those that are gathered, and the bandwidth."""
+    return row["predicted_bytes"] - row["gathered_bytes"], row["gathered_bytes"], row["mbit"]
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """Return how well a slow link is predicted, and what it costs the arms."""
+    """Return how well a slow link is predicted, and what it costs the arms on the most hosts."""
     limited = rows[rows["error"].notna()] if len(rows) else rows
     if limited.empty:
         return ""
-    text = ""
-    errors = limited[limited["held_out"] == True]["error"].abs()  # noqa: E712  (a column of True, False and None)
-    if len(errors):
-        words = f"median error of the prediction is {errors.median():.1%}, and the largest {errors.max():.0%}"
-        text = f"**Over {len(errors)} held-out cells, the {words}.**"
-    return "\n".join([text, "", *_costs(limited)])
-
-
-def _costs(limited: pd.DataFrame) -> list[str]:
-    """Return for each place what the arms take over DDP, on the most hosts."""
-    items = []
+    errors = limited[limited["held_out"].astype(bool)]["error"].abs()
+    words = f"median error of the prediction is {errors.median():.1%}, and the largest {errors.max():.0%}"
+    lines = [f"**Over {len(errors)} held-out cells, the {words}.**" if len(errors) else "", ""]
     for (ranks, passes, mbit), mine in limited.groupby(["ranks", "passes", "mbit"], sort=False):
-        most = mine[mine["hosts"] == mine["hosts"].max()]
-        of_arm = dict(zip(most["arm"], most["median"], strict=True))
+        of_arm = mine[mine["hosts"] == mine["hosts"].max()].set_index("arm")["median"].to_dict()
         if "ddp" in of_arm:
             others = [f"{arm} {of_arm[arm] / of_arm['ddp']:.2f}" for arm in ordered(of_arm) if arm != "ddp"]
-            count = "1 pass" if passes == 1 else f"{passes} passes"
-            items.append(f"- {ranks} ranks, {count}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's seconds")
-    return items
-
-
-def title(rows: pd.DataFrame) -> str:
-    slowest = rows["mbit"].min()
-    at_slowest = rows[rows["mbit"] == slowest]
-    step_s = dict(zip(at_slowest["arm"], at_slowest["median"], strict=True))
-    if len(step_s) < 2:
-        return "Seconds of a step"
-    fast, slow = extremes(step_s)
-    return f"At {slowest:g} Mbit/s, {slow} takes {step_s[slow] / step_s[fast]:.2g} times as long as {fast}"
+            lines.append(f"- {ranks} ranks, passes: {passes}, {mbit:g} Mbit/s: {', '.join(others)} times DDP's seconds")
+    return "\n".join(lines)
 
 
 @style.figure
@@ -190,6 +163,4 @@ def _draw(ax: Axes, mine: pd.DataFrame, free: float) -> None:
     ax.margins(y=0.15)
     style.plain(ax.yaxis)
     first = mine.iloc[0]
-    passes = "pass" if first["passes"] == 1 else "passes"
-    place = f"{first['ranks']} ranks on {first['hosts']} hosts, {first['passes']} {passes} in a step"
-    style.headed(ax, title(mine), place)
+    style.headed(ax, f"{first['ranks']} ranks on {first['hosts']} hosts, passes {first['passes']}")

@@ -19,7 +19,7 @@ from study.records.groups import by, groups, lines
 from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import SET_BY_MODEL, columns, each, largest_groups, least, parts, split_by_ranks
-from study.report.style import FAINT, INK, OPEN, SHADE, colour, conditions, ordered
+from study.report.style import FAINT, INK, OPEN, SHADE, colour, conditions
 
 VARIED = {"micro_batch": "rows per pass", "accumulation": "passes per step"}
 # Document 000, "Communication Amortization Effects": speed over DDP's, for effective batches from and to.
@@ -48,16 +48,14 @@ def seconds(runs: Iterable[Run]) -> list[float]:
 def middle(values: list[float], over: list[float] | None = None) -> dict:
     """Return a median over runs, or a ratio of two, with its interval where there are enough runs, and their number."""
     rng = np.random.default_rng(0)
-    n = len(values) if over is None else min(len(values), len(over))
     if over is None:
-        median, low, high = stats.median(values), None, None
-        if n >= stats.FEWEST_RUNS:
-            _, low, high = stats.median_with_interval(values, rng)
+        n = len(values)
+        median, low, high = stats.median_with_interval(values, rng)
     else:
-        median, low, high = stats.median(values) / stats.median(over), None, None
-        if n >= stats.FEWEST_RUNS:
-            _, low, high = stats.ratio_of_medians(values, over, rng)
-    return {"median": median, "low": low, "high": high, "n": n}
+        n = min(len(values), len(over))
+        median, low, high = stats.ratio_of_medians(values, over, rng)
+    enough = n >= stats.FEWEST_RUNS
+    return {"median": median, "low": low if enough else None, "high": high if enough else None, "n": n}
 
 
 def note(rows: pd.DataFrame) -> str:
@@ -82,7 +80,15 @@ def batches(runs: Runs, baseline: str = "ddp") -> pd.DataFrame:
     rows = []
     for setting in VARIED:
         for group, members in groups(timed(runs), without=(setting,)).items():
-            rows += _batches_of_group(group, members, setting, baseline)
+            baselines = by([run for run in members if run.arm == baseline], "ranks")
+            varied = [ranks for (ranks,), mine in baselines.items() if len({run.value(setting) for run in mine}) > 1]
+            for (value, ranks), mine in by([run for run in members if run.ranks in varied], setting, "ranks").items():
+                of_arm = by(mine, "arm")
+                base = of_arm.pop((baseline,), [])
+                for (arm,), repeats in of_arm.items() if base else ():
+                    row = {"group": group, "varied": VARIED[setting], "arm": arm, "value": value, "ranks": ranks}
+                    row |= {"batch": repeats[0].rows_per_step, "source": "measured"}
+                    rows.append(row | middle(seconds(base), seconds(repeats)))
     for band in BATCHES_000 if rows else ():
         place = {"varied": "batch", "value": band["from"], "batch": band["from"], "ranks": 8, "n": 0}
         place |= {"source": "document 000", "from": band["from"], "to": band["to"]}
@@ -90,37 +96,16 @@ def batches(runs: Runs, baseline: str = "ddp") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _batches_of_group(group: str, members: list[Run], setting: str, baseline: str) -> list[dict]:
-    rows = []
-    baselines = by([run for run in members if run.arm == baseline], "ranks")
-    varied = [ranks for (ranks,), mine in baselines.items() if len({run.value(setting) for run in mine}) > 1]
-    for (value, ranks), mine in by([run for run in members if run.ranks in varied], setting, "ranks").items():
-        of_arm = by(mine, "arm")
-        base = of_arm.pop((baseline,), [])
-        for (arm,), repeats in of_arm.items() if base else ():
-            place = {"group": group, "varied": VARIED[setting], "arm": arm, "value": value, "ranks": ranks}
-            place |= {"batch": repeats[0].rows_per_step, "source": "measured"}
-            rows.append(place | middle(seconds(base), seconds(repeats)))
-    return rows
-
-
 def sentence_of_batches(rows: pd.DataFrame) -> str:
     """Return whether a larger batch favours an arm."""
     items = []
     for mine in parts(rows[rows["source"] == "measured"], "varied", "arm").values() if len(rows) else ():
-        if len(mine) > 1:
-            several = mine.sort_values("batch", kind="stable")
-            first, last = several.iloc[0], several.iloc[-1]
-            small = f"{first['median']:.0%} of DDP's speed at {first['batch']:g} rows a step"
-            large = f"{last['median']:.0%} at {last['batch']:g}"
-            items.append(f"- {first['varied']}, {first['arm']}: {small}, {large}")
+        several = mine.sort_values("batch", kind="stable")
+        speeds = [
+            f"{row.median:.0%} of DDP's speed at {row.batch:g} rows a step" for row in each(several.iloc[[0, -1]])
+        ]
+        items.append(f"- {mine['varied'].iloc[0]}, {mine['arm'].iloc[0]}: {', '.join(speeds)}")
     return "\n".join(items)
-
-
-def title_of_batches(rows: pd.DataFrame) -> str:
-    spans = rows.groupby("arm")["median"].agg(["min", "max"])
-    texts = [f"{arm} {spans['min'][arm]:.0%} to {spans['max'][arm]:.0%}" for arm in ordered(rows["arm"])]
-    return f"Speed relative to DDP's: {', '.join(texts)}"
 
 
 @style.figure
@@ -140,7 +125,7 @@ def figure_of_batches(rows: pd.DataFrame) -> Figure:
         ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
         alike = list(mine["group"].unique())
         which = conditions(alike[0]) if len(alike) == 1 else f"{len(alike)} groups of runs, a line for each"
-        style.headed(ax, title_of_batches(mine), f"varied: {varied} ({which})")
+        style.headed(ax, f"varied: {varied} ({which})")
     axes[-1].set_xlabel("rows in a step, all ranks together")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[-1].xaxis.set_minor_formatter(NullFormatter())
@@ -164,48 +149,20 @@ def ladder(runs: Runs, base: str = "single", other: str = "zero3_cpu") -> pd.Dat
                 if values:
                     rows.append(place | {"what": "step_s", "arm": arm} | middle(values))
             if all(of_arm.values()):
-                rows.append(place | {"what": "speed-up", "arm": other} | _faster(of_arm[base], of_arm[other]))
+                ratio = middle(of_arm[base], of_arm[other])
+                gain = {name: ratio[name] and ratio[name] - 1 for name in ("median", "low", "high")}
+                rows.append(place | {"what": "speed-up", "arm": other} | ratio | gain)
     return pd.DataFrame(rows)
 
 
-def _faster(base: list[float], other: list[float]) -> dict:
-    """Return the speed-up: the ratio of two medians minus one."""
-    ratio = middle(base, other)
-    return {name: value - 1 if name != "n" and value is not None else value for name, value in ratio.items()}
-
-
 def sentence_of_ladder(rows: pd.DataFrame) -> str:
-    """Return the speed-up of the smallest and of the largest model."""
-    if rows.empty or not (rows["what"] == "speed-up").any():
-        return ""
-    ups = rows[rows["what"] == "speed-up"].sort_values("parameters", kind="stable")
-    small = _speed_up(ups.iloc[0], "smallest model")
-    large = _speed_up(ups.iloc[-1], "largest here")
-    faster = ups[ups["median"] > 0]["model"]
-    first = (
-        f"The smallest model that is faster with it is {faster.iloc[0]}."
-        if len(faster)
-        else "No model is faster with it."
-    )
-    printed = f"{SMALLEST_SPEEDUP_002:+.0%} for its smallest, and a gain beyond {WORTHWHILE_FROM_BYTES_002 / 1e9:g} GB"
-    text = f"The speed-up by {ups['arm'].iloc[0]} is {small} of weights) and {large}). {first}"
-    return f"{text} The document prints {printed}."
-
-
-def _speed_up(row: pd.Series, which: str) -> str:
-    return f"**{row['median']:+.0%}** for the {which} ({row['model']}, {row['weights_gb']:.3g} GB"
-
-
-def title_of_ladder(rows: pd.DataFrame) -> str:
-    ups = rows[rows["what"] == "speed-up"]
+    """Return the speed-up of each model."""
+    ups = rows[rows["what"] == "speed-up"].sort_values("parameters", kind="stable") if len(rows) else rows
     if ups.empty:
-        return "Seconds of a step as the model grows"
-    arm = ups["arm"].iloc[0]
-    than = "".join(f" than {other}" for other in ordered(rows["arm"]) if other != arm)
-    faster = int((ups["median"] > 0).sum())
-    if not faster:
-        return f"{arm} is slower{than} for every model that was tried"
-    return f"{arm} is faster{than} for {faster} of {len(ups)} models"
+        return ""
+    gains = ", ".join(f"{row.median:+.0%} ({row.model}, {row.weights_gb:.3g} GB of weights)" for row in each(ups))
+    printed = f"{SMALLEST_SPEEDUP_002:+.0%} for its smallest, and a gain beyond {WORTHWHILE_FROM_BYTES_002 / 1e9:g} GB"
+    return f"The speed-up by {ups['arm'].iloc[0]} is **{gains}**. The document prints {printed}."
 
 
 @style.figure
@@ -228,7 +185,7 @@ def figure_of_ladder(rows: pd.DataFrame) -> Figure:
     below.yaxis.set_major_formatter(PercentFormatter(1, 0))
     style.plain(above.yaxis)
     style.plain(below.xaxis)
-    style.headed(above, title_of_ladder(rows), " and ".join(rows["group"].unique()))
+    style.headed(above, " and ".join(rows["group"].unique()))
     marks: dict[str, style.Look] = {
         "document 002: its smallest model": {"color": INK, "marker": "_", "linestyle": "", "markersize": 12},
         "document 002: faster in this range": {"color": SHADE, "linewidth": 7},
@@ -256,59 +213,38 @@ def frontier(runs: Runs) -> pd.DataFrame:
 
 
 def sentence_of_frontier(rows: pd.DataFrame, most: int = 2) -> str:
-    """Return the fastest and the smallest arm of `most` groups, and what the latter costs."""
+    """Return the fastest and the smallest arm of `most` groups."""
     sentences = []
     for mine in largest_groups(rows, most):
         fast, small = least(mine, "median"), least(mine, "peak_bytes")
-        speed, held = f"{fast['median']:.3g} s per step", size(fast["peak_bytes"])
-        if len(mine) == 1:
-            rest = f"only {fast['line']} has timings: {speed}, {held}."
-        elif small["peak_bytes"] == fast["peak_bytes"]:
-            rest = f"{fast['line']} is the fastest ({speed}) and the smallest ({held})."
-        else:
-            less, slower = 1 - small["peak_bytes"] / fast["peak_bytes"], small["median"] / fast["median"]
-            offloaded = f"{small['line']} holds {less:.0%} less and takes {slower:.2g} times as long."
-            rest = f"{fast['line']} is the fastest ({speed}); {offloaded}"
-        sentences.append(f"In {conditions(mine['group'].iloc[0])}, {rest}")
+        texts = [f"{row['median']:.3g} s per step, {size(row['peak_bytes'])}" for row in (fast, small)]
+        text = f"{fast['line']} is the fastest ({texts[0]}) and {small['line']} holds the least ({texts[1]})"
+        sentences.append(f"In {conditions(mine['group'].iloc[0])}, {text}.")
     return " ".join(sentences)
-
-
-def title_of_frontier(rows: pd.DataFrame) -> str:
-    fast, small = least(rows, "median"), least(rows, "peak_bytes")
-    if small["peak_bytes"] == fast["peak_bytes"]:
-        return f"{fast['line']} is the fastest and holds the least"
-    slower = small["median"] / fast["median"]
-    return f"{small['line']} holds the least and takes {slower:.2g} times as long as {fast['line']}"
 
 
 @style.figure
 def figure_of_frontier(rows: pd.DataFrame) -> Figure:
     """Seconds of a step against peak memory, one point for each arm."""
     drawing, (ax,) = style.panels([3.2])
-    sizes = rows["peak_bytes"] / 1e6
     for row in each(rows):
         style.point(ax, row.peak_bytes / 1e6, row, markersize=8)
     in_order = rows.sort_values("peak_bytes", kind="stable")
     best = in_order[in_order["median"] < in_order["median"].cummin().shift(fill_value=np.inf)]
-    marks: dict[str, style.Look] = {}
-    on_cpu = rows["peak_of"].iloc[0] == "tracked"
-    if len(best) > 1:
-        marks["nothing is both smaller and faster"] = {"color": FAINT, "linestyle": ":"}
-        ax.step(
-            best["peak_bytes"] / 1e6, best["median"], where="post", linewidth=1, zorder=0, color=FAINT, linestyle=":"
-        )
-    whose = "a rank's tensors, in host memory" if on_cpu else "a rank, as PyTorch allocated it on the GPU"
+    marks: dict[str, style.Look] = {"the frontier": {"color": FAINT, "linestyle": ":"}}
+    if (rows["kind"] != "real").any():
+        marks["emulated smaller device"] = OPEN
+    ax.step(best["peak_bytes"] / 1e6, best["median"], where="post", linewidth=1, zorder=0, color=FAINT, linestyle=":")
+    whose = "a rank, as PyTorch allocated it on the GPU"
+    text = note(rows)
+    if rows["peak_of"].iloc[0] == "tracked":
+        whose = "a rank's tensors, in host memory"
+        text += " On a CPU, host and device share one memory, so offloading saves nothing."
     ax.set(xlabel=f"peak memory of {whose} (MB)", ylabel="seconds of a step", xscale="log", yscale="log")
     style.plain(ax.xaxis)
     style.plain(ax.yaxis)
-    style.headed(ax, title_of_frontier(rows), rows["group"].iloc[0])
-    if (rows["kind"] != "real").any():
-        marks["emulated smaller device"] = OPEN
-    text = " On a CPU, host and device share one memory, so offloading saves nothing." if on_cpu else ""
-    style.finished(drawing, style.keys([], marks), f"{note(rows)}{text}", 2)
-    places = dict(zip(rows["line"], zip(sizes, rows["median"], strict=True), strict=True))
-    style.name_points(ax, places, dict(zip(rows["line"], rows["arm"], strict=True)))
-    return drawing
+    style.headed(ax, rows["group"].iloc[0])
+    return style.finished(drawing, style.keys(rows["arm"], marks), text)
 
 
 # --- one setting varied, and what saving leaves --------------------------------------------------------------------
@@ -322,19 +258,31 @@ def varied(runs: Runs, setting: str) -> pd.DataFrame:
         alike = by(members, *({"arm", "ranks"} - {setting})).values()
         if any(len({run.value(setting) for run in mine}) > 1 for mine in alike):
             for (arm, value, ranks), mine in by(members, "arm", setting, "ranks").items():
-                place = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
-                rows.append(place | _results(mine))
+                row = {"group": group, "arm": arm, setting: value, "ranks": ranks, "n": len(mine)}
+                of_runs = every_run(mine)[["loss", "step_s", "peak_mb", "moved_mb"]].astype(float)
+                medians = of_runs.rename(columns={"loss": "final_loss"}).median().to_dict()
+                rows.append(row | medians | {"peak_mb": of_runs["peak_mb"].max()})
     return pd.DataFrame(rows)
 
 
-def _results(mine: list[Run]) -> dict:
-    first, times = mine[0], seconds(mine)
-    return {
-        "final_loss": stats.median([run.losses[-1] for run in mine]) if first.losses else None,
-        "step_s": stats.median(times) if times else None,
-        "peak_mb": max(run.peak_bytes or 0 for run in mine) / 1e6 if first.peak_bytes else None,
-        "moved_mb": sum(first.traffic.values()) / 1e6 if first.traffic else None,
+def every_run(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return a row for each run, however it ended."""
+    return pd.DataFrame([row_of(run) for run in runs])
+
+
+def row_of(run: Run) -> dict:
+    """Return a run as the list of all runs shows it. What is not known is None."""
+    evaluations = run.record.loss.eval
+    about = columns(run, "status", "kind", "arm", "task", "model", "precision", "ranks")
+    results = {
+        "loss": run.losses[-1] if run.losses else None,
+        "eval_loss": evaluations[-1].eval_loss if evaluations else None,
+        "step_s": run.median_step_s,
+        "peak_mb": run.peak_bytes / 1e6 if run.peak_bytes else None,
+        "peak_of": run.peak_of,
+        "moved_mb": sum(run.traffic.values()) / 1e6 if run.traffic else None,
     }
+    return {"run": run.name} | about | results | columns(run, "micro_batch", "accumulation", "seed")
 
 
 def saved(runs: Runs) -> pd.DataFrame:
@@ -361,12 +309,9 @@ def machines(runs: Runs) -> tuple[pd.DataFrame, pd.DataFrame]:
     places = pd.DataFrame([{"environment": letter} | place for letter, place in compared.environments.items()])
     differ = [str(name) for name in places if places[name].astype(str).nunique() > 1]
     cells = pd.DataFrame(compared.rows).rename(columns=PLAIN)
-    return _first(cells, FIRST_COLUMNS), _first(places, differ).rename(columns=PLAIN)
-
-
-def _first(rows: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    first = [name for name in names if name in rows]
-    return rows[[*first, *(name for name in rows if name not in first)]]
+    first = [name for name in FIRST_COLUMNS if name in cells]
+    places = places[[*differ, *(name for name in places if name not in differ)]].rename(columns=PLAIN)
+    return cells[[*first, *(name for name in cells if name not in first)]], places
 
 
 @style.figure
@@ -381,6 +326,6 @@ def figure_of_machines(rows: pd.DataFrame) -> Figure:
     style.plain(ax.xaxis)
     ratios = compared["vs_a"]
     title = f"A step takes {ratios.min():.2g} to {ratios.max():.2g} times as long as in environment A"
-    style.headed(ax, title, "equal cells")
+    style.headed(ax, "equal cells", title)
     text = "Each point is one cell. Environments differ in machine, software or commit, and were measured at different"
     return style.finished(drawing, style.keys(compared["arm"]), f"{text} times: small differences may be noise.")

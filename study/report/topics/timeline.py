@@ -1,6 +1,5 @@
 """A predicted step as a picture: one lane per stream."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,71 +15,48 @@ from study.predictor.timing.replay import Span, as_rows
 from study.predictor.timing.steptime import Machine, step_time
 from study.report import style
 from study.report.grouping import parts
-from study.report.style import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, WIDTH, WINE
+from study.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, WINE
 
 DISK_BYTES_PER_S = 6e9  # of two good NVMe disks, where a disk is drawn
 
 # By the first word of a task's name. Nothing is told apart by colour alone: lanes have names, and kinds their order.
-KINDS = {
-    "forward": BLUE,
-    "backward": ORANGE,
-    "update": GREEN,
-    "all_gather": SKY,
-    "reduce_scatter": PURPLE,
-    "all_reduce": WINE,
-}
-OTHERS = GREY
+KINDS = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
+KINDS |= {"all_gather": SKY, "reduce_scatter": PURPLE, "all_reduce": WINE}
+OTHERS = ("moving states", GREY)
 UNSEEN = 1500  # of a step: a figure has some 600 dots across
 
 
-def lanes(axes: Axes, spans: Sequence[dict]) -> dict[str, Patch]:
+def lanes(axes: Axes, rows: pd.DataFrame) -> dict[str, Patch]:
     """Draw spans as lanes, in the order of their first task, and return what the colours mean."""
-    streams = list(dict.fromkeys(span["stream"] for span in spans))
-    bars: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    for span in spans:
-        word = span["task"].partition(" ")[0]
-        label = word if word in KINDS else "moving states"
-        bars[streams.index(span["stream"]), label].append((span["start s"], span["end s"] - span["start s"]))
+    words = rows["task"].str.partition(" ")[0]
+    kinds = words.where(words.isin(KINDS), OTHERS[0])
+    streams = list(rows["stream"].unique())
     patches = {}
-    unseen_s = max(span["end s"] for span in spans) / UNSEEN
-    for (lane, label), places in bars.items():
-        colour = KINDS.get(label, OTHERS)
-        whole = _joined(places, unseen_s)
-        axes.broken_barh(whole, (lane - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows what is very short
-        patches[label] = Patch(color=colour, label=label)
+    for (stream, kind), mine in rows.assign(kind=kinds).groupby(["stream", "kind"], sort=False):
+        kind = str(kind)
+        colour = KINDS.get(kind, OTHERS[1])
+        places = _joined(mine, rows["end s"].max() / UNSEEN)
+        axes.broken_barh(places, (streams.index(stream) - 0.35, 0.7), color=colour, lw=0.4)  # the edge shows the short
+        patches[kind] = Patch(color=colour, label=kind)
     axes.set_yticks(range(len(streams)), streams)
     axes.invert_yaxis()
     return patches
 
 
-def _joined(places: list[tuple[float, float]], unseen_s: float) -> list[tuple[float, float]]:
-    """Join neighbours without a visible gap: a step has a thousand tasks."""
-    joined: list[tuple[float, float]] = []
-    for start, length in sorted(places):
-        if joined and start - sum(joined[-1]) < unseen_s:
-            joined[-1] = (joined[-1][0], max(sum(joined[-1]), start + length) - joined[-1][0])
-        else:
-            joined.append((start, length))
-    return joined
-
-
-@style.figure
-def draw(spans: Sequence[Span], title: str) -> Figure:
-    """Return a predicted step as a figure."""
-    shown = as_rows(spans)
-    height = 0.7 + 0.45 * len({row["stream"] for row in shown})
-    drawing = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes = drawing.add_subplot()
-    handles = list(lanes(axes, shown).values())
-    axes.set_xlabel("seconds of a predicted step")
-    axes.set_title(title, fontsize="small", color=INK, loc="left", wrap=True)
-    drawing.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="x-small", frameon=False)
-    return drawing
+def _joined(rows: pd.DataFrame, unseen_s: float) -> list[tuple[float, float]]:
+    """Return starts and lengths, neighbours without a visible gap joined: a step has a thousand tasks."""
+    in_order = rows.sort_values("start s", kind="stable")
+    until = in_order["end s"].cummax()
+    is_new = in_order["start s"] - until.shift(fill_value=-float("inf")) >= unseen_s
+    ends = until.groupby(is_new.cumsum()).last()
+    starts = in_order["start s"][is_new]
+    return list(zip(starts, ends.to_numpy() - starts.to_numpy(), strict=True))
 
 
 def save(spans: Sequence[Span], title: str, path: Path) -> None:
     """Draw a predicted step to a file."""
-    draw(spans, title).savefig(path)
+    rows = pd.DataFrame(as_rows(spans))
+    figure(rows.assign(setup=title, arm="step")).savefig(path)
 
 
 def table() -> pd.DataFrame:
@@ -103,7 +79,7 @@ def figure(rows: pd.DataFrame) -> Figure:
     drawing, axes = style.panels([0.5 + 0.35 * mine["stream"].nunique() for mine in arms.values()])
     handles: dict[str, Patch] = {}
     for ax, (arm, mine) in zip(axes, arms.items(), strict=True):
-        handles |= lanes(ax, mine.to_dict("records"))
+        handles |= lanes(ax, mine)
         ax.set_title(f"{arm}: {mine['end s'].max():.2g} s in a step")
     axes[-1].set_xlabel("seconds since the step began")
     text = f"Predicted, not measured: {rows['setup'].iloc[0]}. Dependencies between tasks are not drawn."

@@ -4,7 +4,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.bench.prediction import setup_of
-from study.io.words import joined
 from study.predictor import nodes, papers
 from study.records import metrics
 from study.records.groups import groups, lines
@@ -12,14 +11,11 @@ from study.records.runs import Run, Runs
 from study.report import style
 from study.report.grouping import columns, each, in_order, sums
 from study.report.style import ordered
-from study.report.topics import bars
-from study.report.topics.memory import extremes
 from study.spec import node_traffic
 
 COUNTED, PAPER, DOCUMENT = "counted", "ZeRO paper", "document 000"  # sources of bars
 # Document 000, "Communication Overhead Analysis": traffic over ZeRO-0's, which it says moves nothing in a step.
 PRINTED = {"zero2": {"any": 2.0}, "zero3": {"any": 4.0}}
-EQUAL = 1.005  # what differs by less is called equal
 
 
 def table(runs: Runs) -> pd.DataFrame:
@@ -32,15 +28,12 @@ def table(runs: Runs) -> pd.DataFrame:
     for group, members in known.items():
         for line, repeats in lines(members).items():
             run = repeats[0]
-            place = {"group": group, "line": line, "passes": run.accumulation} | columns(run, "arm", "ranks", "kind")
-            rows += _bar(place | {"source": COUNTED}, _counted(run), len(repeats))
-            rows += _bar(place | {"source": PAPER}, _of_paper(run), 0)
-            rows += _bar(place | {"source": DOCUMENT}, PRINTED.get(run.arm, {}), 0)
+            about = {"group": group, "line": line, "passes": run.accumulation} | columns(run, "arm", "ranks", "kind")
+            bars = {COUNTED: _counted(run), PAPER: _of_paper(run), DOCUMENT: PRINTED.get(run.arm, {})}
+            for source, times_of in bars.items():
+                about |= {"source": source, "n": len(repeats) if source == COUNTED else 0}
+                rows += [about | {"collective": kind, "times": times} for kind, times in times_of.items()]
     return pd.DataFrame(rows)
-
-
-def _bar(place: dict, times_of: dict[str, float], n: int) -> list[dict]:
-    return [place | {"collective": kind, "times": times, "n": n} for kind, times in times_of.items()]
 
 
 def _counted(run: Run) -> dict[str, float]:
@@ -78,16 +71,13 @@ def between_nodes(runs: Runs, node_ranks: int = 2) -> pd.DataFrame:
     A node sends on rings that enter and leave each node once. `kernel`: bytes that the kernel saw written, divided by
     what gloo should write. Only models with formulas have predictions.
     """
-    several = [run for run in runs.done if run.traffic and is_of_nodes(run.ranks, node_ranks)]
+    several = [
+        run for run in runs.done if run.traffic and (run.ranks or 0) > node_ranks and not (run.ranks or 0) % node_ranks
+    ]
     rows = []
     for group, members in groups(several).items():
         rows += [{"group": group} | _between_nodes(run, node_ranks) for run in sorted(members, key=in_order)]
     return pd.DataFrame(rows)
-
-
-def is_of_nodes(ranks: int | None, node_ranks: int) -> bool:
-    """Return whether ranks fill several nodes."""
-    return ranks is not None and ranks > node_ranks and ranks % node_ranks == 0
 
 
 def _between_nodes(run: Run, node_ranks: int) -> dict:
@@ -113,56 +103,37 @@ def _between_nodes(run: Run, node_ranks: int) -> dict:
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """Return multiples of an all-reduce, as counted and as published."""
+    """Return multiples of an all-reduce, as counted and as published: of each arm the range over all groups."""
     if rows.empty:
         return ""
-    items = [_of_arm(arm, rows[rows["arm"] == arm]) for arm in ordered(rows["arm"])]
+    times = rows.groupby(["arm", "source", "passes", "group", "line"])["times"].sum()
+    spans = times.groupby(["arm", "source", "passes"]).agg(["min", "max"])
+    items = []
+    for arm in ordered(rows["arm"]):
+        counted = spans.loc[arm].loc[[COUNTED]].reset_index("passes")
+        ranges = [(dict.fromkeys(f"{times:.3g}" for times in (row.min, row.max)), row.passes) for row in each(counted)]
+        texts = [f"**{' to '.join(times)}** (passes: {passes})" for times, passes in ranges]
+        published = spans.loc[arm].drop(COUNTED).groupby("source")["max"].last()
+        texts += [f"{source} {value:.3g}" for source, value in published.items()]
+        items.append(f"- {arm}: {'; '.join(texts)}")
     head = "Bytes sent in a step, as multiples of one all-reduce of the gradients, over all groups, by passes per step:"
     return f"{head}\n\n" + "\n".join(items)
-
-
-def _of_arm(arm: str, mine: pd.DataFrame) -> str:
-    times = mine.groupby(["source", "passes", "group", "line"], sort=False)["times"].sum().reset_index()
-    counted = times[times["source"] == COUNTED].sort_values("passes")
-    passes_of: dict[str, list[str]] = {}
-    for passes, values in counted.groupby("passes")["times"]:
-        passes_of.setdefault(_range(values), []).append(str(passes))
-    words = [f"{span} ({joined(each)} pass{'es' * (each != ['1'])})" for span, each in passes_of.items()]
-    published = times[times["source"] != COUNTED].drop_duplicates("source", keep="last")
-    words += [f"{row.source} {row.times:.3g}" for row in each(published)]
-    return f"- {arm}: {'; '.join(words)}"
-
-
-def _range(values: pd.Series) -> str:
-    low, high = values.min(), values.max()
-    return f"**{low:.3g}**" if high < EQUAL * low else f"**{low:.3g}** to **{high:.3g}**"
-
-
-def title(rows: pd.DataFrame) -> str:
-    times = sums(rows[rows["source"] == COUNTED], "line", "times")
-    if not times:
-        return "No bytes were counted"
-    least, most = extremes(times)
-    if times[most] < EQUAL * times[least]:
-        return f"Every arm sends {times[most]:.2g} times the bytes of one all-reduce"
-    other = "as many" if abs(times[least] - 1) < 0.005 else f"{times[least]:.2g} times"
-    return f"{most} sends {times[most]:.2g} times the bytes of one all-reduce, {least} {other}"
 
 
 @style.figure
 def figure(rows: pd.DataFrame) -> Figure:
     """Bytes that a rank sends in a step, as a multiple of one all-reduce of the gradients: counted and published."""
     counted = rows[rows["source"] == COUNTED]
-    stacks = bars.Stacks(
+    drawing = style.stacks(
+        rows.assign(length=rows["times"]),
         part="collective",
         colours=style.COLLECTIVES,
         solid=COUNTED,
-        unit="all-reduces",
-        label="bytes sent in a step (1 = one all-reduce of the gradients)",
-        title=title(rows),
+        words=lambda times: f"{times:.3g}",
         note=f"Counted: {style.counted(counted)}. Bytes as sent in rings, where an all-reduce sends the data twice.",
     )
-    return bars.draw(rows.assign(length=rows["times"]), stacks)
+    drawing.axes[0].set_xlabel("bytes sent in a step (1 = one all-reduce of the gradients)", loc="right")
+    return drawing
 
 
 def by_arm(rows: pd.DataFrame, source: str) -> dict[str, float]:

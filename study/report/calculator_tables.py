@@ -1,0 +1,250 @@
+"""Writes `calculator.json.gz`: the memory of the built-in shapes under each arm, as tables for the report's calculator.
+
+`python -m study.report.calculator_tables` computes them with the functions of `study estimate`, in minutes. Rows and
+tokens stay open: what is held at a moment of a step is a number of bytes, and a polynomial for the activations. Of all
+moments the tables have those that are the peak for some rows and tokens.
+"""
+
+import gzip
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+
+from study.predictor.estimate import estimate, memory
+from study.predictor.memory.profile import Gradient, Held, Profile
+from study.predictor.setup import Setup
+from study.predictor.tracing import committed
+from study.predictor.tracing.tape import Event, events
+from study.predictor.tracing.transformer import Transformer
+from study.report.topics.memory import PARTS
+from study.spec.shapes import SHAPES, config_of
+
+FILE = Path(__file__).with_name("calculator.json.gz")
+ARMS = (
+    *("single", "ddp", "zero1", "zero1_cpu", "zero2", "zero2_cpu", "zero3", "zero3_cpu", "zero3_nvme"),
+    *("fsdp2", "fsdp2_grad_op", "fsdp2_cpu"),
+)
+GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
+PRECISIONS = ("bf16_cast", "bf16", "fp32")
+KINDS = ("decoder", "encoder", "seq2seq")  # whose rows have tokens
+LEAST_TOKENS = 2  # a size of 1 leads to other kernels
+SAMPLES = [(rows, LEAST_TOKENS + more) for rows in (2, 3, 1) for more in range(3)]
+GROUPS = (slice(0, 6), slice(6, 9))  # the samples of passes over several rows, and over one row
+# A pass makes activations and temporaries. The calculator shows them as one part.
+PART_OF = {role: part for part, roles in enumerate(PARTS.values()) for role in roles}
+PART_OF["temporaries"] = PART_OF["activations"]
+GRID = [(rows, tokens) for rows in (0, 1, 5, 30, 1000) for tokens in (0, 60, 500, 2000, 8000, 100_000)]  # beyond least
+
+
+class Bytes(float):
+    """Bytes of activations in each sample, with a row for each candidate. They add up like a number."""
+
+    samples: numpy.ndarray
+
+    @classmethod
+    def of(cls, samples: numpy.ndarray) -> "Bytes":
+        most = cls(samples.max())
+        most.samples = samples
+        return most
+
+    def __add__(self, other: float) -> "Bytes":
+        return Bytes.of(self.samples + (other.samples if isinstance(other, Bytes) else int(other)))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: float) -> "Bytes":
+        return Bytes.of(self.samples - int(other))
+
+
+def differences(samples: numpy.ndarray) -> numpy.ndarray:
+    """Return the coefficients of the polynomials through samples, exactly.
+
+    With u tokens and v rows more than the least, a polynomial is the sum of 1, u and u (u - 1) / 2, and for several
+    rows of v times the same, each with its coefficient. u and v are never negative.
+    """
+    first, second, third = (samples[..., start::3] for start in range(3))
+    of_tokens = numpy.stack([first, second - first, third - 2 * second + first], axis=-1)
+    of_tokens[..., 1:, :] -= of_tokens[..., :1, :]
+    return of_tokens.reshape(samples.shape)
+
+
+def highest(polynomials: numpy.ndarray) -> list[int]:
+    """Return the places of the polynomials that are the largest for some rows and tokens, and few others."""
+    rows, tokens = numpy.array(GRID, dtype=float).T
+    terms = numpy.stack([numpy.ones_like(tokens), tokens, tokens * (tokens - 1) / 2])
+    if polynomials.shape[1] == 6:
+        terms = numpy.concatenate([terms, rows * terms])
+    chosen = numpy.unique((polynomials @ terms).argmax(axis=0)).tolist()
+    _, others = numpy.unique(polynomials, axis=0, return_index=True)
+    while len(others := others[~_are_covered(polynomials[others], polynomials[chosen])]):
+        chosen.append(int(others[polynomials[others].sum(axis=1).argmax()]))
+    return chosen
+
+
+def _are_covered(polynomials: numpy.ndarray, chosen: numpy.ndarray) -> numpy.ndarray:
+    """Return for each polynomial whether a mean of two chosen ones is nowhere lower."""
+    first, second = chosen[:, None, :].astype(float), chosen[None, :, :].astype(float)
+    slope, lack = first - second, polynomials[:, None, None, :] - second
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        share = lack / slope  # the first one's least share of the mean, or its most
+    least = numpy.where(slope > 0, share, 0).max(axis=-1, initial=0)
+    most = numpy.where(slope < 0, share, 1).min(axis=-1, initial=1)
+    possible = numpy.all((slope != 0) | (lack <= 0), axis=-1)
+    return (possible & (least <= most)).any(axis=(1, 2))
+
+
+class Pass:
+    """A pass over a microbatch in all samples."""
+
+    def __init__(self, model: Transformer, setup: Setup):
+        ways = [(replace(setup, sequence=tokens).way, rows) for rows, tokens in SAMPLES]
+        tapes = [committed.tape(model.dimensions, model.dropout, way, rows) or [] for way, rows in ways]
+        self.flops = numpy.array([sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes])
+        self.inputs = numpy.array([sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes])
+        by_name = {tensor.name: tensor for tensor in model.tensors}
+        gradients: list[Gradient] = []
+        at_use: dict[str, float] = {}
+        start = []
+        for same in zip(*map(events, tapes), strict=True):
+            kind, _, name = same[0].name.partition(" ")
+            now = Bytes.of(numpy.array([[event.kept + event.in_use for event in same]]))
+            if kind == "use":
+                at_use[name] = now
+            if not gradients:
+                start.append(same)
+            if kind == "gradient":
+                size = same[0].gradient
+                gradients.append(Gradient(by_name[name], Held(_most([same]) - size, 0), Held(now - size, 0)))
+        self.profile = Profile(0, Held(_most(start), 0), at_use, tuple(gradients))
+
+
+def _most(same: list[tuple[Event, ...]]) -> Bytes:
+    """Return the most bytes that are held before some events: a row for each candidate."""
+    chosen = []
+    for samples in GROUPS:
+        of_sample = [[each[number] for each in same] for number in range(len(SAMPLES))[samples]]
+        points = numpy.array([[sum(held) for event in each for held in event.since] for each in of_sample]).T
+        chosen.append(points[highest(differences(points))])
+    rows = max(map(len, chosen))
+    return Bytes.of(numpy.hstack([numpy.resize(points, (rows, points.shape[1])) for points in chosen]))
+
+
+class Numbers(dict[tuple[int, ...], int]):
+    """The polynomials of a table, each with its place."""
+
+    def __missing__(self, polynomial: tuple[int, ...]) -> int:
+        self[polynomial] = len(self)
+        return self[polynomial]
+
+
+def peaks(setup: Setup, kept: Profile, tables: tuple[Numbers, ...]) -> list[list[list[int]]]:
+    """Return the moments that are the peak for some of several rows, and those for one row.
+
+    A moment is the place of its activations in a table, and then the bytes of each part.
+    """
+    states, times, _ = memory(setup, kept)
+    moments = []
+    for _, now in times:
+        parts, activations = [0] * len(PARTS), numpy.zeros((1, len(SAMPLES)), dtype=int)
+        for role, size in [*states.items(), *now.items()]:
+            if isinstance(size, Bytes):
+                activations = size.samples
+            else:
+                parts[PART_OF[role.removeprefix("host_")]] += int(size)
+        moments += [(each, parts) for each in activations]
+    return [_peaks(moments, samples, table) for samples, table in zip(GROUPS, tables, strict=True)]
+
+
+def _peaks(moments: list[tuple[numpy.ndarray, list[int]]], samples: slice, table: Numbers) -> list[list[int]]:
+    activations = differences(numpy.array([each[samples] for each, _ in moments]))
+    whole = activations.copy()
+    whole[:, 0] += numpy.array([sum(parts) for _, parts in moments])
+    return [[table[tuple(activations[place].tolist())], *moments[place][1]] for place in highest(whole)]
+
+
+def of_model(name: str) -> dict | None:
+    """Return the tables of a shape; None if its passes are not in the package."""
+    model = Transformer.of(config_of(name), name)
+    if not committed.has_passes(model.dimensions, None) or model.look.kind not in KINDS:
+        return None
+    known = {precision: _of_precision(model, precision) for precision in PRECISIONS if _is_known(model, precision)}
+    return {"parameters": sum(tensor.elements for tensor in model.tensors), "positions": model.positions} | known
+
+
+def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) -> Setup:
+    attention = "sdpa" if model.has_fused_attention else "eager"
+    fixed = {
+        "precision": precision,
+        "attention": attention,
+        "device": "cuda",
+        "micro_batch": 2,
+        "sequence": LEAST_TOKENS,
+    }
+    return Setup.of_arm(model, arm, ranks=gpus, **fixed | values)
+
+
+def _is_known(model: Transformer, precision: str) -> bool:
+    ways = [setup_of(model, precision, arm, 2).way for arm in ARMS]
+    return all(committed.tape(model.dimensions, None, way, 2) is not None for way in ways)
+
+
+def _of_precision(model: Transformer, precision: str) -> dict:
+    moved = {
+        arm: [_moved(model, precision, arm, gpus) for gpus in GPUS_TRIED[: 1 if arm == "single" else None]]
+        for arm in ARMS
+    }
+    passes = {mode: _of_passes(model, precision, mode == "recomputed") for mode in ("kept", "recomputed")}
+    return {"moved": moved} | passes
+
+
+def _moved(model: Transformer, precision: str, arm: str, gpus: int) -> list:
+    """Return the bytes on the host in a step of one pass and of more, those on disk, and those of each collective.
+
+    Collectives have bytes for each step and for each pass.
+    """
+    one, two = (estimate(setup_of(model, precision, arm, gpus, accumulation=passes)) for passes in (1, 2))
+    each = {kind: two.traffic[kind] - size for kind, size in one.traffic.items()}
+    collectives = {kind: [size - each[kind], each[kind]] for kind, size in one.traffic.items()}
+    return [one.host_bytes, two.host_bytes, one.nvme_bytes["held"], collectives]
+
+
+def _of_passes(model: Transformer, precision: str, checkpointing: bool) -> dict:
+    passes: dict[tuple, Pass] = {}
+    tables = (Numbers(), Numbers())
+    of_arms: dict[str, list] = {arm: [] for arm in ARMS}
+    for arm, gpus in itertools.product(ARMS, GPUS_TRIED):
+        if arm == "single" and gpus > 1:
+            continue
+        setups = [setup_of(model, precision, arm, gpus, checkpointing=checkpointing, accumulation=n) for n in (1, 2)]
+        way = setups[0].way
+        if way not in passes:
+            passes[way] = Pass(model, setups[0])
+        one, more = (peaks(setup, passes[way].profile, tables) for setup in setups)
+        of_arms[arm].append([one] if one == more else [one, more])
+    ways = {arm: setup_of(model, precision, arm, 1, checkpointing=checkpointing).way for arm in ARMS}
+    flops = {arm: _polynomials(passes[way].flops) for arm, way in ways.items()}
+    inputs = _polynomials(next(iter(passes.values())).inputs)
+    return {"flops": flops, "inputs": inputs, "activations": [[*table] for table in tables], "arms": of_arms}
+
+
+def _polynomials(samples: numpy.ndarray) -> list[list[int]]:
+    return [differences(samples[part]).tolist() for part in GROUPS]
+
+
+def main(names: list[str]) -> None:
+    """Compute the tables of the named shapes, or of all. Other shapes keep theirs."""
+    models = json.loads(gzip.decompress(FILE.read_bytes()))["models"] if names else {}
+    for name in names or [name for name in SHAPES if not name.endswith(("-micro", "-tiny"))]:
+        if tables := of_model(name):
+            models[name] = tables
+            sys.stderr.write(f"{name}: {', '.join(precision for precision in PRECISIONS if precision in tables)}\n")
+    content = json.dumps({"gpus": GPUS_TRIED, "models": models}, separators=(",", ":"))
+    FILE.write_bytes(gzip.compress(content.encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
