@@ -284,5 +284,5 @@ def test_a_damaged_state_of_a_job_is_one_sentence(tmp_path):
     (folder / jobs.STATE).write_text('{"job": ')
     with pytest.raises(Stop, match=r"job\.json"):
         jobs.adopted(tmp_path, turn, {})
-    (folder / jobs.STATE).write_text('{"job": "7", "collected": false}')
-    assert jobs.adopted(tmp_path, turn, {}).job.id == "7"
+    (folder / jobs.STATE).write_text('{"job": 7, "collected": false}')
+    assert jobs.adopted(tmp_path, turn, {}).job.id == 7

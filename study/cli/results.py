@@ -1,6 +1,7 @@
 """`study claims` and `study report`: verdicts on published claims, and the web pages."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 import tyro
@@ -9,12 +10,15 @@ from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
+from study.ledger.certainty import certainty
 from study.ledger.ledger import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
 from study.spec.options import AsJson
 
+CENTRAL = "What each document stands for, and what we find (study claims ID has the rest):"
+ALL = "All claims about the world:"
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
 once (consistent, contradictions, open), and premises, which are ours."""
@@ -92,8 +96,20 @@ def _checks(names: tuple[str, ...]) -> list[str]:
     return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines]), "", *catalogue.names()]
 
 
+def _central(verdict: Verdict) -> dict:
+    """Return a central claim as a row."""
+    says = textwrap.shorten(verdict.claim.says, 50, placeholder=" ...", break_on_hyphens=False)
+    level = certainty(verdict)
+    finding = verdict.verdict if level else verdict.open_because or verdict.verdict
+    return {"claim": verdict.claim.id, "says": says, "we find": finding, "certainty": level.level if level else None}
+
+
 def _summary(verdicts: list[Verdict]) -> None:
-    """Count the verdicts by document and by evidence, in at most 100 columns."""
+    """Show the central claims, and count the verdicts by document and by evidence, in at most 100 columns."""
+    if central := [_central(verdict) for verdict in verdicts if verdict.claim.central]:
+        say(CENTRAL, "")
+        show(central)
+        say("", ALL, "")
     rows = [ledger.row(verdict) for verdict in verdicts]
     of_world = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
     by_verdict = []

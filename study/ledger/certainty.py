@@ -1,7 +1,7 @@
 """How certain a verdict is, in the four words of GRADE, with its reasons. It is computed, never typed.
 
-It starts from what the verdict rests on, and goes down one step for each reason to doubt. GRADE is the scale of evidence
-in medicine (Guyatt and others, BMJ 336, 2008). Only decided verdicts have a certainty.
+It starts from what the verdict rests on, and goes down one step for each reason to doubt. GRADE is the scale of
+evidence in medicine (Guyatt and others, BMJ 336, 2008). Only decided verdicts have a certainty.
 """
 
 from collections.abc import Iterator

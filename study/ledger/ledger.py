@@ -162,7 +162,9 @@ def _over_cases(check: Check, verdicts: list[Verdict]) -> Verdict:
         holds_under=holds,
         fails_under=fails,
         cases=tuple(words),
-        tolerances=tuple(over_cases([*each], check.relation) for each in zip(*_each(verdicts, "tolerances"))),
+        tolerances=tuple(
+            over_cases([*each], check.relation) for each in zip(*_each(verdicts, "tolerances"), strict=True)
+        ),
     )
 
 
@@ -252,7 +254,10 @@ def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> lis
 
 
 def _compared(check: Check, claimed: object, finding: Finding, scale: float = 1) -> str:
-    """Return the verdict on one value, with a multiple of the tolerance. Raise Stop if the check never finds a value of this kind."""
+    """Return the verdict on one value, with a multiple of the tolerance.
+
+    Raise Stop if the check never finds a value of this kind.
+    """
     if claimed is None:
         return NOT_TESTED
     against = claimed if finding.instead_of is None else finding.instead_of
@@ -364,7 +369,7 @@ def _fields(thing: object, *names: str) -> dict:
 
 
 def counted(rows: list[dict]) -> list[dict]:
-    """Return the rows that count: no premises, nothing by construction, the worst of those that share a contradiction."""
+    """Return the rows that count: no premises, nothing by construction, one of those that share a contradiction."""
     best_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]), reverse=True)
     chosen = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in best_first}
     named = [row for row in rows if row["claim"] in chosen.values()]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from study.io.numbers import count, quantity, short
 from study.io.words import joined
 from study.ledger.arguments import as_list, is_number
+from study.ledger.certainty import certainty
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, in_units, otherwise
 from study.ledger.model import Check, Claim
@@ -195,8 +196,11 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "quote": claim.quote and f"“{claim.quote}”",
         "claimed": claimed_in_full(verdict),
         "found": found_words(verdict, claim.unit),
-        "verdict": verdict.verdict,
+        "central": claim.central,
+        "verdict": "; ".join(filter(None, (verdict.verdict, verdict.open_because, verdict.holding))),
         "basis": basis_words(verdict),
+        "certainty": str(certainty(verdict) or ""),
+        "not counted": claim.by_construction and f"true by construction: {claim.by_construction}",
         "group": claim.contradiction and f"the claims of this error count once: {claim.contradiction}",
         "left open": "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items()),
         "holds with": _few(verdict.holds_under, "; "),

@@ -53,7 +53,7 @@ MAX_BYTES = 1 << 16
 class State:
     """What a run folder keeps of its job."""
 
-    job: str
+    job: int
     collected: bool
 
 
