@@ -99,12 +99,14 @@ def test_a_claim_in_full(golden):
 
 def row(word: str, basis: str, number: int, premise: bool = False, contradiction: str | None = None) -> dict:
     about = {"claim": f"X-{number}", "document": "libraries", "title": "A title"}
-    return about | {"verdict": word, "basis": basis, "premise": premise, "contradiction": contradiction}
+    about |= {"premise": premise, "by_construction": False, "contradiction": contradiction}
+    return about | {"verdict": word, "basis": basis}
 
 
 ROWS = [row(v.SUPPORTED, MEASURED, 1), row(v.NOT_TESTED, MEASURED, 2), row(v.REFUTED, PREDICTED, 3)]
 ROWS += [row(v.CONTRADICTS, OWN, 4, contradiction="tokens"), row(v.CONTRADICTS, OWN, 5, contradiction="tokens")]
 ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
+ROWS += [row(v.SUPPORTED, PREDICTED, 8) | {"by_construction": True}]
 
 
 def test_headlines_say_what_rests_on_real_runs(golden):
