@@ -8,6 +8,7 @@ from pathlib import Path
 
 from study.io.files import safe_join
 from study.ledger import words
+from study.ledger.certainty import certainty
 from study.ledger.citations import sources
 from study.ledger.ledger import Verdict, otherwise
 from study.ledger.model import Check
@@ -89,6 +90,9 @@ def page(verdict: Verdict) -> dict:
         "Claimed": words.claimed_in_full(verdict),
         "Found": words.found_words(verdict, claim.unit),
         "Rests on": words.basis_words(verdict),
+        "Certainty": str(certainty(verdict) or ""),
+        "Open because": "; ".join(filter(None, (verdict.open_because, verdict.holding))),
+        "Not counted, because true by construction": claim.by_construction,
         "Conditions": words.conditions_words(claim),
         "The document leaves open": "; ".join(
             f"{names[each]}: {words.values_words(left_open[each])}" for each in names

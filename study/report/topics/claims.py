@@ -19,7 +19,7 @@ from study.report.claim_pages import label
 from study.report.grouping import parts, records
 from study.report.style import INK
 
-COUNTED = ("claim", "document", "verdict", "basis", "premise", "contradiction")
+COUNTED = ("claim", "document", "verdict", "basis", "premise", "by_construction", "contradiction")
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
