@@ -64,7 +64,7 @@ def made_up(name: str) -> list[dict]:
     match name:
         case "claims":
             counts = itertools.product(("000", "001"), VERDICTS, range(3))
-            about = {"premise": False, "contradiction": None}
+            about = {"premise": False, "by_construction": False, "contradiction": None}
             return [
                 about
                 | {"claim": number, "document": document, "verdict": verdict}
