@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from study.ledger.arguments import as_list, is_number
+from study.ledger.arguments import is_number
 from study.ledger.verdict import FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 
 if TYPE_CHECKING:
@@ -74,5 +74,5 @@ def _disagrees(verdict: "Verdict", other: "Verdict") -> bool:
 
 def _is_wide(interval: object) -> bool:
     pairs = interval if isinstance(interval, list) else [interval]
-    ends = [pair for pair in pairs if isinstance(pair, tuple) and all(map(is_number, as_list(list(pair))))]
+    ends = [pair for pair in pairs if isinstance(pair, tuple) and all(map(is_number, pair))]
     return any(low <= 0 < high or (low > 0 and high > WIDE * low) for low, high in ends)

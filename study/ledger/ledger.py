@@ -40,7 +40,6 @@ from study.records.runs import Runs
 # Why a claim is open.
 UNSAID, CONFLICTING = "depends on what is not said", "conflicting evidence"
 UNCERTAIN, UNCHECKABLE = "too uncertain to say", "cannot be checked"
-OPEN = (UNSAID, CONFLICTING, UNCERTAIN, UNCHECKABLE)
 HALF, TWICE = 0.5, 2.0  # of the tolerance
 SCALED = ("bytes", "parameters")  # units that are shown as GB or billions
 
@@ -73,15 +72,22 @@ class Verdict:
 
     @property
     def open_because(self) -> str | None:
-        """Return why a claim is inconclusive: one of OPEN. None for all other verdicts."""
+        """Return why a claim is inconclusive. None for all other verdicts."""
         if self.verdict != INCONCLUSIVE:
             return None
-        deciding = [check.decides for check in self.claim.also]
-        if "evidence" in deciding:
+        if self._disagrees("evidence"):
             return CONFLICTING
-        if "reading" in deciding or (set(self.cases) & set(HOLDS) and set(self.cases) & set(FAILS)):
+        if self._disagrees("reading"):
             return UNSAID
         return UNCHECKABLE if self.claim.check == "searched" else UNCERTAIN
+
+    def _disagrees(self, kind: str) -> bool:
+        """Return whether the claim both holds and fails: over its cases, and by further checks that decide so."""
+        further = [each for each, check in zip(self.also, self.claim.also, strict=True) if check.decides == kind]
+        if kind == "evidence" and not further:  # cases alone are no conflict of evidence
+            return False
+        words = {*self.cases, *_each(further, "verdict")}
+        return bool(words & set(HOLDS) and words & set(FAILS))
 
     @property
     def holding(self) -> str:
@@ -106,7 +112,7 @@ def trials(claims: Iterable[Claim]) -> list[dict]:
 
 
 def judge(claim: Claim, evidence: Evidence) -> Verdict:
-    """Return the verdict on a claim, with the verdicts of its further checks, which do not decide.
+    """Return the verdict on a claim, with those of its further checks. They decide only if the file says so.
 
     If no run has tested the claim, its weaker check may decide. The verdict still says what it takes to test the claim.
     """
@@ -233,6 +239,7 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
         missing=_joined(missing),
         sentence=_joined(_each(findings, "sentence"), " "),
         claimed=str(check.value) if claimed is None else claimed,
+        cases=(_worst(basis, words),),
         tolerances=tuple(_worst(basis, [_compared(check, *pair, scale) for pair in pairs]) for scale in (HALF, TWICE)),
     )
 

@@ -51,7 +51,7 @@ MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class State:
-    """What a run folder keeps of its job."""
+    """The job of a run folder, as its file keeps it."""
 
     job: int
     collected: bool
