@@ -19,7 +19,8 @@ CLUE, PROOF = 4, 5  # points of a line above the message, and of numbers that le
 LIKELY = 4
 MOST = 4  # causes that are shown
 OUTSIDE_BYTES, OUTSIDE_SHARE = 2.5 * 2**30, 0.1  # more than a CUDA context and NCCL take
-UNUSED_SHARE = 0.02  # of the GPU: less is never fragmentation
+# Shares of the GPU that PyTorch holds without use: so much is usual (memory_kinds.FRAGMENTATION), so much is not.
+USUAL_SHARE, UNUSUAL_SHARE = 0.05, 0.1
 EMPTY = 0.05  # of the GPU: no model is there
 OF_A_SHAPE = ("optimizer", "gather", "saving", "loading")  # each may make a tensor of a weight's shape
 
@@ -65,8 +66,7 @@ def causes(error: OomError, found: list[Match], *, shards_weights: bool = False,
     for id, count, reason in [*_clues(error), *_sizes(error, found, shards_weights), *_numbers(error)]:
         points[id] += count
         reasons[id].append(reason)
-    is_told = any(count > 1 for count in points.values()) or (error.asked and not error.asked.is_small)
-    if error.where == "GPU" and error.allocated and not is_told:
+    if error.where == "GPU" and error.allocated and not any(count > 1 for count in points.values()):
         points["full"] += 1
     values = _values(error, states)
     ranked = sorted(points, key=lambda id: -points[id])
@@ -124,11 +124,10 @@ def _numbers(error: OomError) -> Iterator[tuple[str, int, str]]:
         return
     if outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * error.total) and error.free + outside >= asked:
         yield "other_process", PROOF, "PyTorch's numbers leave so much of the GPU unexplained"
-    if unused >= UNUSED_SHARE * error.total:
-        if unused >= asked:
-            yield "fragmentation", CLUE, "the unused part alone is larger than what was asked for"
-        elif unused + error.free >= asked:
-            yield "fragmentation", 2, "with what is free, the unused part would be enough"
+    if unused >= USUAL_SHARE * error.total and unused + error.free >= asked:
+        is_proof = unused >= max(asked, UNUSUAL_SHARE * error.total)
+        how = "the unused part alone is" if is_proof else "with what is free, the unused part is"
+        yield "fragmentation", CLUE if is_proof else 2, f"{how} larger than what was asked for"
     elif error.free >= error.asked.high:
         yield "refused", 2, "more is free than was asked for"
 

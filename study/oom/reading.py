@@ -40,7 +40,7 @@ IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 # In this order: the first kind that a text has is explained. A message with sizes says more than its consequences do.
 KINDS: list[tuple[Where, str]] = [
     ("GPU", rf"(?:CUDA|HIP|XPU|MPS|NPU)[^\n]{{0,40}}out of memory[^\n]{{0,20}}\s+Tried to allocate {SIZE}"),
-    ("GPU", rf"(?i:\bOOM|out.?of.?memory)[^\n]{{0,100}}?(?:tried|trying|attempt\w*|ask\w+) (?:to allocate|for) {SIZE}"),
+    ("GPU", rf"(?i:\bOOM|out.?of.?memory)[^\n]{{0,100}}?(?:[Tt]ried|[Tt]rying|ask\w+) (?:to allocate|for) {SIZE}"),
     ("GPU", r"Free memory on device \([\d.]+/[\d.]+ GiB\) on startup is less than"),
     ("pinned", r"(?:CUDA|HIP) error: (?:out of memory|invalid argument)|cuda(?:HostAlloc|HostRegister|MallocHost)"),
     ("host", r"DefaultCPUAllocator|alloc_cpu\.cpp|std::bad_alloc|\bMemoryError\b|Cannot allocate memory"),
