@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.io.words import joined
-from study.ledger import ledger
+from study.ledger import evidence, ledger
 from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
@@ -29,6 +29,7 @@ class Judged:
 
     runs: Runs
     verdicts: list[Verdict]
+    notes: tuple[str, ...] = ()  # what does not count as evidence, besides what could not be read, and why
 
     @cached_property
     def rows(self) -> list[dict]:
@@ -44,7 +45,9 @@ class Judged:
 def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
     chosen = [claim for claim in read_all() if document in (None, claim.document)]
-    return Judged(runs, ledger.judge_all(chosen, runs))
+    gathered = evidence.gather(runs)
+    notes = tuple(each for each in (*gathered.set_aside, *gathered.notes) if each not in runs.set_aside)
+    return Judged(runs, ledger.judge_all(chosen, runs, gathered), notes)
 
 
 def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
