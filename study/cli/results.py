@@ -10,7 +10,6 @@ from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
-from study.ledger.certainty import certainty
 from study.ledger.ledger import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
@@ -98,10 +97,9 @@ def _checks(names: tuple[str, ...]) -> list[str]:
 
 def _central(verdict: Verdict) -> dict:
     """Return a central claim as a row."""
-    says = textwrap.shorten(verdict.claim.says, 50, placeholder=" ...", break_on_hyphens=False)
-    level = certainty(verdict)
-    finding = verdict.verdict if level else verdict.open_because or verdict.verdict
-    return {"claim": verdict.claim.id, "says": says, "we find": finding, "certainty": level.level if level else None}
+    row = words.summary(verdict)
+    says = textwrap.shorten(row["claimed"], 50, placeholder=" ...", break_on_hyphens=False)
+    return {"claim": verdict.claim.id, "says": says, "we find": row["finding"], "certainty": row["certainty"] or None}
 
 
 def _summary(verdicts: list[Verdict]) -> None:

@@ -292,16 +292,15 @@ def time_in_words(rows: pd.DataFrame) -> str:
     predicted = rows[(rows["setting"] == rows["setting"].iloc[0]) & (rows["basis"] == PREDICTED)]
     ours = sums(predicted, "arm", "seconds")
     times = {arm: ours[arm] / ours[BASELINE] for arm in IN_WORDS if arm != "fsdp2"}
-    dear = joined([IN_WORDS[arm] for arm in times if times[arm] > COSTS]) or "nothing"
+    slower = joined([IN_WORDS[arm] for arm in times if times[arm] > COSTS]) or "nothing"
     words = joined([f"{times[arm]:.3g} with {IN_WORDS[arm]}" for arm in times])
-    text = f"**More than {COSTS} times DDP's time: {dear}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
-    text += f" the seconds of a step, divided by those with DDP, are {words}."
+    text = f"**More than {COSTS} times DDP's time: {slower}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100,"
+    text += f" as multiples of DDP's seconds per step: {words}."
     published = rows[rows["basis"] == PUBLISHED]
     theirs = sums(published, "arm", "seconds")
     if set(STAGES) <= theirs.keys():
         measured = [f"{theirs[arm] / theirs['zero1']:.2g} with stage {arm[-1]}" for arm in ("zero2", "zero3")]
-        text += f" With {published['setting'].iloc[0]} in a step, others measured, divided by those with stage 1,"
-        text += f" {joined(measured)}."
+        text += f" Others measured, as multiples of stage 1's ({published['setting'].iloc[0]}): {joined(measured)}."
     return text
 
 
@@ -350,7 +349,7 @@ def traffic_in_words(rows: pd.DataFrame) -> str:
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
     words = joined([f"{times[arm]:.2g} with {IN_WORDS[arm]}" for arm in times])
     model = rows["model"].iloc[0]
-    text = f"**{answer}** The bytes that a rank sends when it trains {model}, divided by those with DDP, are {words}."
+    text = f"**{answer}** Training {model}, a rank sends these multiples of what it sends under DDP: {words}."
     more = [arm[-1] for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]
     if more:
         text += (

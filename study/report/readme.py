@@ -24,6 +24,7 @@ from study.report.topics import claims
 from study.report.topics.claims import Judged
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+CENTRAL = "What each text stands for, where that was decided with the most certainty (`study claims` has the rest):"
 PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less GPU memory, more traffic"
 
 
@@ -85,6 +86,8 @@ def findings(folder: str, judged: Judged) -> str:
     lines += [f"- {each.question} {each.sentence} ({', '.join(each.bases)})" for each in shown]
     found = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
+    central = claims.headline(judged.table)
+    lines += ["", CENTRAL, "", *markdown(central.rename(columns=str.capitalize))] if len(central) else []
     return "\n".join([*lines, "", claims.sentence(judged.table)]).strip() + "\n"
 
 

@@ -36,7 +36,7 @@ from study.report import (
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
-from study.report.templating import TEMPLATES, write_csv, write_page
+from study.report.templating import TEMPLATES, as_html, write_csv, write_page
 from study.report.topics import claims
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
@@ -169,6 +169,7 @@ def write_index(
         "advice": answers.advice(),
         "findings": answers.beyond_papers(verdicts),
         "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
+        "central": as_html(claims.headline(judged.table), []),
         "headline": claims.sentence(judged.table),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),
