@@ -118,7 +118,8 @@ def traffic(rows: pd.DataFrame) -> Figure:
 
 def draw_traffic(ax: Axes, rows: pd.DataFrame) -> list:
     """Draw what each arm sends as a bar of collectives, and the ZeRO paper's number as a mark. Return the legend."""
-    counted, paper = rows[rows["source"] == bytes_sent.COUNTED], bytes_sent.by_arm(rows, bytes_sent.PAPER)
+    counted = rows[rows["source"] == bytes_sent.COUNTED]
+    paper = bytes_sent.by_arm(rows, bytes_sent.PAPER)
     arms = style.ordered(rows["arm"])
     for place, arm in enumerate(arms):
         times = sums(counted[counted["arm"] == arm], "collective", "times")

@@ -118,7 +118,8 @@ def of_losses(runs: Runs) -> Answer:
 def of_memory(runs: Runs) -> Answer:
     """Return whether an arm saves GPU memory."""
     question = "Does it save memory?"
-    at_scale, tiny = of_scale(runs), trained_here(runs)
+    at_scale = of_scale(runs)
+    tiny = trained_here(runs)
     of_models = [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))]
     rows = pd.DataFrame(of_models + held(tiny))
     if rows.empty:

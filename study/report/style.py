@@ -254,10 +254,13 @@ def stacks(
     """
     lines = [parts(mine, "source") for mine in parts(rows, "line").values()]
     drawing, (ax,) = panels([1.1 + 0.21 * sum(map(len, lines)) + 0.12 * len(lines)])
-    names, places, at = [], [], 0.0
+    names = []
+    places = []
+    at = 0.0
     for sources in lines:
         for number, (source, mine) in enumerate(sources.items()):
-            first, is_solid = mine.iloc[0], source.startswith(solid)
+            first = mine.iloc[0]
+            is_solid = source.startswith(solid)
             hatch = "////" if is_solid and first["kind"] != "real" else None
             about = f"{first['line']}, {source}, "
             named = zip(mine[part], mine["length"], strict=True)
@@ -311,7 +314,8 @@ def conditions(group: str) -> str:
     words = []
     for part in group.split(", "):
         name, _, value = part.rpartition(" ")
-        number, text = value.removesuffix(".0"), part
+        number = value.removesuffix(".0")
+        text = part
         if units := UNITS_OF_LABELS.get(name):
             text = f"{number} {PLURAL.sub('', units, count=1) if number == '1' else units}"
         words.append(WORDS_OF_LABELS[name].format(number) if name in WORDS_OF_LABELS else text)
@@ -333,7 +337,8 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
         drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
-    text, label = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue())), html.escape(label or name)
+    text = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue()))
+    label = html.escape(label or name)
     for unneeded in UNNEEDED:
         text = unneeded.sub("", text)
     text = STYLES.sub(lambda style: style[0].replace(": ", ":").replace("; ", ";"), text)

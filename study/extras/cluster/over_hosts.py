@@ -56,7 +56,9 @@ def run(standing: Cluster, ranks: int, words: list[str]) -> int:
 
 def wait(launches: list[subprocess.Popen]) -> list[int]:
     """The exit codes in the order of the ends. If a launch fails, the others get SIGTERM after some time."""
-    codes, running, failed_at = [], list(launches), None
+    codes = []
+    running = list(launches)
+    failed_at = None
     while running:
         time.sleep(POLL_S)
         for launch in [launch for launch in running if launch.poll() is not None]:

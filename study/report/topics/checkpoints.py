@@ -53,7 +53,9 @@ def table(runs: Runs) -> pd.DataFrame:
 
 
 def _cost(run: Run, loaded: Resume | None) -> dict:
-    saved, theory, parameters = run.record.checkpoints.saved[-1], predicted_bytes(run), run.parameters or math.nan
+    saved = run.record.checkpoints.saved[-1]
+    theory = predicted_bytes(run)
+    parameters = run.parameters or math.nan
     written = [size for size in saved.written_bytes_per_rank if size is not None]
     return {
         "group": what_is_saved(run)[0],
@@ -143,7 +145,8 @@ def equality(runs: Runs) -> pd.DataFrame:
     for run in finished(runs, "killed"):
         if other := whole.get(run.arm):
             resumes = run.record.checkpoints.resumes
-            ours, theirs = run.record.observed, other.record.observed
+            ours = run.record.observed
+            theirs = other.record.observed
             row = {
                 "arm": run.arm,
                 "ranks": run.ranks,
@@ -177,7 +180,8 @@ def moves(runs: Runs) -> pd.DataFrame:
 
 def resumed(runs: Runs) -> pd.DataFrame:
     """Return for every resumed run how far its losses are from those of the run it is compared with."""
-    killed, moved = equality(runs), moves(runs)
+    killed = equality(runs)
+    moved = moves(runs)
     if len(killed):
         lines = killed["arm"] + ", ranks: " + killed["ranks"].astype(str)
         killed = killed.assign(line=lines, route="killed, and resumed")
