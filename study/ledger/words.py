@@ -234,6 +234,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "nearest" if claim.check == "searched" else "sentence": verdict.sentence and f"“{verdict.sentence}”",
         "missing": verdict.missing if verdict.missing != changed_by else "",
         "changed by": changed_by,
+        "decided by": claim.would_decide if verdict.open_because else None,
         "reading": claim.reading,
     }
 
