@@ -207,7 +207,8 @@ class Run:
     @cached_property
     def machine(self) -> dict[str, Any]:
         """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
-        record, hardware = self.record, self.record.hardware
+        record = self.record
+        hardware = self.record.hardware
         fields = {
             "machines": len(record.machines) or None,
             "devices": hardware.gpus_line,
@@ -226,7 +227,8 @@ class Run:
 
 def _watched_cell(record: Record) -> dict[str, Any]:
     """Return the cell of a user's own script. It has no comparable settings, so these are observed values."""
-    seen, weights = record.observed, record.observed.dtypes.get("weights")
+    seen = record.observed
+    weights = record.observed.dtypes.get("weights")
     cast = "bf16_cast" if weights == "bfloat16" and seen.dtypes.get("master") == "float32" else weights
     cell = {
         "arm": record.arm,

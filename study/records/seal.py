@@ -67,7 +67,8 @@ def add(top: Path, folders: Iterable[Path]) -> None:
     """Add the records of these run folders to the manifest of `top`, or renew their lines."""
     lines = {line.file: line for line in _read(top).values()}
     for folder in folders:
-        path, record = folder / store.RECORD, store.load(folder)
+        path = folder / store.RECORD
+        record = store.load(folder)
         name = path.relative_to(top).as_posix()
         lines[name] = Line(file=name, sha256=_sum(path), commit=record.commit, machine=record.machine_line)
     text = "".join(f"{json.dumps(lines[name].model_dump())}\n" for name in sorted(lines))
