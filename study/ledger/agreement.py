@@ -5,7 +5,7 @@ If records disagree, the sealed ones are believed. If none or all are sealed, th
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from study.ledger.audit import DRAWN
 from study.records.runs import Run
@@ -116,7 +116,7 @@ def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
         yield from _far("the median step", steps)
 
 
-def _far(what: str, numbers: dict[Run, float]) -> Iterator[tuple[Run, str]]:
+def _far(what: str, numbers: Mapping[Run, float]) -> Iterator[tuple[Run, str]]:
     """Yield the runs whose number is far from the median of those that are believed."""
     if len(numbers) < 2:
         return
