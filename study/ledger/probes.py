@@ -202,13 +202,13 @@ def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
 def key(trial: dict) -> str:
     """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
     is_script = trial["what"] == REPRODUCTION
-    code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
+    code = code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
     whole = [trial, code, arm, _versions()]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _code_of(text: str) -> str:
+def code_of(text: str) -> str:
     """Return the code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
@@ -294,3 +294,8 @@ def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, s
     if ended.returncode != 0:
         return None, (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
     return ended.stdout, ""
+
+
+def kept_answers() -> list[Answer]:
+    """Return all answers that the reports contain."""
+    return [answer for path in sorted(REPORTS.glob(f"*/{KEPT}")) for answer in _kept_in(path).values()]

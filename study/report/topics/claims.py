@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from study.io.words import joined
 from study.ledger import ledger
 from study.ledger.files import read_all
-from study.ledger.ledger import Verdict, bases, counted
+from study.ledger.judging import Verdict
+from study.ledger.ledger import bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.records.runs import Runs
@@ -79,6 +80,8 @@ def sentence(verdicts: pd.DataFrame) -> str:
         texts.append(f"{sum(own.values())} more were compared with their document's own numbers: {_counts(own)}.")
     if premises := int(verdicts["premise"].sum()):
         texts.append(f"Premises of our own, which are not counted: {premises}.")
+    if certain := int(verdicts["by_construction"].sum()):
+        texts.append(f"Decided by construction, which no planted falsehood turns, and not counted: {certain}.")
     return " ".join(texts)
 
 
