@@ -54,17 +54,12 @@ def _content(check: Check) -> list:
 def _code(case: Case) -> str:
     """Return the code of a check's function, or of the script that it runs."""
     scripts = [call["name"] for call in case.calls if case.function is probes.TRIALS[probes.REPRODUCTION]]
-    return "\n".join(_code_of_script(name) for name in scripts) or _code_of(case.function)
+    return "\n".join(probes.code_of_script(name) for name in scripts) or _code_of(case.function)
 
 
 @functools.cache
 def _code_of(function: Function) -> str:
     return probes.code_of(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-
-
-@functools.cache
-def _code_of_script(name: str) -> str:
-    return probes.code_of(probes.scripts()[name].read_text())
 
 
 @functools.cache

@@ -202,10 +202,15 @@ def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
 def key(trial: dict) -> str:
     """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
     is_script = trial["what"] == REPRODUCTION
-    code = code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
+    code = code_of_script(trial["name"]) if is_script else WORKER_VERSION
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
     whole = [trial, code, arm, _versions()]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def code_of_script(name: str) -> str:
+    return code_of(scripts()[name].read_text())
 
 
 def code_of(text: str) -> str:
