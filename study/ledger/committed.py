@@ -3,6 +3,7 @@
 Later verdicts are compared with them. A falsehood is sought again if the check, the verdict or the finding changed.
 """
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -25,7 +26,7 @@ from study.spec import arms
 FILE = arms.ROOT / "reports" / "verdicts.json"
 MAX_BYTES = 4 * 2**20
 DIGITS = 8  # of a version
-COMPARED = ("value", "unit", "relation", "tolerance", "better")
+COMPARED = ("unit", "relation", "tolerance", "better", "enough")
 
 
 class Committed(BaseModel):
@@ -47,19 +48,22 @@ def _content(check: Check) -> list:
     """Return what decides what a check finds, besides the evidence."""
     value = check.value
     compared = [_content(value.check) if isinstance(value, Reference) else value]
-    compared += [getattr(check, name) for name in COMPARED[1:]]
+    compared += [getattr(check, name) for name in COMPARED]
     return [_code(check.written), check.arguments, compared]
 
 
-def _code(case: Case) -> str:
-    """Return the code of a check's function, or of the script that it runs."""
-    scripts = [call["name"] for call in case.calls if case.function is probes.TRIALS[probes.REPRODUCTION]]
-    return "\n".join(probes.code_of_script(name) for name in scripts) or _code_of(case.function)
+def _code(case: Case) -> list[str]:
+    """Return what identifies the code of a check: of its function, or of what tries each trial."""
+    function = inspect.unwrap(case.function)
+    if case.function in probes.TRIALS.values():
+        return [probes.code(probes.trial_of(function, call)) for call in case.calls]
+    return [_code_of(function)]
 
 
 @functools.cache
 def _code_of(function: Function) -> str:
-    return probes.code_of(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    """Return the code of a function without comments."""
+    return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
 
 
 @functools.cache

@@ -129,7 +129,8 @@ def judge_check(claim: Claim, check: Check, evidence: Evidence, cases: list[Case
 def _over_cases(check: Check, cases: list[Case], verdicts: list[Verdict]) -> Verdict:
     """Return the verdict of a claim that leaves something open: what is shown is of the first case that has it."""
     words = _each(verdicts, "verdict")
-    verdict = over_cases(words, check.relation)
+    rule = check.enough or check.relation
+    verdict = over_cases(words, rule)
     shown = words.index(verdict) if verdict in words else 0
     values = [case.values for case in cases]
     holds = _under(values, [word in HOLDS for word in words])
@@ -151,9 +152,7 @@ def _over_cases(check: Check, cases: list[Case], verdicts: list[Verdict]) -> Ver
         holds_under=holds,
         fails_under=fails,
         cases=tuple(words),
-        tolerances=tuple(
-            over_cases([*each], check.relation) for each in zip(*_each(verdicts, "tolerances"), strict=True)
-        ),
+        tolerances=tuple(over_cases([*each], rule) for each in zip(*_each(verdicts, "tolerances"), strict=True)),
     )
 
 

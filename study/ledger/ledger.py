@@ -78,12 +78,17 @@ def _fields(thing: object, *names: str) -> dict:
     return {name: getattr(thing, name) for name in names}
 
 
+def once(rows: list[dict]) -> list[dict]:
+    """Return one row of those that share a contradiction, also if they are of several documents, and all others."""
+    chosen: dict[str, str] = {}
+    for row in sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"])):
+        chosen.setdefault(row["contradiction"] or row["claim"], row["claim"])
+    return [row for row in rows if row["claim"] in chosen.values()]
+
+
 def counted(rows: list[dict]) -> list[dict]:
     """Return the rows that count: no premises, nothing by construction, one of those that share a contradiction."""
-    best_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]), reverse=True)
-    chosen = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in best_first}
-    named = [row for row in rows if row["claim"] in chosen.values()]
-    return [row for row in named if not row["premise"] and not row["by_construction"]]
+    return [row for row in once(rows) if not row["premise"] and not row["by_construction"]]
 
 
 def totals(rows: list[dict]) -> dict:
@@ -96,7 +101,7 @@ def totals(rows: list[dict]) -> dict:
 def by_document(rows: list[dict]) -> list[dict]:
     """Return how many claims of each document have each verdict."""
     titles = {row["document"]: row["title"] for row in rows}
-    groups = {document: [row for row in rows if row["document"] == document] for document in titles}
+    groups = {document: [row for row in once(rows) if row["document"] == document] for document in titles}
     return [{"document": document, "title": titles[document]} | totals(groups[document]) for document in titles]
 
 
@@ -120,7 +125,7 @@ def as_json(verdict: Verdict) -> dict:
         **_fields(claim, "id", "document", "quote", "where", "says", "kind"),
         "value": _json_value(verdict.claimed),
         **_fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid"),
-        **_fields(claim, "central", "suspected"),
+        **_fields(claim, "central", "suspected", "would_decide"),
         "by_construction": verdict.is_by_construction,
         "fixed": str(claim.fixed),
         **_fields(claim, "conditions", "reading", "check"),
