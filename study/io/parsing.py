@@ -57,7 +57,9 @@ def from_yaml(content: str | bytes) -> Any:
 
 def refuse_excess(value: Any, most_values: int = MAX_VALUES) -> None:
     """A ValueError if a value is nested too deeply, or has too many or too long parts. It does not recurse."""
-    level, depth, count = [value], 0, 0
+    level = [value]
+    depth = 0
+    count = 0
     while level:
         if depth > MAX_DEPTH:
             raise ValueError(TOO_DEEP)
@@ -72,7 +74,8 @@ def refuse_excess(value: Any, most_values: int = MAX_VALUES) -> None:
         count += len(level)
         if count + len(deeper) > most_values:
             raise ValueError(f"it has more than {most_values:,} values")
-        level, depth = deeper, depth + 1
+        level = deeper
+        depth = depth + 1
 
 
 def _refuse_odd(value: Any) -> None:
