@@ -12,7 +12,7 @@ from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
-from study.records import store
+from study.records import seal, store
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")
@@ -79,6 +79,11 @@ def coverage(folder: Path = FOLDER) -> list[Coverage]:
             about = (head.counted or "not counted", head.contact or "not asked yet", head.response or "none")
             found.append(Coverage(head.document, head.title, head.testable, judged, head.unjudged, *about))
     return sorted(found, key=_place)
+
+
+def doubts(claims: list[Claim]) -> list[str]:
+    """Return what to know about the claims of this study: files that are not as they were sealed, and wrong days."""
+    return [*seal.changed_inputs(), *wrong_days(claims)]
 
 
 def wrong_days(claims: list[Claim]) -> list[str]:
