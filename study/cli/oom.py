@@ -77,7 +77,8 @@ def _show_causes(ranked: list[Cause]) -> None:
 
 
 def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
-    gpu, run = seen.gpu, seen.training
+    gpu = seen.gpu
+    run = seen.training
     if not changes or gpu is None or run is None:
         return
     now, *fitting = changes
