@@ -38,7 +38,7 @@ class Case:
     groups: str = ""  # decay: none for vectors; rate: another learning rate for the last layer; zero: none for it
     schedule: bool = False  # the learning rate falls with each update
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights), fp16 (scaled loss)
-    bucket: int | None = 64  # elements that a collective may move at once; None is the library's default
+    bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: tuple[int, ...] = (3,)  # of sequences, update by update
     scale: float = 1.0  # of the inputs
 
@@ -50,7 +50,7 @@ class Options:
     passes: int
     clip: float
     precision: str
-    bucket: int | None
+    bucket: int
     unused: bool  # some parameters may get no gradient
     scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None
     folder: str  # of this property: for a library that offloads to disk
@@ -186,7 +186,9 @@ def mean_over_ranks(value: float) -> float:
     return total.item() / dist.get_world_size()
 
 
-def build(adapter: SimpleNamespace, case: Case, folder: Path, seed: int = 0, unused: bool | None = None) -> object:
+def new_training(
+    adapter: SimpleNamespace, case: Case, folder: Path, seed: int = 0, unused: bool | None = None
+) -> object:
     """Build the sharded training. All ranks start from the same weights."""
     model = new_model(case, seed)
     may_lack = case.model.__name__ in ("Unused", "OneRank", "Experts") if unused is None else unused
@@ -208,7 +210,7 @@ def one_update(adapter: SimpleNamespace, trainer: object, case: Case, update: in
 
 def sharded(adapter: SimpleNamespace, case: Case, folder: Path, start: int = 0, trainer: object = None) -> Seen:
     """Train as the case says, from an update on."""
-    trainer = build(adapter, case, folder) if trainer is None else trainer
+    trainer = new_training(adapter, case, folder) if trainer is None else trainer
     seen = Seen([], [], {}, trainer)
     for update in range(start, start + case.updates):
         seen.losses.append(one_update(adapter, trainer, case, update))
@@ -225,23 +227,24 @@ def whole(adapter: SimpleNamespace, trainer: object, case: Case) -> Weights:
 # --- how equal is equal --------------------------------------------------------------------------------------------
 
 
-def bound(case: Case, ranks: int) -> float:
+def bound(case: Case, ranks: int, updates: int = 1) -> float:
     """Return how far losses, gradients and updates of two right trainings may differ, as a share of the largest.
 
     A sum of n terms, each rounded, is off by at most g(n) = n u / (1 - n u) of the sum of their sizes, in any order
-    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2); u is the unit roundoff of the dtype. Two orders
-    differ by at most twice that. Along the longest chain of an update, errors add to first order. For each layer, the chain
-    has a product over its inputs and a few elementwise operations, forward and backward, and a sum over the tokens for the
-    gradient of its weights; then the sums over passes and ranks, the norm's factor, and the optimizer.
+    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1 and 4.2); u is the unit roundoff of the dtype. Two
+    orders differ by at most twice that. Along the longest chain of an update, errors add to first order. For each
+    layer, the chain has a product over its inputs and a few elementwise operations, forward and backward, and a sum
+    over the tokens for the gradient of its weights; then the sums over passes and ranks, the norm's factor, and the
+    optimizer.
 
-    In 16 bits, products are summed in fp32, and only results are rounded to 16 bits: three for each layer. Both trainings
-    call the same kernels with the same rows, so these errors are those of a few weights that were rounded to the other
-    side. They are independent, and add as the square root of their number (Higham and Mary, 2019).
+    In 16 bits, products are summed in fp32, and only results are rounded to 16 bits: three for each layer. Both
+    trainings call the same kernels with the same rows, so these errors are those of a few weights that were rounded to
+    the other side. They are independent, and add as the square root of their number (Higham and Mary, 2019).
 
-    A step of gradient descent amplifies an earlier difference by at most 1 + rate x L, where L is the largest eigenvalue
-    of the Hessian. The learning rates keep rate x L below 1 (a test computes it), so n updates amplify by at most 2^n - 1.
-    AdamW has a tenth of the rate, and its epsilon of 0.1 makes an update at most ten times as steep in the gradient.
-    Clipping and means do not amplify.
+    A step of gradient descent amplifies an earlier difference by at most 1 + rate x L, where L is the largest
+    eigenvalue of the Hessian. The learning rates keep rate x L below 1 (a test computes it), so n updates amplify by at
+    most 2^n - 1. AdamW has a tenth of the rate, and its epsilon of 0.1 makes an update at most ten times as steep in
+    the gradient. Clipping and means do not amplify.
     """
     layers, sums = case.layers + 3, case.passes * ranks + 4
     if case.precision == "fp32":
@@ -249,13 +252,13 @@ def bound(case: Case, ranks: int) -> float:
     else:
         terms = round(math.sqrt(3 * layers)) + sums
     share = terms * ROUNDOFF[case.precision]
-    return 2 * (2.0**case.updates - 1) * share / (1 - min(share, 0.5))
+    return 2 * (2.0**updates - 1) * share / (1 - min(share, 0.5))
 
 
-def norm_bound(case: Case, ranks: int) -> float:
+def norm_bound(case: Case, ranks: int, updates: int = 1) -> float:
     """Return the bound of a gradient's norm: that of the gradients, and of the sum of squares over all parameters."""
     elements = sum(parameter.numel() for parameter in new_model(case).parameters())
-    return bound(case, ranks) + elements * ROUNDOFF["fp32"]
+    return bound(case, ranks, updates) + elements * ROUNDOFF["fp32"]
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
@@ -273,11 +276,12 @@ def hold_weights(seen: Weights, expected: Weights, allowed: float, what: str) ->
         raise Difference(f"{what}: {worst} is {distances[worst]:.2g} off, and {allowed:.2g} is allowed")
 
 
-def hold_numbers(seen: list[float], expected: list[float], share: float, what: str) -> None:
-    """Raise Difference unless two lists of numbers are equal, each within a share of what is expected."""
+def hold_numbers(seen: list[float], expected: list[float], share: Callable[[int], float], what: str) -> None:
+    """Raise Difference unless the numbers of each update are within a share of what is expected."""
     for update, (one, other) in enumerate(zip(seen, expected, strict=True), 1):
-        if not abs(one - other) <= share * abs(other):
-            text = f"{one:.6g} instead of {other:.6g}, and {share * abs(other):.2g} is allowed"
+        allowed = share(update) * abs(other)
+        if not abs(one - other) <= allowed:
+            text = f"{one:.6g} instead of {other:.6g}, and {allowed:.2g} is allowed"
             raise Difference(f"{what} of update {update}: {text}")
 
 
@@ -287,12 +291,12 @@ def hold(seen: Seen, expected: Seen, case: Case, before: Weights | None = None) 
     The bound is a share of how far the weights moved. To store a weight rounds it, once for each update.
     """
     ranks = dist.get_world_size()
-    hold_numbers(seen.losses, expected.losses, bound(case, ranks), "the loss")
+    hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
     norms = [norm for norm in seen.norms if norm is not None]
     if norms:
-        hold_numbers(norms, expected.norms, norm_bound(case, ranks), "the gradient norm")
+        hold_numbers(norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
     start = in_order(dict(new_model(case).named_parameters()), new_model(case)) if before is None else before
     moved = largest(expected.weights[name] - start[name] for name in start)
     stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(expected.weights.values())
-    allowed = bound(case, ranks) * moved + 2 * case.updates * stored
+    allowed = bound(case, ranks, case.updates) * moved + 2 * case.updates * stored
     hold_weights(seen.weights, expected.weights, allowed, "the weights after the last update")

@@ -17,7 +17,6 @@ from study.conform.cases import (
     Case,
     Difference,
     Reference,
-    build,
     hold,
     hold_numbers,
     hold_weights,
@@ -25,6 +24,7 @@ from study.conform.cases import (
     mean_over_ranks,
     microbatch,
     new_model,
+    new_training,
     one_update,
     sharded,
     whole,
@@ -39,7 +39,7 @@ def same_training(adapter: SimpleNamespace, case: Case, folder: Path, launch: in
 def weights_kept(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """To build the training does not change a weight."""
     start = in_order(dict(new_model(case).named_parameters()), new_model(case))
-    hold_weights(whole(adapter, build(adapter, case, folder), case), start, 0.0, "the weights before any update")
+    hold_weights(whole(adapter, new_training(adapter, case, folder), case), start, 0.0, "the weights before any update")
 
 
 def ranks_agree(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
@@ -54,7 +54,7 @@ def repeats(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> 
     """A second run gives the same bits."""
     first = sharded(adapter, case, folder / "first")
     second = sharded(adapter, case, folder / "second")
-    hold_numbers(second.losses, first.losses, 0.0, "the loss in the second run")
+    hold_numbers(second.losses, first.losses, lambda update: 0.0, "the loss in the second run")
     hold_weights(second.weights, first.weights, 0.0, "the weights of the second run")
 
 
@@ -86,29 +86,31 @@ def unmoved(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> 
         raise Difference(f"{still[0]} did not move")
 
 
-def two_backward_passes(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """The gradients of two backward passes before a step add up, where no accumulation was asked for."""
-    trainer = build(adapter, case, folder)
+def two_backward_passes(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, marked: bool = True) -> None:
+    """The gradients of two backward passes before a step add up. The adapter is told which is the last."""
+    trainer = new_training(adapter, case, folder)
     for passed in range(2):
-        adapter.forward_backward(trainer, microbatch(case, 0, passed, dist.get_rank()))
+        batch = microbatch(case, 0, passed, dist.get_rank())
+        adapter.forward_backward(trainer, batch, last=passed == 1 or not marked)
     adapter.step(trainer)
+    seen = sharded(adapter, dataclasses.replace(case, updates=0), folder, trainer=trainer)
     twice = dataclasses.replace(case, passes=2)
     reference = Reference(twice, dist.get_world_size())
     for group in reference.optimizer.param_groups:
         group["lr"] *= 2  # the reference takes the mean of its two passes
-    expected = reference.run(updates=1).weights
-    seen = sharded(adapter, dataclasses.replace(case, updates=0), folder, trainer=trainer)
-    hold(seen, dataclasses.replace(reference.seen, losses=[], norms=[], weights=expected), _one_update(case))
+    expected = reference.run(updates=1)
+    hold(seen, dataclasses.replace(expected, losses=[], norms=[]), twice)
 
 
-def _one_update(case: Case) -> Case:
-    return dataclasses.replace(case, updates=1, passes=2)
+def two_unmarked_passes(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
+    """The same, if nothing says that another pass follows the first."""
+    two_backward_passes(adapter, case, folder, launch, marked=False)
 
 
 def second_model(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """A second model, built and trained beside the first, changes nothing."""
-    one = build(adapter, case, folder / "one")
-    other = build(adapter, case, folder / "other", seed=1)
+    one = new_training(adapter, case, folder / "one")
+    other = new_training(adapter, case, folder / "other", seed=1)
     losses = []
     for update in range(case.updates):
         losses.append(one_update(adapter, one, case, update))
@@ -120,7 +122,7 @@ def second_model(adapter: SimpleNamespace, case: Case, folder: Path, launch: int
 
 def passes_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, mode: str) -> None:
     """Passes of another mode between the updates see the weights of that moment, and change nothing."""
-    trainer = build(adapter, case, folder)
+    trainer = new_training(adapter, case, folder)
     reference = Reference(case, dist.get_world_size())
     seen: list = []
     expected: list = []
@@ -152,7 +154,7 @@ def evaluation_between(adapter: SimpleNamespace, case: Case, folder: Path, launc
 
 def overflow(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """A step whose gradients overflow is skipped and changes no weight. The training goes on after it."""
-    trainer = build(adapter, case, folder)
+    trainer = new_training(adapter, case, folder)
     start = whole(adapter, trainer, case)
     one_update(adapter, trainer, dataclasses.replace(case, scale=1e30), 0)
     hold_weights(whole(adapter, trainer, case), start, 0.0, "the weights after a step that overflows")
@@ -183,7 +185,7 @@ def continued(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, w
             torch.save(facts, folder / "facts.pt")
         return
     facts = torch.load(folder / "facts.pt", weights_only=True)
-    trainer = build(adapter, case, folder / "second", seed=1)
+    trainer = new_training(adapter, case, folder / "second", seed=1)
     adapter.load(trainer, str(folder / "saved"), weights_only=weights_only)
     hold_weights(whole(adapter, trainer, case), facts["weights"], 0.0, "the weights after loading")
     reference = Reference(case, facts["ranks"])

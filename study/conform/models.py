@@ -188,7 +188,8 @@ class Transposed(Plain):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__(width, layers)
-        self.blocks[0].weight = nn.Parameter(self.blocks[0].weight.detach().t().contiguous().t())
+        weight = self.get_parameter("blocks.0.weight").detach()
+        self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
 
 
 class Buffered(Plain):
@@ -196,6 +197,7 @@ class Buffered(Plain):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__(width, layers)
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
 
     def body(self, hidden: torch.Tensor) -> torch.Tensor:

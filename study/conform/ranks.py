@@ -4,12 +4,12 @@ It reads a request as a line of JSON, and answers with a line. A property that c
 An adapter is code, and is run with the rights of the user.
 """
 
+import ast
 import contextlib
-import dataclasses
 import datetime
+import gc
 import importlib.util
 import json
-import linecache
 import os
 import signal
 import socket
@@ -23,17 +23,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # no thread may exist when a process is for
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
+import torch._dynamo  # each rank would import it with its first optimizer
 import torch.distributed as dist
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
-from study.conform import models
-from study.conform.cases import Difference
-from study.conform.properties import PROPERTIES, Property
+from study.conform import checks, models
+from study.conform.cases import Case, Difference
+from study.conform.properties import Property, read
 
-BY_NAME = {each.name: each for each in PROPERTIES}
+BY_NAME = {each.name: each for each in read()}
 GRACE_S = 2  # for the other ranks, once one has failed
 FUNCTIONS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm", "save", "load")
+EARLY = ("build", "save", "load")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, UnboundLocalError)
 
 
@@ -57,7 +59,8 @@ def _imported(path: str) -> ModuleType | dict:
     """Import an adapter; if that fails, return the answer to every request."""
     try:
         spec = importlib.util.spec_from_file_location(f"adapter_{Path(path).stem}", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
@@ -81,7 +84,7 @@ def _answer(module: ModuleType, request: dict) -> dict:
 
 def needed(chosen: Property) -> tuple[str, ...]:
     """Return the functions of an adapter that a property calls. Every adapter may lack gradient_norm."""
-    return FUNCTIONS[:4] + (FUNCTIONS[5:] if chosen.name.startswith("checkpoint") else ())
+    return FUNCTIONS[:4] + (FUNCTIONS[5:] if chosen.check.startswith("checkpoint") else ())
 
 
 def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
@@ -127,8 +130,11 @@ def _wait(running: dict[int, int], until: float) -> tuple[dict[int, int], bool]:
 def _outcome(path: Path, code: int) -> dict:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text())
-    words = f"a rank ended with exit code {code}" if code >= 0 else f"a rank was killed by signal {-code}"
-    return {"status": "fails", "words": words, "time": float("inf")}
+    if code == -signal.SIGKILL:  # by us, after another rank had failed or at the limit
+        return {"status": "fails", "words": "", "time": float("inf")}
+    lines = path.with_suffix(".log").read_text(errors="replace").splitlines() or [""]
+    last = " ".join(lines[-1].split())[:300]
+    return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "time": 0.0}
 
 
 def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
@@ -144,7 +150,7 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
     try:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * request["limit_s"]))
-        chosen.check(adapter, changed(chosen, request["case"]), folder, number)
+        getattr(checks, chosen.check)(adapter, case_of(chosen.case | request["case"]), folder, number)
         dist.barrier()
     except Exception as error:
         traceback.print_exc()
@@ -155,17 +161,18 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
     os._exit(int(outcome["status"] != "holds"))
 
 
-def changed(chosen: Property, changes: dict):
-    """Return the case of a property with some fields changed. A model is given by its name."""
-    values = {key: getattr(models, value) if key == "model" else value for key, value in changes.items()}
-    return dataclasses.replace(chosen.case, **values)
+def case_of(fields: dict) -> Case:
+    """Return a case. A model is given by its name."""
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Case(**values | {"model": getattr(models, fields.get("model", "Plain"))})
 
 
 def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
     """Return the status that an exception means, and its words.
 
-    NotImplementedError from the adapter's own file: not applicable. A `raise` or `assert` with a message in a Python file
-    of the library: refused, in its words. Anything else is a crash, and the property fails.
+    NotImplementedError from the adapter's own file: not applicable. A `raise` with a message in a Python file of the
+    library: refused, in its words. So is an `assert` with a message in build, save or load; later it guards the
+    library's own state. Anything else is a crash, and the property fails.
     """
     words = " ".join(str(error).split())[:300]
     if isinstance(error, Difference):
@@ -173,9 +180,20 @@ def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
     last = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, NotImplementedError) and Path(last.filename).resolve() == Path(adapter_file).resolve():
         return "not applicable", words
-    statement = linecache.getline(last.filename, last.lineno or 0).strip()
-    deliberate = statement.startswith(("raise", "assert")) and words and not isinstance(error, CRASHES)
+    frames = traceback.extract_tb(error.__traceback__)
+    early = any(frame.name in EARLY and frame.filename == adapter_file for frame in frames)
+    kinds = (ast.Raise, ast.Assert) if early else ast.Raise
+    deliberate = words and not isinstance(error, CRASHES) and raised_by(kinds, last.filename, last.lineno or 0)
     return ("refused" if deliberate else "fails"), f"{type(error).__name__}: {words}"
+
+
+def raised_by(kinds: type[ast.stmt] | tuple[type[ast.stmt], ...], file: str, line: int) -> bool:
+    """Return whether a line of a Python file is part of such a statement."""
+    with contextlib.suppress(OSError, SyntaxError):
+        for node in ast.walk(ast.parse(Path(file).read_text())):
+            if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or line):
+                return True
+    return False
 
 
 def _free_port() -> int:
@@ -185,4 +203,5 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # no collection in a rank copies what was imported
     serve()

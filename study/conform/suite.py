@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from study.conform.properties import Property
 from study.errors import Stop
 from study.spec.arms import PACKAGE
 
@@ -60,15 +61,25 @@ ADAPTERS = {
         _ours("fsdp1", "fsdp", "PyTorch's FSDP1", version=1),
         _ours("fsdp2", "fsdp", "PyTorch's FSDP2", version=2),
         _ours("hsdp", "fsdp", "FSDP2 in two groups of two ranks", version=2, replicas=2, ranks=4),
-        _ours("zero1", "deepspeed_native", "DeepSpeed stage 1", stage=1),
-        _ours("zero2", "deepspeed_native", "DeepSpeed stage 2", stage=2),
-        _ours("zero3", "deepspeed_native", "DeepSpeed stage 3", stage=3),
-        _ours("zero2-cpu", "deepspeed_native", "stage 2, optimizer in host memory", stage=2, offload="cpu"),
-        _ours("zero3-cpu", "deepspeed_native", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
-        _ours("zero3-nvme", "deepspeed_native", "stage 3, optimizer on disk", stage=3, offload="nvme"),
-        _ours("zero3-hpz", "deepspeed_native", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
-        _ours("zero1-tp", "deepspeed_native", "stage 1 with AutoTP", stage=1, tensor=2),
-        _ours("zero3-ulysses", "deepspeed_native", "stage 3 with Ulysses", stage=3, sequence=2),
+        *(_ours(f"zero{stage}", "deepspeed_ways", f"DeepSpeed stage {stage}", stage=stage) for stage in (1, 2, 3)),
+        _ours("zero2-cpu", "deepspeed_ways", "stage 2, optimizer in host memory", stage=2, offload="cpu"),
+        _ours("zero3-cpu", "deepspeed_ways", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
+        _ours("zero3-nvme", "deepspeed_ways", "stage 3, optimizer on disk", stage=3, offload="nvme"),
+        _ours("zero3-hpz", "deepspeed_ways", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
+        _ours("zero1-tp", "deepspeed_ways", "stage 1 with AutoTP", stage=1, tensor=2),
+        _ours("zero3-ulysses", "deepspeed_ways", "stage 3 with Ulysses", stage=3, sequence=2),
+        _ours("accelerate-ddp", "deepspeed_ways", "DDP through Accelerate", stage=None, accelerate=True),
+        *(
+            _ours(
+                f"accelerate-zero{stage}",
+                "deepspeed_ways",
+                f"stage {stage} by Accelerate",
+                stage=stage,
+                accelerate=True,
+            )
+            for stage in (1, 2, 3)
+        ),
+        _ours("accelerate-fsdp", "accelerate_fsdp", "FSDP2 through Accelerate"),
     )
 }
 
@@ -84,8 +95,9 @@ class Ranks:
             env["TORCH_EXTENSIONS_DIR"] = f"{overlay.resolve()}-operators"
         self.log = log.open("w")
         command = [sys.executable, "-P", "-m", "study.conform.ranks"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(
+            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log
+        )
 
     def __enter__(self) -> "Ranks":
         return self
@@ -94,14 +106,17 @@ class Ranks:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         self.log.close()
 
     def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
         """Run a property, with some fields of its case changed, in a fresh folder."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-            request = {"adapter": adapter.file, "settings": adapter.settings, "property": name, "case": case}
-            request |= {"ranks": ranks, "folder": folder, "limit_s": limit_s}
+            request: dict[str, object] = {"adapter": adapter.file, "settings": adapter.settings, "property": name}
+            request |= {"case": case, "ranks": ranks, "folder": folder, "limit_s": limit_s}
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
@@ -110,7 +125,9 @@ class Ranks:
         return json.loads(line)
 
 
-def run(adapter: Adapter, properties, ranks: Ranks, report: Callable[[Result], None], shrink: bool = True) -> list[Result]:
+def run(
+    adapter: Adapter, properties, ranks: Ranks, report: Callable[[Result], None], shrink: bool = True
+) -> list[Result]:
     """Hold an adapter to properties, one after the other."""
     results = []
     for each in properties:
@@ -122,7 +139,7 @@ def run(adapter: Adapter, properties, ranks: Ranks, report: Callable[[Result], N
     return results
 
 
-def _one(adapter: Adapter, each, ranks: Ranks) -> Result:
+def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
     launches = each.ranks
     common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
@@ -143,8 +160,8 @@ SIMPLER = {
     "groups": "",
     "schedule": False,
     "clip": 0.0,
-    "bucket": None,
-    "lengths": (1,),
+    "bucket": 0,
+    "lengths": [1],
     "updates": 1,
     "passes": 1,
     "layers": 1,
@@ -154,7 +171,7 @@ BY_STEPS = {"updates": (1, 2), "passes": (1, 2), "layers": (0, 1, 2, 3), "width"
 SHRINK_S = 60
 
 
-def shrunk(adapter: Adapter, each, launches: tuple[int, ...], ranks: Ranks) -> dict:
+def shrunk(adapter: Adapter, each: Property, launches: tuple[int, ...], ranks: Ranks) -> dict:
     """Return the smallest change of a case that still fails: field by field, then fewer ranks."""
     until = time.monotonic() + SHRINK_S
 
@@ -163,9 +180,9 @@ def shrunk(adapter: Adapter, each, launches: tuple[int, ...], ranks: Ranks) -> d
 
     case: dict = {}
     for key, simplest in SIMPLER.items():
-        own = getattr(each.case, key)
+        own = each.setting(key)
         for value in BY_STEPS.get(key, (simplest,)):
-            smaller = value < own if key in BY_STEPS else (own.__name__ if key == "model" else own) != value
+            smaller = value < own if key in BY_STEPS else value != own
             if smaller and fails(case | {key: value}, launches):
                 case[key] = value
                 break

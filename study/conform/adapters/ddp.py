@@ -20,7 +20,7 @@ def build(model, optimizer, options):
             group["params"] = [masters[parameter] for parameter in group["params"]]
     wrapped = model
     if dist.get_world_size() > 1:
-        bucket_mib = 25 if options.bucket is None else options.bucket * 4 / 2**20
+        bucket_mib = 25 if not options.bucket else options.bucket * 4 / 2**20
         wrapped = DistributedDataParallel(
             model, bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused, gradient_as_bucket_view=True
         )

@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 def build(model, optimizer, options):
     if options.precision == "fp16":
         raise NotImplementedError("this adapter has no loss scale")
-    names = {parameter: name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if options.precision == "bf16_pure":
         model.bfloat16()
@@ -49,7 +49,7 @@ def _version_2(model, options):
         mesh = init_device_mesh("cpu", (ranks,))
     else:
         mesh = init_device_mesh("cpu", (replicas, ranks // replicas), mesh_dim_names=("between", "within"))
-    half = MixedPrecisionPolicy(BF16, torch.float32, output_dtype=torch.float32, cast_forward_inputs=False)
+    half = MixedPrecisionPolicy(BF16, torch.float32)
     common = {"mesh": mesh} | ({"mp_policy": half} if options.precision == "bf16" else {})
     for block in model.blocks:
         if not _shared(block, model):
@@ -107,7 +107,9 @@ def gradient_norm(trainer):
 def save(trainer, folder):
     model, optimizer = states.get_state_dict(trainer.wrapped, trainer.optimizer)
     schedule = trainer.scheduler.state_dict() if trainer.scheduler else {}
-    torch.distributed.checkpoint.save({"model": model, "optimizer": optimizer, "schedule": schedule}, checkpoint_id=folder)
+    torch.distributed.checkpoint.save(
+        {"model": model, "optimizer": optimizer, "schedule": schedule}, checkpoint_id=folder
+    )
 
 
 def load(trainer, folder, weights_only=False):
