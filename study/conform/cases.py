@@ -17,6 +17,7 @@ from study.conform.models import FEATURES, Plain
 
 ROUNDOFF = {"fp32": 2.0**-24, "autocast": 2.0**-8, "bf16": 2.0**-8, "bf16_pure": 2.0**-8, "fp16": 2.0**-11}
 Weights = dict[str, torch.Tensor]
+RATE = 0.02
 ADAM_EPSILON = 0.1  # an update is at most 1 / epsilon as steep as the gradient
 
 
@@ -38,6 +39,7 @@ class Case:
     groups: str = ""  # decay: none for vectors; rate: another learning rate for the last layer; zero: none for it
     schedule: bool = False  # the learning rate falls with each update
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights), fp16 (scaled loss)
+    rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
     lengths: tuple[int, ...] = (3,)  # of sequences, update by update
     scale: float = 1.0  # of the inputs
@@ -72,7 +74,12 @@ class Seen:
 
 def new_model(case: Case, seed: int = 0) -> Plain:
     torch.manual_seed(seed)
-    return case.model(case.width, case.layers)
+    model = case.model(case.width, case.layers)
+    if case.precision.startswith("bf16") and case.rounded:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.bfloat16())
+    return model
 
 
 def new_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
@@ -84,7 +91,7 @@ def new_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     }.get(case.groups, lambda name, parameter: False)
     one = [parameter for name, parameter in trained if not special(name, parameter)]
     other = [parameter for name, parameter in trained if special(name, parameter)]
-    rate = 0.01 if case.optimizer == "adamw" else 0.1
+    rate = RATE / 10 if case.optimizer == "adamw" else RATE
     changed = {"decay": {"weight_decay": 0.0}, "rate": {"lr": rate / 5}, "zero": {"lr": 0.0}}.get(case.groups, {})
     groups = [{"params": one}] + ([{"params": other} | changed] if other else [])
     decay = 0.1 if case.groups == "decay" else 0.0

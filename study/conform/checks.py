@@ -165,7 +165,7 @@ def overflow(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) ->
         raise Difference("no weight moved in 20 updates after the one that was skipped")
 
 
-def checkpoint(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
+def checkpoint_whole(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """A training that is saved, and loaded in a new launch, goes on as the reference does."""
     continued(adapter, case, folder, launch, weights_only=False)
 

@@ -17,6 +17,7 @@ DEFAULTS = {
     "groups": "",
     "schedule": False,
     "precision": "fp32",
+    "rounded": True,
     "bucket": 64,
     "lengths": [3],
     "scale": 1.0,

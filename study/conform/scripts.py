@@ -15,7 +15,6 @@ OURS = ("models.py", "cases.py", "checks.py")
 ALWAYS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm")
 CHECKPOINTS = ("save", "load")
 LAUNCHER = """\
-import json
 import os
 import subprocess
 import sys
@@ -72,10 +71,10 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
     if clash:
         raise Stop(f"{adapter_file} and the suite both define {min(clash)}", "rename it in your adapter")
     pairs = ", ".join([*(f"{name}={name}" for name in functions), f"settings={settings!r}"])
-    imports = sorted({part.source for part in mine if part.is_import and "study." not in part.source})
+    given_already = {*LAUNCHER.splitlines(), *(part.source for part in theirs)}
+    imports = sorted({part.source for part in mine if part.is_import and "study." not in part.source} - given_already)
     blocks = [f'"""{about}\n"""', LAUNCHER.format(launches=launches)]
-    blocks += ["from types import SimpleNamespace\n", *(part.source for part in theirs)]
-    blocks += [f"ADAPTER = SimpleNamespace({pairs})", "\n".join(imports)]
+    blocks += [*(part.source for part in theirs), "\n".join(imports), f"ADAPTER = SimpleNamespace({pairs})"]
     blocks += [part.source for part in mine if not part.is_import]
     return "\n\n".join(blocks) + "\n\n" + end
 

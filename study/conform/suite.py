@@ -61,24 +61,17 @@ ADAPTERS = {
         _ours("fsdp1", "fsdp", "PyTorch's FSDP1", version=1),
         _ours("fsdp2", "fsdp", "PyTorch's FSDP2", version=2),
         _ours("hsdp", "fsdp", "FSDP2 in two groups of two ranks", version=2, replicas=2, ranks=4),
-        *(_ours(f"zero{stage}", "deepspeed_ways", f"DeepSpeed stage {stage}", stage=stage) for stage in (1, 2, 3)),
-        _ours("zero2-cpu", "deepspeed_ways", "stage 2, optimizer in host memory", stage=2, offload="cpu"),
-        _ours("zero3-cpu", "deepspeed_ways", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
-        _ours("zero3-nvme", "deepspeed_ways", "stage 3, optimizer on disk", stage=3, offload="nvme"),
-        _ours("zero3-hpz", "deepspeed_ways", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
-        _ours("zero1-tp", "deepspeed_ways", "stage 1 with AutoTP", stage=1, tensor=2),
-        _ours("zero3-ulysses", "deepspeed_ways", "stage 3 with Ulysses", stage=3, sequence=2),
-        _ours("accelerate-ddp", "deepspeed_ways", "DDP through Accelerate", stage=None, accelerate=True),
-        *(
-            _ours(
-                f"accelerate-zero{stage}",
-                "deepspeed_ways",
-                f"stage {stage} by Accelerate",
-                stage=stage,
-                accelerate=True,
-            )
-            for stage in (1, 2, 3)
-        ),
+        *(_ours(f"zero{stage}", "deepspeed_native", f"DeepSpeed stage {stage}", stage=stage) for stage in (1, 2, 3)),
+        _ours("zero2-cpu", "deepspeed_native", "stage 2, optimizer in host memory", stage=2, offload="cpu"),
+        _ours("zero3-cpu", "deepspeed_native", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
+        _ours("zero3-nvme", "deepspeed_native", "stage 3, optimizer on disk", stage=3, offload="nvme"),
+        _ours("zero3-hpz", "deepspeed_native", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
+        _ours("zero1-tp", "deepspeed_native", "stage 1 with AutoTP", stage=1, tensor=2),
+        _ours("zero3-ulysses", "deepspeed_native", "stage 3 with Ulysses", stage=3, sequence=2),
+        _ours("accelerate-ddp", "through_accelerate", "DDP through Accelerate", stage=0),
+        _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
+        _ours("accelerate-zero2", "through_accelerate", "DeepSpeed stage 2 through Accelerate", stage=2),
+        _ours("accelerate-zero3", "through_accelerate", "DeepSpeed stage 3 through Accelerate", stage=3),
         _ours("accelerate-fsdp", "accelerate_fsdp", "FSDP2 through Accelerate"),
     )
 }
