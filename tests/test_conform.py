@@ -62,19 +62,18 @@ def test_the_toy_and_its_adapter_are_short():
     assert lengths[1] < 40
 
 
-def test_a_failure_is_a_script_of_its_own(ranks, tmp_path):
-    adapter = toy("sum", tmp_path)
-    result = hold(adapter, ["momentum"], ranks, shrink=True)["momentum"]
-    case = PROPERTIES["momentum"].case | result.shrunk
-    for name, code in (("sum", 1), ("", 0)):
-        text = scripts.script(toy(name, tmp_path).file, {}, "same_training", case, result.ranks, "About.")
-        assert "from study" not in text
-        path = tmp_path / "alone" / f"script_{name}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == code, done.stderr[-2000:]
-    assert "holds" in done.stdout
+@pytest.mark.parametrize(
+    ("fault", "code", "words"), [("sum", 1, "is allowed"), pytest.param("", 0, "holds", marks=pytest.mark.slow)]
+)
+def test_a_failure_is_a_script_of_its_own(fault, code, words, tmp_path):
+    case = PROPERTIES["momentum"].case | {"width": 2}
+    text = scripts.script(toy(fault, tmp_path).file, {}, "same_training", case, (2,), "About.")
+    assert "from study" not in text
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code, done.stderr[-2000:]
+    assert words in done.stdout
 
 
 def test_every_script_is_whole(tmp_path):

@@ -1,5 +1,6 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
+import importlib.util
 import tempfile
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def conform(
         raise Stop(f"no property has {only!r} in its name", "study conform --list-properties lists them")
     if overlay and not overlay.is_dir():
         raise Stop(f"{overlay} is not a folder", f"pip install --no-deps --target {overlay} deepspeed==0.18.1")
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError(name="torch")
     put_programs_on_path()
     provide_libaio()
     results: dict[str, list[Result]] = {}

@@ -34,7 +34,8 @@ def build(model, optimizer, options):
         bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
         ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
         more = {"kwargs_handlers": [ddp], "mixed_precision": "bf16" if options.precision == "autocast" else "no"}
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.passes, **more)
+    accelerator = Accelerator(cpu=not stage, gradient_accumulation_steps=options.passes, **more)
+    assert (accelerator.distributed_type == "DEEPSPEED") == bool(stage), "cpu=True would give DDP"
     scheduler = options.scheduler and options.scheduler(optimizer)
     model, optimizer = accelerator.prepare(model, optimizer)
     return SimpleNamespace(
