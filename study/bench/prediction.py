@@ -31,7 +31,8 @@ def setup_of(
     requested, observed = record.requested, record.observed
     if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
         return None  # what a compiler keeps and fuses is in no formula
-    model, rows = architecture(record, look), _data_rows(requested)
+    model = architecture(record, look)
+    rows = _data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None
     sharding: dict[str, Any] = {"deepspeed": observed.deepspeed if observed.stage is not None else None}
@@ -82,7 +83,8 @@ def _data_rows(requested: Requested) -> int | None:
 
 def architecture(record: Record, look: bool = False) -> Architecture | Transformer | None:
     """Return what a run trained. None if it is not a built-in shape, or has other parameters than that."""
-    requested, size = record.requested, record.observed.parameters
+    requested = record.requested
+    size = record.observed.parameters
     name = shape_of(requested.model or "")
     if name not in SHAPES:
         return None

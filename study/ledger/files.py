@@ -1,6 +1,7 @@
 """Reads claims files: TOML in, claims out. An error names the file, and the line of the claim."""
 
-from datetime import date
+from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,6 +12,7 @@ from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
+from study.records import seal, store
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")
@@ -32,6 +34,11 @@ class Head(BaseModel):
     tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
     source: list[Source] = []  # its own sources, besides those that all files share
     claim: list[dict]
+    testable: int | None = None  # sentences, list items and rows of the document that could turn out false
+    unjudged: tuple[str, ...] = Field(default=(), strict=False)  # those that no claim judges, verbatim
+    counted: str | None = None  # how they were counted, or why they were not
+    contact: str | None = None  # when and how its authors were asked
+    response: str | None = None  # what they answered
 
 
 def read_all(folder: Path = FOLDER) -> list[Claim]:
@@ -48,7 +55,51 @@ def read_all(folder: Path = FOLDER) -> list[Claim]:
     return [_with_references(claim, first) for claim in sorted(claims, key=_place)]
 
 
-def _place(claim: Claim) -> tuple:
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a document is judged, and what its authors say of it."""
+
+    document: str
+    title: str
+    testable: int | None  # None: not counted
+    judged: int | None
+    unjudged: tuple[str, ...]
+    counted: str
+    contact: str
+    response: str
+
+
+def coverage(folder: Path = FOLDER) -> list[Coverage]:
+    """Return the coverage of each document, in the order of the claims."""
+    found = []
+    for path in sorted(folder.glob("*.toml")):
+        if path.name != SOURCES:
+            head, _ = read_form(path, Head)
+            judged = None if head.testable is None else head.testable - len(head.unjudged)
+            about = (head.counted or "not counted", head.contact or "not asked yet", head.response or "none")
+            found.append(Coverage(head.document, head.title, head.testable, judged, head.unjudged, *about))
+    return sorted(found, key=_place)
+
+
+def doubts(claims: list[Claim]) -> list[str]:
+    """Return what to know about the claims of this study: files that are not as they were sealed, and wrong days."""
+    return [*seal.changed_inputs(), *wrong_days(claims)]
+
+
+def wrong_days(claims: list[Claim]) -> list[str]:
+    """Return a sentence for each file of this study whose tolerances were not fixed on the day that it says."""
+    known = store.first_days("*/claims/*.toml")
+    if known is None:
+        return ["the days on which tolerances were fixed cannot be compared without the history of the repository"]
+    fixed = {claim.at.partition(",")[0]: claim.fixed for claim in claims}
+    return [
+        f"{name} says that its tolerances were fixed on {day}, but the history has it only since {known[name]}"
+        for name, day in fixed.items()
+        if name in known and day + timedelta(days=1) < known[name]  # a day may begin elsewhere
+    ]
+
+
+def _place(claim: Claim | Coverage) -> tuple:
     """Sort documents (000) before papers (P1), and those before all others."""
     name = claim.document
     return not name.isdigit(), not name[1:].isdigit(), name
@@ -84,7 +135,7 @@ def read(path: Path) -> list[Claim]:
     if len(starts) != len(head.claim):
         what = f"{path.name} has claims that are not written as [[claim]] tables"
         raise Stop(what, "write each claim as a [[claim]] table")
-    about = head.model_dump(exclude={"claim", "tolerances", "source"})
+    about = head.model_dump(include={"document", "title", "fixed", "text", "read", "names", "suspected"})
     context = {"tolerances": head.tolerances} if head.text or head.read else None
     claims = []
     for start, table in zip(starts, head.claim, strict=True):

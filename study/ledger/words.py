@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from study.io.numbers import count, quantity, short
 from study.io.words import joined
+from study.ledger import committed
 from study.ledger.arguments import as_list, is_number
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
-from study.ledger.ledger import Verdict, in_units, otherwise
+from study.ledger.judging import Verdict, in_units
+from study.ledger.ledger import otherwise
 from study.ledger.model import Check, Claim
 from study.ledger.verdict import (
     CONTRADICTS,
@@ -61,6 +63,28 @@ def plainly(verdict: Verdict) -> str:
     word = verdict.verdict if verdict.verdict == CONTRADICTS else f"is {verdict.verdict}"
     outcome = f"it {word}" if verdict.verdict == NOT_TESTED else f"{_outcome(verdict)}, so it {word}"
     return f"{opening} “{claim.says}”; {outcome} ({_rests_on(verdict)})."
+
+
+def summary(verdict: Verdict) -> dict[str, str]:
+    """Return a verdict as a row of a table: what is claimed and found, and how certain that is."""
+    level = certainty(verdict)
+    found = {True: "yes", False: "no"}.get(verdict.found, "") if isinstance(verdict.found, bool) else ""
+    return {
+        "claimed": verdict.claim.says,
+        "found": (found or found_words(verdict, verdict.claim.unit)) if level else "",
+        "found / claimed": ratio_words(verdict) if level else "",
+        "finding": verdict.verdict if level else verdict.open_because or verdict.verdict,
+        "certainty": level.level if level else "",
+        "rests on": verdict.rests_on or "",
+    }
+
+
+def ratio_words(verdict: Verdict) -> str:
+    """Return the finding divided by the claimed value; empty for a limit, and for all but two numbers above 0."""
+    found, claimed = verdict.found, verdict.claimed
+    if verdict.claim.relation not in ("equal", "up_to") or not (is_number(found) and is_number(claimed)):
+        return ""
+    return short(found / claimed) if claimed > 0 and 0 < found < math.inf else ""
 
 
 def who(claim: Claim) -> str:
@@ -200,7 +224,8 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "verdict": "; ".join(filter(None, (verdict.verdict, verdict.open_because, verdict.holding))),
         "basis": basis_words(verdict),
         "certainty": str(certainty(verdict) or ""),
-        "not counted": claim.by_construction and f"true by construction: {claim.by_construction}",
+        "severity": severity_words(verdict),
+        "check": f"{claim.check}, version {committed.version(claim)}",
         "group": claim.contradiction and f"the claims of this error count once: {claim.contradiction}",
         "left open": "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items()),
         "holds with": _few(verdict.holds_under, "; "),
@@ -212,6 +237,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "nearest" if claim.check == "searched" else "sentence": verdict.sentence and f"“{verdict.sentence}”",
         "missing": verdict.missing if verdict.missing != changed_by else "",
         "changed by": changed_by,
+        "decided by": claim.would_decide if verdict.open_because else None,
         "reading": claim.reading,
     }
 
@@ -238,6 +264,14 @@ def basis_words(verdict: Verdict) -> str:
     """Return the basis, and what it means."""
     words = f"{verdict.basis}: {WHAT_A_BASIS_IS[verdict.basis]}"
     return f"nothing yet; it would be {words}" if verdict.verdict == NOT_TESTED else words
+
+
+def severity_words(verdict: Verdict) -> str:
+    """Return the planted falsehood that turns a verdict, or that none does. Empty if none was sought."""
+    if not verdict.is_by_construction:
+        return verdict.turned_by or ""
+    reason = verdict.claim.by_construction or "no planted falsehood turns it"
+    return f"not counted, because it is so by construction: {reason}"
 
 
 def found_words(verdict: Verdict, unit: str) -> str:
