@@ -40,8 +40,7 @@ def _groups(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Ru
 
 def _doubtful(group: list[Run]) -> list[Run]:
     """Return the runs of which one must be wrong: those that are not sealed, or all if none or all are sealed."""
-    unsealed = [run for run in group if not run.sealed]
-    return unsealed if len(unsealed) < len(group) else group
+    return [run for run in group if not run.sealed] or group
 
 
 def _other(run: Run, group: list[Run]) -> str:
