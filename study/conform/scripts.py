@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from study.conform.folding import folded
+from study.conform.properties import DEFAULTS
 from study.errors import Stop
 
 HERE = Path(__file__).parent
 OURS = ("models.py", "cases.py", "checks.py")
 ALWAYS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm")
 CHECKPOINTS = ("save", "load")
+DECIDED = ("precision", "optimizer", "groups", "schedule", "rounded", "clip", "bucket")  # no check changes them
 LAUNCHER = """\
 import os
 import subprocess
@@ -58,8 +61,11 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
 
     A case is its fields that are not the defaults; a model is given by its name.
     """
-    adapter = list(parts(Path(adapter_file)))
-    ours = [part for name in OURS for part in parts(HERE / name)]
+    values = DEFAULTS | case
+    known = {name: values[name] for name in DECIDED} | {"settings": settings}
+    known |= {} if values["schedule"] else {"scheduler": None}
+    adapter = list(parts(folded(Path(adapter_file).read_text(), known)))
+    ours = [part for name in OURS for part in parts(folded((HERE / name).read_text(), known))]
     given = {name for part in adapter for name in part.defines}
     functions = [name for name in (*ALWAYS, *(CHECKPOINTS if check.startswith("checkpoint") else ())) if name in given]
     end = END.format(case=", ".join(f"{key}={_value(key, value)}" for key, value in case.items()), check=check)
@@ -76,16 +82,17 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
     blocks = [f'"""{about}\n"""', LAUNCHER.format(launches=launches)]
     blocks += [*(part.source for part in theirs), "\n".join(imports), f"ADAPTER = SimpleNamespace({pairs})"]
     blocks += [part.source for part in mine if not part.is_import]
-    return "\n\n".join(blocks) + "\n\n" + end
+    return (
+        "\n".join(f"{block}{'' if block.startswith(('import', 'from')) else chr(10)}" for block in blocks) + "\n" + end
+    )
 
 
 def _value(key: str, value: object) -> str:
     return str(value) if key == "model" else repr(tuple(value) if isinstance(value, list) else value)
 
 
-def parts(path: Path) -> Iterator[Part]:
+def parts(text: str) -> Iterator[Part]:
     """Yield the statements of a file, without its docstring."""
-    text = path.read_text()
     lines = text.splitlines()
     for number, node in enumerate(ast.parse(text).body):
         if number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -110,8 +117,6 @@ def _defined(node: ast.stmt) -> set[str]:
 def _names(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return {node.id}
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-        return {node.value}  # an annotation
     return set()
 
 
