@@ -158,7 +158,9 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
         outcome = dict(zip(("status", "words"), explain(error, str(module.__file__)), strict=True))
         frame = traceback.extract_tb(error.__traceback__)[-1]
         differs = isinstance(error, Difference)
-        outcome["kind"] = "differs" if differs else f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
+        outcome["kind"] = (
+            "differs" if differs else f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
+        )
     path.write_text(json.dumps(outcome | {"time": time.time()}))
     sys.stdout.flush()
     sys.stderr.flush()

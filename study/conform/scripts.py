@@ -4,19 +4,17 @@ Of each file, the script contains the definitions that the check needs, and no o
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.conform.folding import folded
-from study.conform.properties import DEFAULTS
 from study.errors import Stop
 
 HERE = Path(__file__).parent
 OURS = ("models.py", "cases.py", "checks.py")
 ALWAYS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm")
 CHECKPOINTS = ("save", "load")
-DECIDED = ("precision", "optimizer", "groups", "schedule", "rounded", "clip", "bucket")  # no check changes them
 LAUNCHER = """\
 import os
 import subprocess
@@ -61,11 +59,8 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
 
     A case is its fields that are not the defaults; a model is given by its name.
     """
-    values = DEFAULTS | case
-    known = {name: values[name] for name in DECIDED} | {"settings": settings}
-    known |= {} if values["schedule"] else {"scheduler": None}
-    adapter = list(parts(folded(Path(adapter_file).read_text(), known)))
-    ours = [part for name in OURS for part in parts(folded((HERE / name).read_text(), known))]
+    adapter = list(parts(Path(adapter_file)))
+    ours = [part for name in OURS for part in parts(HERE / name)]
     given = {name for part in adapter for name in part.defines}
     functions = [name for name in (*ALWAYS, *(CHECKPOINTS if check.startswith("checkpoint") else ())) if name in given]
     end = END.format(case=", ".join(f"{key}={_value(key, value)}" for key, value in case.items()), check=check)
@@ -91,19 +86,23 @@ def _value(key: str, value: object) -> str:
     return str(value) if key == "model" else repr(tuple(value) if isinstance(value, list) else value)
 
 
-def parts(text: str) -> Iterator[Part]:
-    """Yield the statements of a file, without its docstring."""
-    lines = text.splitlines()
-    for number, node in enumerate(ast.parse(text).body):
-        if number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+def parts(path: Path) -> Iterator[Part]:
+    """Yield the statements of a file, without docstrings and comments."""
+    for node in ast.parse(path.read_text()).body:
+        if _is_docstring(node):
             continue
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-        source = "\n".join(lines[first - 1 : node.end_lineno])
-        is_import = isinstance(node, ast.Import | ast.ImportFrom)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef) and _is_docstring(inner.body[0]):
+                inner.body[0] = ast.Pass()
         uses = frozenset(name for inner in ast.walk(node) for name in _names(inner))
-        optional = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.Import | ast.ImportFrom)
+        is_import = isinstance(node, ast.Import | ast.ImportFrom)
+        optional = is_import or isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign)
+        source = re.sub(r"\n +pass(?=\n)", "", ast.unparse(node))
         yield Part(source, frozenset(_defined(node)), uses, is_import, optional)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _defined(node: ast.stmt) -> set[str]:
