@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 
@@ -80,14 +81,16 @@ def conform(
         return {"fine": fine} | {
             name: output.as_json(each, results[name], versions) for each in chosen for name in [each.name]
         }
+    _summarize(results)
+    sys.exit(0 if fine else 1)
+
+
+def _summarize(results: dict[str, list[Result]]) -> None:
     say("")
     show(output.rows(results))
     if len(results) > 1:
         say("", "What does not hold everywhere:")
         show(output.matrix(results))
-    if not fine:
-        raise SystemExit(1)
-    return None
 
 
 def _chosen(names: tuple[str, ...], file: Path | None) -> list[Adapter]:

@@ -1,5 +1,6 @@
 """DeepSpeed by its own interface. Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses)."""
 
+import contextlib
 import logging
 import os
 
@@ -10,7 +11,10 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
+getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
+with contextlib.suppress(ImportError):
+    import deepspeed.module_inject.auto_ep_layer
 
 
 def build(model, optimizer, options):
