@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -60,6 +61,7 @@ def golden(request):
 
     def compare(name: str, text: str) -> None:
         path = ROOT / "tests" / "golden" / name
+        text = re.sub(r"\bversion [0-9a-f]{8}\b", "version HASH", text)  # of a check: another one after each edit
         text = "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
         if request.config.getoption("--refresh-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,6 +258,19 @@ def trained(shared, cache):
         return Launched(**fields | {"folder": Path(fields["folder"])})
 
     return train
+
+
+@pytest.fixture(autouse=True)
+def shaped_machine_is_this_one(monkeypatch):
+    """Records of `shaped` on a CPU count without a seal, as those of whoever judges them."""
+    from study.records import seal
+
+    real = seal.is_of_this_machine
+    monkeypatch.setattr(seal, "is_of_this_machine", lambda record: real(record) or _is_shaped(record.hardware))
+
+
+def _is_shaped(hardware) -> bool:
+    return hardware.cpu == "Some CPU" and not hardware.devices
 
 
 # --- what the report and the notebooks are tested with -------------------------------------------------------------

@@ -109,7 +109,7 @@ def sweep(
             minutes=options.minutes,
             extensions=EXTENSIONS,
         )
-        with over_hosts.left_as_it_was() if options.cluster else contextlib.nullcontext():
+        with over_hosts.restore_cluster_afterwards() if options.cluster else contextlib.nullcontext():
             _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 

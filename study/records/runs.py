@@ -14,6 +14,7 @@ from study.errors import Stop
 from study.machine.gpus import measured_flops
 from study.records import metrics, seal, store
 from study.records.explain import peak
+from study.records.impossible import impossible
 from study.records.privacy import redact
 from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
@@ -351,6 +352,8 @@ def _load_run(folder: Path, seals: seal.Seals) -> tuple[Run | None, str | None]:
         return None, f"{stop.what}. {stop.remedy}"
     if seals.changed(path):
         return None, f"{path} was changed after it was sealed. Restore it from the history"
+    if faults := impossible(run.record):
+        return None, f"{path} has impossible values: {'; '.join(faults)}"
     if run.status == "running":
         return run, f"{folder} is half-written: it is still running, or was killed. Run that cell again"
     return run, None

@@ -120,8 +120,8 @@ def of_memory(runs: Runs) -> Answer:
     question = "Does it save memory?"
     at_scale = of_scale(runs)
     tiny = trained_here(runs)
-    of_models = [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))]
-    rows = pd.DataFrame(of_models + held(tiny))
+    of_models = [row for mine in at_scale.values() for row in (*memory_rows(mine), *_published(mine[0].model or ""))]
+    rows = pd.DataFrame(of_models + memory_rows(tiny))
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
     members = [run for mine in (*at_scale.values(), tiny) for run in mine]
@@ -167,7 +167,7 @@ def trained_here(runs: Runs) -> list[Run]:
     return []
 
 
-def held(members: list[Run]) -> list[dict]:
+def memory_rows(members: list[Run]) -> list[dict]:
     """Return the parts of a rank's peak of GPU memory, measured and predicted, and what is on the host.
 
     Where a run without a GPU offloads, both are one memory: its split is predicted. It is left out where a GPU would

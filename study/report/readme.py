@@ -54,7 +54,7 @@ def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
     by_folder = judge(text, known)
     files.write_below(readme.parent, readme.name, renewed(text, by_folder).encode())
     for folder, judged in by_folder.items():
-        (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
+        (Path(folder).parent / "verdicts.svg").write_text(verdicts_figure(judged))
         if image := picture(judged.runs):
             (Path(folder).parent / PICTURE).write_text(image)
 
@@ -74,7 +74,7 @@ def renewed(text: str, by_folder: dict[str, Judged]) -> str:
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
-def drawn(judged: Judged) -> str:
+def verdicts_figure(judged: Judged) -> str:
     """Return the verdicts by document as a figure."""
     return style.svg(claims.figure(judged.table), "Verdicts by document")
 

@@ -80,7 +80,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             answered = [(each, _draw(each, site)) for each in answers.answers(runs)]
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
-        write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *problems])
+        write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *judged.notes, *problems])
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 

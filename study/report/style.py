@@ -167,7 +167,7 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
         text += f" ({short(float(row.low))} to {short(float(row.high))})"
     drawn = axes.errorbar(x, value, interval, **look, **options)
     for part in drawn.get_children():
-        tell(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
+        set_tooltip(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
 
 
 def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: float, **look: Any) -> None:
@@ -176,7 +176,7 @@ def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: flo
         offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
         for offset, arm, number in zip(offsets, mine["arm"], mine[value], strict=True):
             (mark,) = axes.plot(number, place + offset, marker(arm), color=colour(arm), **look)
-            tell(mark, arm, f"{arm}: {number:.3g}")
+            set_tooltip(mark, arm, f"{arm}: {number:.3g}")
     axes.set_yticks(range(len(rows_of)), list(rows_of))
     axes.set_ylim(len(rows_of) - 0.5, -0.5)
 
@@ -202,7 +202,7 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
         look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
         for name in drawing.legend(handles=entries, loc="outside upper left", **look).get_texts():
             if name.get_text() in all_paths():
-                key(name, name.get_text())
+                set_legend_id(name, name.get_text())
     if note:
         drawing.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     drawing.set_figheight(height + LINE * _wrap_titles(drawing))
@@ -230,7 +230,7 @@ def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None =
     axes.set_yticks(list(range(len(names)) if places is None else places), names)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         if (arm := re.split("[:, ]", name)[0]) in all_paths():
-            key(label, arm)
+            set_legend_id(label, arm)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
@@ -240,7 +240,7 @@ def stack(axes: Axes, place: float, arm: str, pieces: Iterable[tuple[float, str,
     left = 0.0
     for length, tone, words in pieces:
         (piece,) = axes.barh(place, length, 0.8, left, color=tone, edgecolor=FAINT, linewidth=0.6, **look)
-        tell(piece, arm, words)
+        set_tooltip(piece, arm, words)
         left += length
     return left
 
@@ -296,15 +296,15 @@ def headed(axes: Axes, group: str, lead: str = "") -> None:
 
 def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
     """Write a number behind the end of an arm's bar."""
-    tell(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
+    set_tooltip(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
 
 
-def tell(artist: Artist, arm: str, words: str = "") -> None:
+def set_tooltip(artist: Artist, arm: str, words: str = "") -> None:
     """What a reader sees over this mark, and the arm that it belongs to: both are in the SVG."""
     artist.set_gid(f"{MARK}{arm}|{words}|")
 
 
-def key(artist: Artist, arm: str) -> None:
+def set_legend_id(artist: Artist, arm: str) -> None:
     """The name of an arm in a figure: in the report a click on it hides the arm's marks."""
     artist.set_gid(f"{MARK}{arm}||key")
 

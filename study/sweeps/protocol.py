@@ -100,7 +100,7 @@ class Cell:
     part: str
     scale: str
     arm: str
-    ranks: int | None  # None: as many as the arm takes by itself
+    ranks: int | None  # None: the arm's own default
     settings: dict  # by name, as the protocol gives them
     script: str = "train"
     frontier: str | None = None

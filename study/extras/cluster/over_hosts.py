@@ -81,7 +81,7 @@ def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
 
 
 @contextlib.contextmanager
-def left_as_it_was() -> Iterator[None]:
+def restore_cluster_afterwards() -> Iterator[None]:
     """Afterwards, restore the cluster that is up now, or none."""
     before = cluster.read()
     try:

@@ -96,7 +96,7 @@ def _draw(ax: Axes, mine: pd.DataFrame) -> None:
         words = f"{arm}: {row['largest']} fits, {row.get('failed')} does not"
         if is_model and fits:  # a bar on a logarithmic axis would begin anywhere
             (mark,) = ax.plot(fits, place, "o", markersize=9, markerfacecolor=CARD, color=colour(arm))
-            style.tell(mark, arm, words)
+            style.set_tooltip(mark, arm, words)
         else:
             style.stack(ax, place, arm, [(fits, colour(arm), words)], hatch="////")
         if pd.notna(row["failed_size"]):

@@ -132,7 +132,7 @@ def figure(rows: pd.DataFrame) -> Figure:
 def _mark(ax: Axes, place: int, arm: str, value: float | None, look: Look, words: str) -> None:
     if value is not None and not math.isnan(value):
         (mark,) = ax.plot([value], [place], **look)
-        style.tell(mark, arm, words)
+        style.set_tooltip(mark, arm, words)
 
 
 # --- resumed runs --------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def figure_of_resumed(rows: pd.DataFrame) -> Figure:
     for place, row in enumerate(each(rows)):
         off = row.losses_differ_by
         (mark,) = ax.plot([max(off, EXACT)], [place], MARKS[row.route], color=colour(row.arm), markersize=6)
-        style.tell(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
+        style.set_tooltip(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
     style.name_bars(ax, rows["line"])
     ax.set(xscale="log", xlabel="largest relative difference of a loss")
     ax.set_xlim(EXACT / 1.8, 3 * max(1e-6, rows["losses_differ_by"].max()))

@@ -8,10 +8,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.io.words import joined
-from study.ledger import ledger, words
+from study.ledger import evidence, ledger, words
 from study.ledger.certainty import LEVELS
 from study.ledger.files import read_all
-from study.ledger.ledger import Verdict, bases, counted
+from study.ledger.judging import Verdict
+from study.ledger.ledger import bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.records.runs import Runs
@@ -33,6 +34,7 @@ class Judged:
 
     runs: Runs
     verdicts: list[Verdict]
+    notes: tuple[str, ...] = ()  # what does not count as evidence, besides what could not be read, and why
 
     @cached_property
     def rows(self) -> list[dict]:
@@ -57,7 +59,9 @@ def _central(verdict: Verdict) -> dict:
 def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
     chosen = [claim for claim in read_all() if document in (None, claim.document)]
-    return Judged(runs, ledger.judge_all(chosen, runs))
+    gathered = evidence.gather(runs)
+    notes = tuple(each for each in (*gathered.set_aside, *gathered.notes) if each not in runs.set_aside)
+    return Judged(runs, ledger.judge_all(chosen, runs, gathered), notes)
 
 
 def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -131,6 +135,8 @@ def sentence(verdicts: pd.DataFrame) -> str:
         "Compared only with other numbers of the same text": own,
     }
     texts += [f"{name} ({sum(counts.values())}): {_counts(counts)}." for name, counts in apart.items() if counts]
+    if certain := int(verdicts["by_construction"].sum()):
+        texts.append(f"Decided by construction, which no planted falsehood turns, and not counted: {certain}.")
     return " ".join(texts)
 
 

@@ -201,7 +201,7 @@ def figure_of_peaks(rows: pd.DataFrame) -> Figure:
         number = order.index(arm)
         dashes = (5 * number, (9, 6)) if number else "-"
         (line,) = ax.plot(mine["ranks"], sizes, color=colour(arm), linestyle=dashes)
-        style.tell(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
+        style.set_tooltip(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
     for row in each(seen):
         offset = 1 + APART * (order.index(row.arm) / max(1, len(order) - 1) - 0.5)
         style.point(ax, row.ranks * offset, row, row.bytes, zorder=3)
