@@ -90,7 +90,8 @@ def _turned(world: World) -> tuple[str, str]:
     """Return a verdict, and the first falsehood with which it would be the opposite."""
     before = world.judge()
     opposite = FAILS if before.verdict in HOLDS else HOLDS
-    for falsified in PLANTERS[world.claim.basis](world, before):
+    plant = _of_published if world.claim.check == "published" else PLANTERS[world.claim.basis]
+    for falsified in plant(world, before):
         try:
             after = falsified.judge()
         except (Stop, ValueError, ArithmeticError):
@@ -216,6 +217,21 @@ def _of_source(world: World, before: Verdict) -> Iterator[World]:
         if isinstance(ours, bool):
             said = f"the opposite of “{world.call['sentence']}”"
         yield world.calling(f"{' and '.join(as_list(world.call['source']))} said {said}", world.call | {name: theirs})
+
+
+def _of_published(world: World, before: Verdict) -> Iterator[World]:
+    """Change the speeds that others published of the first side."""
+    for factor in FACTORS:
+        words = f"the speeds of the first side were {factor:.3g} times as large"
+        yield replace(world, planted=words, case=replace(world.case, function=_times(world.case.function, factor)))
+
+
+def _times(function: Callable[..., Finding], factor: float) -> Callable[..., Finding]:
+    def falsified(**given: Any) -> Finding:
+        found = function(**given)
+        return replace(found, value=scaled(found.value, factor), interval=scaled(found.interval, factor))
+
+    return falsified
 
 
 def _of_answer(world: World, before: Verdict) -> Iterator[World]:

@@ -44,8 +44,9 @@ def _owners(blocks: list[dict]) -> Iterator[Finding]:
             block.get("requested_size", block["size"])
         )
     total = sum(map(sum, by_place.values()))
-    for place, sizes in sorted(by_place.items(), key=lambda each: -sum(each[1]))[:OWNERS]:
-        if total and sum(sizes) >= SHARE * total:
+    largest = sorted(by_place.items(), key=lambda each: -sum(each[1]))[:OWNERS]
+    for place, sizes in largest:
+        if total and (sum(sizes) >= SHARE * total or place == largest[0][0]):
             about = {"count": f"{len(sizes):,}", "place": place, "largest_bytes": max(sizes)}
             yield finding("largest_owner", held_bytes=sum(sizes), share=sum(sizes) / total, **about)
     for place, sizes in by_place.items():
