@@ -19,7 +19,6 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
-from study.predictor.architecture import parameters
 from study.predictor.outside.trainings import Training, timed
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
@@ -100,7 +99,7 @@ def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pac
         rest = [each for each in fitted if each[0].row.source != source]
         without = fit_to(rest) if len(rest) < len(fitted) else constants
         for training, machine in members:
-            size = "large" if parameters(training.setup.model) >= LARGE else "small"
+            size = "large" if training.setup.model.parameters >= LARGE else "small"
             sizes[size][source].append(_off(training, machine, without))
     return {size: {source: numpy.array(rows) for source, rows in off.items()} for size, off in sizes.items()}
 

@@ -121,7 +121,7 @@ class Part(BaseModel):
 
 
 class Miss(BaseModel):
-    """Why predictions of some rows have missed: an explanation, not a correction."""
+    """The reason why predictions of some rows have missed: an explanation, not a correction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.architecture import parameters, trained
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
@@ -71,7 +70,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     gpu = GPUS[machine.gpu]
     peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
-    return StepTime(seconds, least_s, peak_s, interval_factor(parameters(setup.model)), parts, tuple(spans))
+    return StepTime(seconds, least_s, peak_s, interval_factor(setup.model.parameters), parts, tuple(spans))
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
@@ -103,7 +102,12 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
 
 
 def _blocks(setup: Setup, machine: Machine) -> tuple[Block, ...]:
-    """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast."""
+    """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast.
+
+    A GPT-2 whose gelu is one kernel is Megatron's, which fuses dropout with the addition after it.
+    """
+    if setup.model.dimensions.get("activation_function") == "gelu":
+        setup = replace(setup, model=replace(setup.model, dropout=0.0))
     fuses_casts = _has_single_kernels(setup, machine) and setup.precision != "fp32"
     return blocks(replace(setup, precision="bf16_cast") if fuses_casts else setup)
 
@@ -141,7 +145,7 @@ def update_bytes(setup: Setup) -> float:
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     engine, gpu = Engine(setup), GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
-    owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
+    owned = setup.model.trained / (setup.sharing_ranks if shared else 1)
     offloads = engine.optimizer_home != "none" or setup.fsdp_offload
     update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
