@@ -28,6 +28,11 @@ class Setup:
     sequence: int = 128
     attention: str = "sdpa"
     checkpointing: bool = False
+    # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
+    # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
+    recomputes_whole_layers: bool = False
+    # Megatron's attention: one row needs as many kernels as two. transformers' needs fewer copies for one row.
+    one_row_as_two: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # the part of the data set that a rank holds
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.

@@ -2,7 +2,8 @@
 
 `python -m study.predictor.outside.fit` fits the constants on the rows whose role is "fit"
 (`reports/outside/sources.toml`). The width of the interval also uses the rows with the role "interval". It prints
-both, and writes them with `--write`. Rows with the role "test" decide neither.
+both, and writes them with `--write`. With `--keep`, the constants stay as they are, and only the interval is new. Rows
+with the role "test" decide neither.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
 each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
@@ -114,7 +115,7 @@ def _off(training: Training, machine: Machine, constants: Pace) -> float:
 def main() -> None:
     fitted = timed("fit")
     names = [name for name, constant in pace.origins().items() if constant["origin"].startswith("fitted")]
-    constants = fit(fitted, names, pace.pace())
+    constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 
     def fit_to(rows: Sequence[Timed]) -> Pace:
         return fit(rows, identified(rows, names, constants), constants)

@@ -102,12 +102,7 @@ def _replayed(setup: Setup, machine: Machine, passes: int, constants: Pace) -> t
 
 
 def _blocks(setup: Setup, machine: Machine) -> tuple[Block, ...]:
-    """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast.
-
-    A GPT-2 whose gelu is one kernel is Megatron's, which fuses dropout with the addition after it.
-    """
-    if setup.model.dimensions.get("activation_function") == "gelu":
-        setup = replace(setup, model=replace(setup.model, dropout=0.0))
+    """Return the work of the model's blocks. A compiler that fuses kernels also fuses the casts of autocast."""
     fuses_casts = _has_single_kernels(setup, machine) and setup.precision != "fp32"
     return blocks(replace(setup, precision="bf16_cast") if fuses_casts else setup)
 

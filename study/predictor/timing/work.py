@@ -5,7 +5,7 @@ The model is followed kernel by kernel (`tracing/tracing.py`).
 
 import functools
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import of_a_rank, tensors_of_a_rank
@@ -45,6 +45,10 @@ class Work:
     @property
     def flops(self) -> float:
         return sum(product.flops for product in self.products) + self.attention_flops
+
+    def and_then(self, other: "Work") -> "Work":
+        """Return the kernels of both."""
+        return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Work)))
 
     @property
     def kernels(self) -> int:
@@ -93,7 +97,20 @@ def blocks(setup: Setup) -> tuple[Block, ...]:
         parts = blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
         more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
         return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
+    if setup.checkpointing and setup.recomputes_whole_layers:
+        return _with_whole_layers_again(blocks(replace(setup, checkpointing=False)))
     return _traced(setup)
+
+
+def _with_whole_layers_again(kept: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks whose layers are computed again from end to end, from those that keep their activations."""
+    same: dict[Work, Work] = {}
+
+    def backward(block: Block) -> Work:
+        both = block.forward.and_then(block.backward)
+        return same.setdefault(both, both) if block.is_layer else block.backward
+
+    return tuple(replace(block, backward=backward(block)) for block in kept)
 
 
 def _more_attention(work: Work, setup: Setup) -> Work:
@@ -102,8 +119,9 @@ def _more_attention(work: Work, setup: Setup) -> Work:
 
 def _traced(setup: Setup) -> tuple[Block, ...]:
     rows = setup.micro_batch
+    traced = max(2, rows) if setup.one_row_as_two else rows
     passes: dict[tuple[str, str], list[tuple[str, int, list[int]]]] = defaultdict(list)
-    for phase, block, kind, count, *line in setup.model.work(setup.trace_options, rows):
+    for phase, block, kind, count, *line in setup.model.work(setup.trace_options, traced):
         numbers = [start + slope * rows for start, slope in zip(line[::2], line[1::2], strict=True)]
         passes[phase, block].append((kind, count, numbers))
     tensors: dict[str, list[Tensor]] = defaultdict(list)
