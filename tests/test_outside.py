@@ -10,7 +10,7 @@ import pytest
 from study.cli.outside import outside
 from study.errors import Stop
 from study.predictor.estimate import estimate
-from study.predictor.outside import errors, published, stored, trainings
+from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
 
@@ -225,6 +225,29 @@ def test_the_accuracy_is_of_all_committed_rows_that_nothing_was_fitted_to():
 def test_stored_predictions_are_of_the_rows_as_they_are_and_a_sample_is_as_computed():
     for kept in [each for each in stored.predictions() if each.row.source == "VIA-Research/vTrain"][::40]:
         assert compare(kept.row) == kept
+
+
+def test_kept_ratios_are_of_the_stored_predictions():
+    assert stored.read(ratios.FILE) == ratios.pairs(), "write them again: study outside --write"
+
+
+def test_the_interval_of_a_ratio_covers_sources_that_are_left_out():
+    known = ratios.accuracy()
+    assert known.pairs >= 21
+    assert known.sources >= 4
+    assert 1 < known.median < known.factor < known.worst
+    assert known.left_out > 0.8
+
+
+def test_each_source_has_the_same_weight_in_the_interval_of_a_ratio(monkeypatch):
+    pair = {"source": "a", "published": 1, "predicted": 1.1}
+    many = [pair] * 98
+    few = [pair | {"source": "b", "predicted": 1.5}, pair | {"source": "b", "predicted": 2}]
+    monkeypatch.setattr(stored, "read", lambda file: many + few)
+    known = ratios.accuracy.__wrapped__()
+    assert known.factor == pytest.approx(2), "by pairs, 98 % would be within 1.1"
+    assert known.worst == pytest.approx(2)
+    assert known.left_out == pytest.approx(0.5), "all of a within b, none of b within a"
 
 
 def test_any_file_is_compared_with_predictions_as_json(tmp_path):

@@ -7,7 +7,7 @@ from typing import Literal
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
-from study.predictor.outside import errors, published, side_by_side, stored
+from study.predictor.outside import errors, published, ratios, side_by_side, stored
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
 from study.spec.options import AsJson
@@ -36,6 +36,9 @@ def outside(
         if file or source:
             raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
         errors.write()
+        stored.read.cache_clear()
+        stored.predictions.cache_clear()
+        ratios.write()
         side_by_side.write()
         return None
     rows = _chosen(file, source or "")

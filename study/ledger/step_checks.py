@@ -18,6 +18,7 @@ from study.predictor.advice.advise import step_of
 from study.predictor.advice.question import Question
 from study.predictor.estimate import estimate, traffic
 from study.predictor.memory.engine import Engine
+from study.predictor.outside import ratios
 from study.predictor.timing.steptime import ON_GPU, StepTime
 from study.spec import arms, node_traffic
 
@@ -97,7 +98,7 @@ def step_ratio(
     speed: bool = False,
     **given,
 ) -> Finding:
-    """An arm's predicted seconds a step over another's, with the interval of both predictions. P1 7, P3 6.
+    """An arm's predicted seconds a step over another's, with the interval of such ratios. P1 7, P3 6.
 
     With `speed` it is the inverse: an arm's speed as a share of the other's. `precision_over` is the other arm's
     precision, if it differs. Whether the arms fit is not checked.
@@ -110,14 +111,27 @@ def step_ratio(
         arm = f"{arm} in {precision}"
         over = f"{over} in {precision_over}"
     middle = numerator.seconds / denominator.seconds
-    low = numerator.low_s / denominator.high_s
-    high = numerator.high_s / denominator.low_s
+    low, high, origin = _interval(numerator, denominator)
     words = "times as long"
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
         words = "of the speed"
-    span = f"{short(low)} to {short(high)} if the two predictions err in opposite directions"
-    return Finding(middle, f"{arm} over {over}: {short(middle)} {words}, {span}", (low, high))
+    working = f"{arm} over {over}: {short(middle)} {words}, {short(low)} to {short(high)} {origin}"
+    return Finding(middle, working, (low, high))
+
+
+def _interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
+    """Return the interval of a ratio of two steps on one machine, and where it is from.
+
+    Its width is that of ratios which others published. None of those is of offloading. The host's speed is uncertain,
+    and the same on both sides.
+    """
+    if "host link" in {*step.parts, *over.parts}:
+        words = "if the two predictions err in opposite directions"
+        return step.low_s / over.high_s, step.high_s / over.low_s, words
+    known = ratios.accuracy()
+    ends = (step.seconds / over.seconds, step.least_s / over.least_s)
+    return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"
 
 
 @also_takes(model_of)
