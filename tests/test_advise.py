@@ -285,7 +285,7 @@ def test_when_nothing_fits_it_says_what_would_help():
     advice = advise(question)
     assert advice.choice is advice.alternative is None
     helps = remedies(question, given)
-    assert [remedy.what for remedy in helps] == ["more host memory", "more GPUs", "larger GPUs"]
+    assert [remedy.what for remedy in helps] == ["adapters", "more host memory", "more GPUs", "larger GPUs"]
     assert all(remedy.choice.fits for remedy in helps)
 
 

@@ -86,7 +86,7 @@ from study.spec.shapes import config_of
 model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
 values = {"precision": "bf16_cast", "attention": "eager", "micro_batch": 2, "sequence": 1024, "device": "cuda"}
 print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values)).peak_bytes)
-print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"precision": "fp32"})).peak_bytes)
+print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"loss": "chunked"})).peak_bytes)
 """
 
 

@@ -9,7 +9,7 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpu_named
 from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.outside.errors import summary_of
+from study.predictor.outside.errors import summary
 from study.predictor.outside.stored import predictions
 from study.predictor.outside.trainings import Compared
 from study.predictor.timing.steptime import Machine, step_time
@@ -81,7 +81,7 @@ def errors(everything: list[Scored]) -> list[dict]:
     groups = [(name, [each.quantities[name] for each in everything if name in each.quantities]) for name in NAMES]
     here = [(name, "these runs", members) for name, members in groups if members]
     published = [(name, "published", members) for name, members in _published().items()] if here else []
-    return [{"quantity": name, "measured": where} | summary_of(members) for name, where, members in here + published]
+    return [{"quantity": name, "measured": where} | summary(members) for name, where, members in here + published]
 
 
 @functools.cache

@@ -1,98 +1,116 @@
 """Errors of the predictions of published rows: by row, by source, and over all sources."""
 
 import json
-from collections.abc import Iterable
-from typing import get_args
-
-import pandas as pd
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import TypeVar, get_args
 
 from study.predictor.outside import published, stored
-from study.predictor.outside.published import Quantity, Role, sources
+from study.predictor.outside.published import Quantity, Role, Row, sources
 from study.predictor.outside.stored import percent, signed
 from study.predictor.outside.trainings import Compared, ComparedRow, compare
 
 TOO_LOW = 0.1  # what is predicted lower than this ends in a lack of memory
 FLAT = "flat 40 % MFU"
-COLUMNS = ["source", "quantity", "model", "gpu", "gpus", "arm", "role", "complete", "error", "inside", FLAT, "why"]
+Key = TypeVar("Key")
 
 
-def table(members: Iterable[ComparedRow]) -> pd.DataFrame:
-    """Return a row for each number that is predicted and measured. Errors are shares of the measured value."""
-    rows = []
-    for member in members:
-        row = member.row
-        about = {"source": row.source, "model": row.model, "gpu": row.gpu, "gpus": row.n_gpus, "arm": row.arm}
-        about |= {"role": row.role, "complete": member.complete}
-        for each in member.quantities:
-            flat = each.others[FLAT] / each.measured - 1 if FLAT in each.others else None
-            numbers = {"quantity": each.quantity, "error": each.error, "inside": each.inside, FLAT: flat}
-            rows.append(about | numbers | {"why": member.why_off(each), "missed": each.missed})
-    return pd.DataFrame(rows, columns=[*COLUMNS, "missed"])
+@dataclass(frozen=True)
+class Error:
+    """A number that is predicted and measured. Errors are shares of the measured value."""
+
+    row: Row
+    complete: bool
+    compared: Compared
+    why: str | None  # if it missed, and that is known
+
+    @property
+    def off(self) -> float:
+        return abs(self.compared.error)
+
+    @property
+    def flat(self) -> float | None:
+        """Return the error of a flat share of the peak."""
+        others = self.compared.others
+        return others[FLAT] / self.compared.measured - 1 if FLAT in others else None
 
 
-def summary(errors: pd.Series, inside: pd.Series) -> dict:
-    """Return the errors of some predictions in words."""
-    off = errors.abs()
-    return {
-        "rows": len(errors),
-        "median": signed(errors.median()),
-        "off by": percent(off.median()),
-        "worst": signed(max(errors, key=abs)),
-        "within 10 %": percent((off <= 0.1).mean()),
-        "within 30 %": percent((off <= 0.3).mean()),
-        "in interval": percent(inside.dropna().mean()) if inside.notna().any() else None,
-    }
+def table(members: Iterable[ComparedRow]) -> list[Error]:
+    """Return all numbers that are predicted and measured."""
+    return [Error(each.row, each.complete, one, each.why_off(one)) for each in members for one in each.quantities]
 
 
-def summary_of(members: list[Compared]) -> dict:
+def grouped(errors: Iterable[Error], key: Callable[[Error], Key]) -> dict[Key, list[Error]]:
+    """Return the errors by a key, in the order in which the keys come first."""
+    groups: dict[Key, list[Error]] = defaultdict(list)
+    for each in errors:
+        groups[key(each)].append(each)
+    return dict(groups)
+
+
+def summary(numbers: Sequence[Compared]) -> dict:
     """Return the errors of some numbers in words."""
-    inside = pd.Series([each.inside for each in members], dtype=object)
-    return summary(pd.Series([each.error for each in members]), inside)
+    off = [abs(each.error) for each in numbers]
+    inside = [each.inside for each in numbers if each.inside is not None]
+    return {
+        "rows": len(numbers),
+        "median": signed(median(each.error for each in numbers)),
+        "off by": percent(median(off)),
+        "worst": signed(max((each.error for each in numbers), key=abs)),
+        "within 10 %": percent(mean(each <= 0.1 for each in off)),
+        "within 30 %": percent(mean(each <= 0.3 for each in off)),
+        "in interval": percent(mean(inside)) if inside else None,
+    }
 
 
 def lines(members: Iterable[ComparedRow]) -> list[dict]:
     """Return the errors of each source, of each role, and of all rows."""
-    rows = table(members)
-    groups = {str(name): group for name, group in rows.groupby("source", sort=False)}
-    groups |= {f"all of role {role}": rows[rows["role"] == role] for role in get_args(Role)}
+    errors = table(members)
+    groups = grouped(errors, lambda each: each.row.source)
+    groups |= {f"all of role {role}": [each for each in errors if each.row.role == role] for role in get_args(Role)}
     found = []
-    for name, group in (groups | {"all": rows}).items():
+    for name, group in (groups | {"all": errors}).items():
         for quantity in get_args(Quantity):
-            mine = group[group["quantity"] == quantity]
-            if len(mine):
+            if mine := [each for each in group if each.compared.quantity == quantity]:
                 own_error = sources()[name].own_error.get(quantity) if name in sources() else None
                 found.append({"source": name, "quantity": quantity} | _line(mine, own_error))
     return found
 
 
-def _line(rows: pd.DataFrame, own_error: float | None) -> dict:
-    complete = rows.loc[rows["complete"], "error"].abs()
-    flat = rows[FLAT].astype(float).abs().median()
-    return summary(rows["error"], rows["inside"]) | {
+def _line(errors: list[Error], own_error: float | None) -> dict:
+    complete = [each.off for each in errors if each.complete]
+    flat = [abs(each.flat) for each in errors if each.flat is not None]
+    return summary([each.compared for each in errors]) | {
         "complete rows": len(complete) or None,
-        "off by (complete)": percent(complete.median()) if len(complete) else None,
+        "off by (complete)": percent(median(complete)) if complete else None,
         "within 10 % (complete)": _counted(complete, 0.1),
         "within 30 % (complete)": _counted(complete, 0.3),
-        FLAT: None if pd.isna(flat) else percent(flat),
+        FLAT: percent(median(flat)) if flat else None,
         "its simulator": None if own_error is None else percent(own_error),
     }
 
 
-def _counted(off: pd.Series, limit: float) -> str | None:
-    return f"{(off <= limit).sum()} of {len(off)}" if len(off) else None
+def _counted(off: list[float], limit: float) -> str | None:
+    return f"{sum(each <= limit for each in off)} of {len(off)}" if off else None
 
 
 def misses(members: Iterable[ComparedRow]) -> list[dict]:
     """Return the predictions that missed, with their explanations. Rows that only differ in their batch are one."""
-    rows = table(members)
-    rows = rows[rows["missed"]]
+
+    def alike(each: Error) -> tuple:
+        row = each.row
+        about = (row.source, each.compared.quantity, row.model, f"{row.n_gpus} x {row.gpu}", row.arm)
+        return (*about, "yes" if each.complete else "no", each.why or "not explained")
+
     found = []
-    by = ["source", "quantity", "model", "gpu", "gpus", "arm", "complete", "why"]
-    for (source, quantity, model, gpu, gpus, arm, complete, why), mine in rows.groupby(by, sort=False, dropna=False):
-        ends = dict.fromkeys((signed(mine["error"].min()), signed(mine["error"].max())))
-        about = {"source": source, "quantity": quantity, "model": model, "on": f"{gpus} x {gpu}", "arm": arm}
-        about |= {"complete": "yes" if complete else "no", "rows": len(mine), "off by": " to ".join(ends)}
-        found.append(about | {"why": why if isinstance(why, str) else "not explained"})
+    names = ("source", "quantity", "model", "on", "arm", "complete", "why")
+    for key, mine in grouped((each for each in table(members) if each.compared.missed), alike).items():
+        off = [each.compared.error for each in mine]
+        ends = dict.fromkeys((signed(min(off)), signed(max(off))))
+        *about, why = zip(names, key, strict=True)
+        found.append(dict(about) | {"rows": len(mine), "off by": " to ".join(ends)} | dict([why]))
     return found
 
 
@@ -102,22 +120,29 @@ def accuracies(members: Iterable[ComparedRow]) -> dict[str, dict]:
     `too_low`: the share of rows that are predicted more than 10 % too low. `inside`: the share of rows inside the
     interval, of sources that did not decide its width.
     """
-    rows = table(members)
-    found = {}
-    for quantity in get_args(Quantity):
-        mine = rows[(rows["quantity"] == quantity) & ((quantity == "memory") | (rows["role"] != "fit"))]
-        if not len(mine):
-            continue
-        tested = mine[(mine["role"] == "test") & mine["inside"].notna()]
-        inside = tested["inside"].astype(float).groupby(tested["source"]).mean().mean()
-        found[quantity] = {
-            "rows": len(mine),
-            "sources": mine["source"].nunique(),
-            "median_error": float(mine["error"].abs().groupby(mine["source"]).median().median()),
-            "too_low": float((mine["error"] < -TOO_LOW).groupby(mine["source"]).mean().mean()),
-            "inside": None if pd.isna(inside) else float(inside),
-        }
-    return found
+    errors = table(members)
+    return {
+        quantity: _accuracy(mine)
+        for quantity in get_args(Quantity)
+        if (mine := [each for each in errors if each.compared.quantity == quantity and _counts(each)])
+    }
+
+
+def _counts(error: Error) -> bool:
+    return error.compared.quantity == "memory" or error.row.role != "fit"
+
+
+def _accuracy(errors: list[Error]) -> dict:
+    by_source = grouped(errors, lambda each: each.row.source).values()
+    tested = [each for each in errors if each.row.role == "test" and each.compared.inside is not None]
+    inside = grouped(tested, lambda each: each.row.source).values()
+    return {
+        "rows": len(errors),
+        "sources": len(by_source),
+        "median_error": median(median(each.off for each in mine) for mine in by_source),
+        "too_low": mean(mean(each.compared.error < -TOO_LOW for each in mine) for mine in by_source),
+        "inside": mean(mean(bool(each.compared.inside) for each in mine) for mine in inside) if inside else None,
+    }
 
 
 def write() -> None:
