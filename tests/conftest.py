@@ -258,6 +258,19 @@ def trained(shared, cache):
     return train
 
 
+@pytest.fixture(autouse=True)
+def shaped_machine_is_this_one(monkeypatch):
+    """Records of `shaped` on a CPU count without a seal, as those of whoever judges them."""
+    from study.records import seal
+
+    real = seal.is_of_this_machine
+    monkeypatch.setattr(seal, "is_of_this_machine", lambda record: real(record) or _is_shaped(record.hardware))
+
+
+def _is_shaped(hardware) -> bool:
+    return hardware.cpu == "Some CPU" and not hardware.devices
+
+
 # --- what the report and the notebooks are tested with -------------------------------------------------------------
 
 

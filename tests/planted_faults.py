@@ -3,13 +3,14 @@
 python tests/planted_faults.py --root . --seed 1 --count 60 --out faults.json study/training study/measure
 
 Each fault is one change of one expression: a comparison or branch turned round, a constant or operator changed, a
-return value lost. It is caught if one of the test files that are nearest to its module by imports fails. The share of
-two commits is compared by running this file with --root on each.
+return value lost. It is caught if one of the test files that are nearest to its module by imports fails, and passes
+without the fault. The share of two commits is compared by running this file with --root on each.
 """
 
 import argparse
 import ast
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ class Fault:
     start: int  # bytes in the file
     end: int
     tests: tuple[str, ...] = ()
-    caught: bool | None = None
+    caught_by: str | None = None
 
 
 def mutants(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
@@ -86,7 +87,7 @@ def imports_of(file: Path, modules: set[str]) -> set[str]:
     return names & modules
 
 
-def nearest_tests(root: Path, most: int) -> dict[str, tuple[str, ...]]:
+def nearest_tests(root: Path, most: int, without: set[str]) -> dict[str, tuple[str, ...]]:
     """Return the test files for each file of the study: those with the fewest imports between the two."""
     paths = {str(path.relative_to(root)): path for path in sorted((root / "study").rglob("*.py"))}
     files = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in paths}
@@ -100,28 +101,33 @@ def nearest_tests(root: Path, most: int) -> dict[str, tuple[str, ...]]:
             seen |= level
             level = {each for module in level for each in graph[module]} - seen
             distance += 1
-    return {name: tuple(test for _, test in sorted(tests)[:most]) for name, tests in found.items()}
+    chosen = {name: [test for _, test in sorted(tests) if test not in without] for name, tests in found.items()}
+    return {name: tuple(tests[:most]) for name, tests in chosen.items()}
 
 
-def passes(root: Path, tests: tuple[str, ...], limit_s: float) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+def passes(root: Path, test: str, limit_s: float) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu", test]
+    environment = {**os.environ, "PYTHONPATH": str(root)}  # scripts that tests start import the copy, too
     try:
-        process = subprocess.run([*command, *tests], cwd=root, capture_output=True, timeout=limit_s, check=False)
+        process = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return False
     return process.returncode in (0, 5)  # 5: no test was selected
 
 
-def judged(fault: Fault, copy: Path, tests: tuple[str, ...], limit_s: float) -> Fault:
-    """Plant a fault, run the tests, and remove it again. Without a test a fault is neither caught nor missed."""
-    if not tests:
-        return fault
+def judged(fault: Fault, copy: Path, tests: tuple[str, ...], sound: dict[str, bool], limit_s: float) -> Fault:
+    """Plant a fault and run the tests, file by file, until one fails. Remove the fault again."""
     path = copy / fault.file
     content = path.read_bytes()
-    path.write_bytes(content[: fault.start] + fault.after.encode() + content[fault.end :])
-    caught = not passes(copy, tests, limit_s)
-    path.write_bytes(content)
-    return replace(fault, tests=tests, caught=caught)
+    for test in tests:
+        path.write_bytes(content[: fault.start] + fault.after.encode() + content[fault.end :])
+        caught = sound.get(test, True) and not passes(copy, test, limit_s)
+        path.write_bytes(content)
+        if caught and test not in sound:
+            sound[test] = passes(copy, test, limit_s)
+        if caught and sound[test]:
+            return replace(fault, tests=tests, caught_by=test)
+    return replace(fault, tests=tests)
 
 
 def main() -> None:
@@ -130,32 +136,33 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--part", default="1/1", help="of the faults that are drawn: 2/3 is the second third")
     parser.add_argument("--most-tests", type=int, default=6, help="test files that are run for a fault")
+    parser.add_argument("--without", nargs="*", default=(), help="names of test files that are not run")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "study"
         shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))
-        nearest = nearest_tests(copy, options.most_tests)
+        nearest = nearest_tests(copy, options.most_tests, {f"tests/{name}" for name in options.without})
         paths = [copy / name for name in options.packages]
         files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
         every = [fault for file in sorted(files) for fault in faults_in(copy, file)]
         drawn = random.Random(options.seed).sample(every, options.count)
-        needed = sorted({test for fault in drawn for test in nearest[fault.file]})
-        sound = [test for test in needed if passes(copy, (test,), options.limit_s)]
+        part, parts = map(int, options.part.split("/"))
+        sound: dict[str, bool] = {}
         results = []
-        for fault in drawn:
-            tests = tuple(test for test in nearest[fault.file] if test in sound)
-            results.append(judged(fault, copy, tests, options.limit_s))
+        for fault in drawn[part - 1 :: parts]:
+            results.append(judged(fault, copy, nearest[fault.file], sound, options.limit_s))
             sys.stderr.write(f"{results[-1]}\n")
-    tested = [each.caught for each in results if each.caught is not None]
+    tested = [each.caught_by is not None for each in results if each.tests]  # without tests: neither caught nor missed
     content = {
         "seed": options.seed,
         "drawn_from": len(every),
         "planted": len(tested),
         "caught_share": sum(tested) / len(tested) if tested else None,
-        "tests_that_fail_without_a_fault": [test for test in needed if test not in sound],
+        "tests_that_fail_without_a_fault": [test for test, passed in sound.items() if not passed],
         "faults": [asdict(each) for each in results],
     }
     options.out.write_text(json.dumps(content, indent=1) + "\n")

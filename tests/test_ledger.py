@@ -277,6 +277,34 @@ def test_premises_are_apart_and_a_contradiction_counts_once(claims):
     assert (len(verdicts), totals["claims"], totals[CONTRADICTS], totals["premises"]) == (4, 1, 1, 1)
 
 
+def test_an_error_of_two_documents_counts_once():
+    shared = {"contradiction": "the same", "premise": False, "by_construction": False, "basis": "tried"}
+    rows = [{"claim": name, "document": name, "title": "", "verdict": "refuted"} | shared for name in ("A", "B")]
+    assert [row["claim"] for row in ledger.counted(rows)] == ["A"]
+    assert [row["claims"] for row in ledger.by_document(rows)] == [1, 0]
+
+
+def test_a_sentence_says_how_many_cases_are_enough():
+    some, none = ["refuted", "supported", "inconclusive"], ["refuted", "inconclusive"]
+    over_cases = findings.over_cases
+    assert [over_cases(some, "equal"), over_cases(some, "one"), over_cases(none, "one")] == [
+        "inconclusive",
+        "supported",
+        "inconclusive",
+    ]
+    most = ["supported", "supported", "inconclusive"]
+    assert over_cases(most, "most") == "supported"
+    assert over_cases([*most, "inconclusive"], "most") == "inconclusive", "half are not most"
+    assert over_cases([*most, "supported", "refuted"], "most") == "inconclusive", "it fails in one"
+
+
+def test_the_coverage_of_a_document_is_what_no_claim_judges(tmp_path):
+    head = 'document = "D"\ntitle = "T"\nfixed = 2026-01-01\ntestable = 3\nunjudged = ["One sentence."]\nclaim = []\n'
+    (tmp_path / "d.toml").write_text(head)
+    (known,) = files.coverage(tmp_path)
+    assert (known.testable, known.judged, known.contact, known.response) == (3, 2, "not asked yet", "none")
+
+
 def test_a_file_may_have_its_own_sources(claims):
     source = '[[source]]\nid = "MINE"\ntitle = "A paper"\naddress = "https://example.org"\nread = "original"\n'
     given = '{ source = "MINE", where = "page 1", value = 2, sentence = "There are two." }'

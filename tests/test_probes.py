@@ -135,14 +135,68 @@ def test_answers_are_kept_beside_the_records_and_say_where_they_were_tried(cache
 
 
 def test_the_answers_in_the_repository_are_used(monkeypatch, tmp_path):
-    """Keys are stable: with the versions of the kept answers, no configuration is tried again."""
+    """With the versions of the kept answers, nothing is tried again, and each answer is as it was sealed."""
     monkeypatch.setattr(probes, "_folder", lambda: tmp_path)
-    entries = json.loads((probes.REPORTS / "cpu-2core" / "trials.json").read_text())
-    configurations = [entry for entry in entries if entry["trial"]["what"] != "reproduction"]
-    assert len(configurations) > 50
-    for entry in configurations:
-        monkeypatch.setattr(probes, "_versions", lambda entry=entry: entry["versions"])
-        assert probes.key(entry["trial"]) == entry["key"], entry["trial"]
+    path = probes.REPORTS / "cpu-2core" / "trials.json"
+    entries = json.loads(path.read_text())
+    monkeypatch.setattr(probes, "_versions", lambda: entries[0]["versions"])
+    assert probes.set_aside() == []
+    assert {probes.key(entry["trial"]) for entry in entries} == {*probes._kept_in(path)}
+    assert len(entries) > 150
+
+
+@pytest.fixture
+def sealed(cache, monkeypatch, tmp_path):
+    """A function that seals what a script answers in the repository, and returns the file."""
+    monkeypatch.setattr(probes, "REPRODUCTIONS", tmp_path)
+    monkeypatch.setattr(probes, "not_installed", lambda: ())
+    reports = tmp_path / "reports" / "some-box"
+    reports.mkdir(parents=True)
+
+    def seal(text: str = "print('{\"found\": 7}')"):
+        (tmp_path / "mine.py").write_text(text)
+        assert probes.reproduction(name="mine").value == 7
+        assert probes.keep_in(reports, [MINE]) == 1
+        return reports / "trials.json"
+
+    return seal
+
+
+MINE = {"what": "reproduction", "name": "mine"}
+
+
+def test_a_changed_answer_is_noticed_and_tried_again(sealed, cache):
+    path = sealed()
+    (entry,) = json.loads(path.read_text())
+    for name, value in (("found", 8), ("told", "found 8"), ("code", "x"), ("versions", {}), ("seal", "")):
+        path.write_text(json.dumps([entry | {name: value}]))
+        probes._read.cache_clear()
+        (sentence,) = probes.set_aside()
+        assert sentence.startswith("some-box/trials.json: the answer of mine was changed after it was sealed")
+        assert probes.reproduction(name="mine").value == 7
+    path.write_text("{")
+    probes._read.cache_clear()
+    assert "is no list of answers" in probes.set_aside()[0]
+    path.unlink()
+    assert "no kept answer of the libraries decides anything" in probes.set_aside()[0]
+
+
+def test_a_changed_script_is_noticed_and_tried_again(sealed, tmp_path):
+    sealed()
+    assert probes.set_aside() == []
+    (tmp_path / "mine.py").write_text("print('{\"found\": 9}')")
+    assert "the answer of mine was given by other code, which has changed since" in probes.set_aside()[0]
+    assert probes.reproduction(name="mine").value == 9
+
+
+def test_a_users_own_answer_does_not_override_the_repository(sealed, cache):
+    sealed()
+    assert "differs" not in probes.reproduction(name="mine").working
+    probes.cache.keep(cache, probes.key(MINE), {"found": 8, "told": "found 8"})
+    finding = probes.reproduction(name="mine")
+    assert finding.value == 7
+    assert "tried on some-box" in finding.working
+    assert "this decides, though the answer in your own cache differs: found 8" in finding.working
 
 
 def test_another_version_or_another_text_is_another_answer(cache, monkeypatch, tmp_path):

@@ -343,7 +343,7 @@ def test_text_and_records_agree(path, judged):
 @pytest.mark.parametrize("path", report.ROOT.glob("reports/*/verdicts.svg"), ids=lambda path: path.parent.name)
 def test_figure_and_records_agree(path, judged):
     """Its words and numbers, in their order: where they stand is the drawing library's affair."""
-    now = digest.drawn(judged[str(path.parent.relative_to(report.ROOT) / "runs")])
+    now = digest.verdicts_figure(judged[str(path.parent.relative_to(report.ROOT) / "runs")])
     texts = [re.findall(r"<text[^>]*>([^<]+)</text>", text) for text in (now, path.read_text())]
     assert texts[0] == texts[1]
     assert "supported" in texts[0]

@@ -100,19 +100,43 @@ def test_a_claim_in_full(golden):
 def row(word: str, basis: str, number: int, premise: bool = False, contradiction: str | None = None) -> dict:
     about = {"claim": f"X-{number}", "document": "libraries", "title": "A title"}
     about |= {"premise": premise, "by_construction": False, "contradiction": contradiction}
-    return about | {"verdict": word, "basis": basis}
+    return about | {"verdict": word, "basis": basis, "suspected": False}
 
 
 ROWS = [row(v.SUPPORTED, MEASURED, 1), row(v.NOT_TESTED, MEASURED, 2), row(v.REFUTED, PREDICTED, 3)]
 ROWS += [row(v.CONTRADICTS, OWN, 4, contradiction="tokens"), row(v.CONTRADICTS, OWN, 5, contradiction="tokens")]
 ROWS += [row(v.INCONCLUSIVE, OWN, 6), row(v.REFUTED, READ, 7, premise=True)]
-ROWS += [row(v.SUPPORTED, PREDICTED, 8) | {"by_construction": True}]
+ROWS += [row(v.SUPPORTED, PREDICTED, 8) | {"by_construction": True}, row(v.REFUTED, TRIED, 9) | {"suspected": True}]
 
 
 def test_headlines_say_what_rests_on_real_runs(golden):
-    """Untested claims have no basis, a contradiction counts once, and premises do not count."""
+    """Untested claims have no basis, a contradiction counts once, premises do not count, what we suspected is apart."""
     golden("claim_headline.txt", claims.sentence(pd.DataFrame(ROWS)))
     assert claims.sentence(pd.DataFrame()) == ""
+
+
+def test_the_headline_has_the_most_certain_central_claim_of_each_text():
+    def central(claim: str, certainty: str, basis: str) -> dict:
+        summary = {"claimed": "It holds", "finding": v.SUPPORTED, "certainty": certainty, "rests on": basis}
+        return {"claim": claim, "document": claim.split("-")[0], "central": "it is its abstract", "summary": summary}
+
+    rows = [central("A-1", "low", READ), central("A-2", "low", MEASURED), central("A-3", "", READ)]
+    rows += [central("B-1", "high", OWN), central("B-2", "very low", PREDICTED), central("C-1", "high", OWN)]
+    rows += [central("D-1", "high", READ) | {"central": ""}]
+    assert list(claims.headline(pd.DataFrame(rows))["claim"]) == ["A-2", "B-2"], "the text itself is no evidence"
+    rows += [central(f"E{number}-1", "moderate", READ) for number in range(9)]
+    assert list(claims.headline(pd.DataFrame(rows))["claim"]) == [f"E{number}-1" for number in range(7)]
+    assert claims.answer(pd.DataFrame(rows[:3])) == (
+        "**Of the 3 claims that this text stands for: 3 supported (A-1, A-2, A-3).**"
+    )
+
+
+def test_a_finding_is_divided_by_the_claimed_value_but_not_by_a_limit():
+    relations = {"equal": "1.5", "below": ""}
+    for relation, ratio in relations.items():
+        verdict = judged(v.REFUTED, relation=relation, value=2e9, found=3e9)
+        assert words.summary(verdict)["found / claimed"] == ratio
+    assert words.summary(judged(v.INCONCLUSIVE, found=3e9))["found / claimed"] == ""
 
 
 # --- for a stranger ------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
         calls.clear()
         weights_from = ends.get(weights_digest(model))
         run = train(settings, model, data, name, settings.micro_batch * factor, repair, folder)
-        run.weights_from, run.deepspeed_initialize_calls = weights_from, len(calls)
+        run.weights_from = weights_from
+        run.deepspeed_initialize_calls = len(calls)
         runs.append(run)
         # The script never resets the counter, so it prints the highest peak of the process so far.
         run.printed_peak_bytes = max(earlier.peak_bytes or 0 for earlier in runs)
@@ -112,7 +113,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
     record.loss = Loss(train=losses, eval=evals)
     record.time = Time(setup_s=setup_s)
     record.memory = Memory(per_rank=[memory.peaks()])
-    record.status, record.finished_utc = "done", store.now_utc()
+    record.status = "done"
+    record.finished_utc = store.now_utc()
     store.keep(folder, record)
     say(folder, f"done: {folder / 'record.json'}")
 
@@ -180,7 +182,8 @@ def train(settings: Settings, model, data: Data, name: str, batch: int, repair: 
     with quiet():
         trainer.train()
     training_s = time.perf_counter() - started
-    peaks, history = memory.peaks(), trainer.state.log_history
+    peaks = memory.peaks()
+    history = trainer.state.log_history
     saved_bytes = sum(path.stat().st_size for path in (folder / "results").rglob("*") if path.is_file())
     shutil.rmtree(folder / "results", ignore_errors=True)
     return ScriptTraining(

@@ -44,7 +44,7 @@ class Bench:
     task: Literal["imdb", "wikitext"] = "imdb"  # imdb trains a BERT, wikitext a GPT.
     model: str = "bert-tiny"  # A built-in shape. All three start from the same random weights.
     steps: int = 60  # Optimizer steps of each process.
-    warmup_steps: int = 10  # So many first steps are not timed.
+    warmup_steps: int = 10  # First steps that are not timed.
     repeats: int = 9  # The number of runs of each of the three. The interval is over these.
     micro_batch: int = 8  # Rows per forward pass.
     accumulation: int = 1  # Forward and backward passes per optimizer step.

@@ -50,7 +50,8 @@ def follow(
     cast = torch.bfloat16 if precision == "bf16_cast" else gather_in
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        mesh, policy = init_device_mesh("cpu", (ranks,)), MixedPrecisionPolicy(cast, cast)
+        mesh = init_device_mesh("cpu", (ranks,))
+        policy = MixedPrecisionPolicy(cast, cast)
         with FakeTensorMode(allow_non_fake_inputs=True), WithoutValues():
             dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
             model = build(config, "cpu", dtype, checkpointing)

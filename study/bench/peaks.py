@@ -111,7 +111,8 @@ def copies(options: Peaks) -> dict[str, dict]:
     if not CUDA:
         other = torch.empty_like(here)
         return {"within host": rates(lambda: other.copy_(here), 2 * count, options.tries)}
-    pinned, device = here.pin_memory(), here.to(DEVICE)
+    pinned = here.pin_memory()
+    device = here.to(DEVICE)
     other = torch.empty_like(device)
     return {
         "within device": rates(lambda: other.copy_(device), 2 * count, options.tries),

@@ -32,7 +32,8 @@ def setup_of(record: Record, ranks: int | None = None, deepspeed: dict | None = 
     requested, observed = record.requested, record.observed
     if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
         return None  # what a compiler keeps and fuses is unknown here
-    model, rows = architecture(record), _data_rows(requested)
+    model = architecture(record)
+    rows = _data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None
     sharding: dict[str, Any] = {"deepspeed": observed.deepspeed if observed.stage is not None else None}
@@ -81,7 +82,8 @@ def _data_rows(requested: Requested) -> int | None:
 
 def architecture(record: Record) -> Transformer | None:
     """Return what a run trained. None if it is not a built-in shape, or has other parameters than that."""
-    requested, size = record.requested, record.observed.parameters
+    requested = record.requested
+    size = record.observed.parameters
     name = shape_of(requested.model or "")
     if name not in SHAPES:
         return None

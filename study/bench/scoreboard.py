@@ -102,7 +102,8 @@ def scored(loaded: Runs, tracker: bool = False) -> list[dict]:
 
 def left_out(run: Run) -> str | None:
     """Return the reason why a finished run has no row; None if it has one."""
-    record, shape = run.record, shape_of(run.record.requested.model or "")
+    record = run.record
+    shape = shape_of(run.record.requested.model or "")
     if record.is_script or record.is_watched:
         return "it ran a script that is not ours"
     if not run.components:
@@ -118,9 +119,11 @@ def left_out(run: Run) -> str | None:
 
 def score(run: Run, tracker: bool = False) -> dict:
     """Return one run's peak, and the relative error of each prediction of it; None where a predictor has none."""
-    record, rank = run.record, run.record.memory.components.per_rank[0]
+    record = run.record
+    rank = run.record.memory.components.per_rank[0]
     ours = cast(Estimate, predicted(record))  # left_out has looked for a prediction
-    measured_bytes, at_peak = rank.tracked_peak_bytes, rank.at_peak or {}
+    measured_bytes = rank.tracked_peak_bytes
+    at_peak = rank.at_peak or {}
     family = SHAPES[shape_of(run.model or "")]["model_type"]
     bytes_of = {"ours": ours.peak_bytes, "torch": None} | library_estimates(run)
     if tracker and fsdp_tracker.applies(record):

@@ -109,7 +109,7 @@ def sweep(
             minutes=options.minutes,
             extensions=EXTENSIONS,
         )
-        with over_hosts.left_as_it_was() if options.cluster else contextlib.nullcontext():
+        with over_hosts.restore_cluster_afterwards() if options.cluster else contextlib.nullcontext():
             _run(work, Progress(len(turns)), turns, options.runs, "stopped; run the same command again to continue")
 
 
@@ -177,7 +177,8 @@ def _show_plan(cells: list[Cell]) -> None:
     axes = [key for key in keys if len({str(cell.settings.get(key)) for cell in cells}) > 1]
     rows = []
     for cell in cells:
-        stop, virtual = sweeping.why_not(cell, gpus, EXTENSIONS), cell.value("virtual_ranks")
+        stop = sweeping.why_not(cell, gpus, EXTENSIONS)
+        virtual = cell.value("virtual_ranks")
         ranks = f"{virtual} virtual" if virtual else cell.ranks or (1 if cell.arm == "single" else gpus or 2)
         values = {key: cell.value(key) for key in axes if key != "virtual_ranks"}
         rows.append({"cell": cell.name, "ranks": ranks, **values, "here": f"no: {stop.what}" if stop else "yes"})

@@ -8,6 +8,7 @@ from study.errors import Stop
 from study.io.tables import say
 from study.ledger import files, ledger, probes
 from study.records import seal, store
+from study.records.impossible import impossible
 from study.records.privacy import redact
 from study.records.runs import run_folders
 from study.records.schema import Record
@@ -49,6 +50,8 @@ def _record_to_keep(folder: Path, seals: seal.Seals) -> Record:
     record = store.load(folder)
     if record.status == "running":
         raise Stop(f"{folder} is still running, or was cut off", "wait for its end")
+    if faults := impossible(record):
+        raise Stop(f"{folder} has impossible values: {'; '.join(faults)}", "run that cell again")
     if seals.changed(folder / store.RECORD):
         raise Stop(f"{folder} was changed after it was sealed", "restore it from the history")
     return record

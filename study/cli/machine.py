@@ -25,7 +25,8 @@ def arms(*, as_json: AsJson = False) -> list[dict] | None:
     Args:
         as_json: Print the rows as JSON instead of a table.
     """
-    gpus, rows = num_gpus(), []
+    gpus = num_gpus()
+    rows = []
     for name, path in all_paths().items():
         arm = read(path)
         stop = examination.why_not(arm, gpus)

@@ -43,7 +43,10 @@ class Progress(Screen):
 
     def __init__(self, turns: int):
         super().__init__()
-        self.turns, self.ended, self.ran, self.started = turns, 0, 0, time.monotonic()
+        self.turns = turns
+        self.ended = 0
+        self.ran = 0
+        self.started = time.monotonic()
         self.ran_now = False  # whether this turn was run; False if its run was done before
 
     def start(self, turn: Turn) -> None:
@@ -69,7 +72,9 @@ class Progress(Screen):
 
     def next(self) -> None:
         """Go on to the next turn. A search for a frontier is one turn with many runs."""
-        self.ended, self.ran, self.ran_now = self.ended + 1, self.ran + self.ran_now, False
+        self.ended += 1
+        self.ran += self.ran_now
+        self.ran_now = False
 
     def left(self) -> str:
         """The time that remains, by the mean of the turns that were run so far; empty before the first."""

@@ -10,7 +10,6 @@ from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
 from study.ledger import catalogue, evidence, files, ledger, words
-from study.ledger.certainty import certainty
 from study.ledger.ledger import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
@@ -22,6 +21,10 @@ ALL = "All claims about the world:"
 APART = """\
 What they rest on. Apart from them: what was held against the document's own numbers, where a contradiction counts \
 once (consistent, contradictions, open), and premises, which are ours."""
+
+COVERAGE = """\
+How much of each document is judged: its sentences, list items and rows that could turn out false, and those that a \
+claim judges. Then whether its authors were asked, and what they answered (CONTRIBUTING.md says how to object)."""
 
 
 def claims(
@@ -80,6 +83,8 @@ def claims(
     if filters or verbose:
         say_wrapped(*(f"{each.claim.id}: {words.plainly(each)}" for each in verdicts), "", indent="    ")
     _summary(verdicts)
+    if file.is_dir() and not filters:
+        _coverage(file)
     read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
     say_wrapped("", read, *notes, indent="    ")
     return None
@@ -98,10 +103,9 @@ def _checks(names: tuple[str, ...]) -> list[str]:
 
 def _central(verdict: Verdict) -> dict:
     """Return a central claim as a row."""
-    says = textwrap.shorten(verdict.claim.says, 50, placeholder=" ...", break_on_hyphens=False)
-    level = certainty(verdict)
-    finding = verdict.verdict if level else verdict.open_because or verdict.verdict
-    return {"claim": verdict.claim.id, "says": says, "we find": finding, "certainty": level.level if level else None}
+    row = words.summary(verdict)
+    says = textwrap.shorten(row["claimed"], 50, placeholder=" ...", break_on_hyphens=False)
+    return {"claim": verdict.claim.id, "says": says, "we find": row["finding"], "certainty": row["certainty"] or None}
 
 
 def _summary(verdicts: list[Verdict]) -> None:
@@ -110,7 +114,7 @@ def _summary(verdicts: list[Verdict]) -> None:
         say(CENTRAL, "")
         show(central)
         say("", ALL, "")
-    rows = [ledger.row(verdict) for verdict in verdicts]
+    rows = ledger.once([ledger.row(verdict) for verdict in verdicts])
     of_world = [name for name in VERDICTS if name not in (CONSISTENT, CONTRADICTS)]  # not of a document's own numbers
     by_verdict = []
     by_evidence = []
@@ -128,6 +132,13 @@ def _summary(verdicts: list[Verdict]) -> None:
     say("")
     by_basis = [totals for totals in ledger.by_basis(rows) if totals["basis"] != OWN]
     show([{name: totals[name] for name in ("basis", "claims", *of_world)} for totals in by_basis])
+
+
+def _coverage(folder: Path) -> None:
+    """Show how many testable sentences of each document are judged, and what its authors say of the verdicts."""
+    names = ("document", "testable", "judged", "counted", "contact", "response")
+    say_wrapped("", COVERAGE, "")
+    show([{name: getattr(each, name) for name in names} for each in files.coverage(folder)])
 
 
 def report(*, runs: tuple[Path, ...], out: Path = Path("reports/build"), readme: Path | None = None) -> None:

@@ -127,7 +127,8 @@ def _ratios(rows: list[dict], name: str, sentence: str) -> list[str]:
     others = {arm: known[arm] / known["ddp"] for arm in known if "ddp" in known and arm not in ("ddp", "single")}
     if len(others) < 2:
         return []
-    least, most = min(others, key=others.__getitem__), max(others, key=others.__getitem__)
+    least = min(others, key=others.__getitem__)
+    most = max(others, key=others.__getitem__)
     ddp = f"{known['ddp']:.3g} s" if name == "s/step" else size(known["ddp"])
     return [sentence.format(least=least, low=others[least], ddp=ddp) + f"{most} {others[most]:.2g} times."]
 

@@ -57,7 +57,9 @@ def from_yaml(content: str | bytes) -> Any:
 
 def refuse_excess(value: Any) -> None:
     """A ValueError if a value is nested too deeply, or has too many or too long parts. It does not recurse."""
-    level, depth, count = [value], 0, 0
+    level = [value]
+    depth = 0
+    count = 0
     while level:
         if depth > MAX_DEPTH:
             raise ValueError(TOO_DEEP)
@@ -72,7 +74,8 @@ def refuse_excess(value: Any) -> None:
         count += len(level)
         if count + len(deeper) > MAX_VALUES:
             raise ValueError(TOO_MANY)
-        level, depth = deeper, depth + 1
+        level = deeper
+        depth = depth + 1
 
 
 def _refuse_odd(value: Any) -> None:

@@ -7,7 +7,7 @@ do. Every difference is reported.
 import difflib
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
@@ -17,11 +17,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from study.errors import Stop
 from study.io.validation import nearest, sentence
-from study.ledger import agreement, audit
+from study.ledger import agreement, audit, probes
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
 from study.machine.gpus import measured_flops
-from study.records import store
+from study.records import seal, store
 from study.records.runs import Run, Runs
 from study.records.schema import MEASURE_VERSION, Record, Requested
 from study.spec.arms import ROOT, all_paths
@@ -56,7 +56,11 @@ USUAL: dict[str, tuple[str | None, ...]] = {
     "precision": (None, "fp32", "bf16", "fp16", "bf16_cast"),
 }
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
-UNSEALED = "they are not sealed. study keep RUNS --into reports/YOUR-MACHINE seals them"
+SEAL = "study keep RUNS --into reports/YOUR-MACHINE seals them"
+ELSEWHERE = f"{{}} records are not sealed and not of this machine, so they decide nothing. {SEAL}"
+HERE = "{} records are not sealed, and count because they are of this machine"
+UNCHECKED = "the commits of {} records could not be checked"
+DOUBTS = (ELSEWHERE, HERE, UNCHECKED)  # of the runs that may count
 UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
@@ -107,25 +111,47 @@ def default_folders() -> list[Path]:
 
 
 def gather(runs: Runs | Iterable[Run]) -> Evidence:
-    """Return the runs that have ended, pass the audit and agree with each other."""
+    """Return the runs that have ended, pass the audit and agree with each other. Say what does not count, and why."""
     all_ended = sorted((run for run in runs if run.status != "running"), key=lambda run: run.folder)
     ended = [run for run in all_ended if not run.record.is_watched]
-    commits = frozenset(run.record.commit for run in ended if run.record.commit)
-    unknown = store.unknown_commits(commits)
+    unknown = store.unknown_commits(frozenset(run.record.commit for run in ended if run.record.commit))
     wrong = {run: faults for run in ended if (faults := _faults(run, unknown or set()))}
     wrong |= agreement.disagreements(run for run in ended if run not in wrong)
     fit = tuple(run for run in ended if run not in wrong)
     set_aside = [*runs.set_aside] if isinstance(runs, Runs) else []
     set_aside += [f"{run.name}: {'; '.join(wrong[run])}" for run in ended if run in wrong]
-    unsealed = sum(bool(run.record.hardware.devices) and not run.sealed for run in fit)
-    others = len(all_ended) - len(ended)
-    unchecked = len(fit) if unknown is None else sum(run.record.commit is None for run in fit)
-    notes = {
-        f"{unsealed} of {len(fit)} records are of a GPU and decide nothing: {UNSEALED}": unsealed,
-        f"{others} records are of other people's scripts and decide nothing": others,
-        f"the commits of {unchecked} of {len(fit)} records could not be checked": unchecked,
-    }
-    return Evidence(fit, tuple(set_aside), tuple(note for note, count in notes.items() if count))
+    counts = Counter(name for run in fit for name in _doubts(run, unknown is None))
+    counts["{} records are of other people's scripts and decide nothing"] = len(all_ended) - len(ended)
+    words = [
+        text.format(f"{count} of {len(fit)}" if text in DOUBTS else count) for text, count in counts.items() if count
+    ]
+    tops = runs.folders if isinstance(runs, Runs) else ()
+    return Evidence(fit, (*set_aside, *probes.set_aside()), (*_without_manifest(fit, tops), *words))
+
+
+def _doubts(run: Run, without_history: bool) -> Iterator[str]:
+    """Yield what to know about a run that is fit to count."""
+    if not may_decide(run):
+        yield ELSEWHERE
+    elif not run.sealed:
+        yield HERE
+    if without_history or run.record.commit is None:
+        yield UNCHECKED
+
+
+@functools.cache  # called for every run and claim
+def may_decide(run: Run) -> bool:
+    """Return whether a run may decide: its record is sealed, or of this machine."""
+    return run.sealed or seal.is_of_this_machine(run.record)
+
+
+def _without_manifest(runs: Iterable[Run], tops: Iterable[Path]) -> Iterator[str]:
+    """Yield a sentence for each folder with records of other machines, of which no manifest seals any."""
+    for top in map(Path.resolve, tops):
+        inside = [run for run in runs if run.folder.is_relative_to(top)]
+        if not any(run.sealed for run in inside) and not all(map(may_decide, inside)):
+            words = "Restore it from the history, or ask where the records are from"
+            yield f"NO MANIFEST seals the {len(inside)} records in {top.parent.name}/{top.name}. {words}"
 
 
 def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
@@ -261,8 +287,8 @@ def differences(run: Run, claim: Claimed) -> dict[str, str]:
     """Return the conditions in which a run differs from the claim, in words."""
     known = facts(run)
     differs = {}
-    if run.record.hardware.devices and not run.sealed:
-        differs["sealed"] = f"records of a GPU that decide nothing: {UNSEALED}"
+    if not may_decide(run):
+        differs["sealed"] = f"records that are neither sealed nor of this machine: {SEAL}"
     expected = {"virtual": False} | ({"link": None} if known["link"] else {}) | claim.conditions
     for name, value in expected.items():
         wanted = as_list(value)
@@ -292,6 +318,6 @@ def _notes(runs: list[Run]) -> list[str]:
     counts = {
         "from another version of the instruments": sum(run.record.measure_version != MEASURE_VERSION for run in runs),
         "from a changed source tree": sum(bool(run.record.dirty) for run in runs),
-        "not sealed": sum(not run.sealed for run in runs),
+        "not sealed, but of this machine": sum(not run.sealed for run in runs),
     }
     return [f"{count} of {len(runs)} runs are {reason}" for reason, count in counts.items() if count]

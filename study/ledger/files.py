@@ -1,5 +1,6 @@
 """Reads claims files: TOML in, claims out. An error names the file, and the line of the claim."""
 
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -32,6 +33,11 @@ class Head(BaseModel):
     tolerances: dict[Annotated[float, Field(strict=False)], str] = {}
     source: list[Source] = []  # its own sources, besides those that all files share
     claim: list[dict]
+    testable: int | None = None  # sentences, list items and rows of the document that could turn out false
+    unjudged: tuple[str, ...] = Field(default=(), strict=False)  # those that no claim judges, verbatim
+    counted: str | None = None  # how they were counted, or why they were not
+    contact: str | None = None  # when and how its authors were asked
+    response: str | None = None  # what they answered
 
 
 def read_all(folder: Path = FOLDER) -> list[Claim]:
@@ -48,7 +54,33 @@ def read_all(folder: Path = FOLDER) -> list[Claim]:
     return [_with_references(claim, first) for claim in sorted(claims, key=_place)]
 
 
-def _place(claim: Claim) -> tuple:
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a document is judged, and what its authors say of it."""
+
+    document: str
+    title: str
+    testable: int | None  # None: not counted
+    judged: int | None
+    unjudged: tuple[str, ...]
+    counted: str
+    contact: str
+    response: str
+
+
+def coverage(folder: Path = FOLDER) -> list[Coverage]:
+    """Return the coverage of each document, in the order of the claims."""
+    found = []
+    for path in sorted(folder.glob("*.toml")):
+        if path.name != SOURCES:
+            head, _ = read_form(path, Head)
+            judged = None if head.testable is None else head.testable - len(head.unjudged)
+            about = (head.counted or "not counted", head.contact or "not asked yet", head.response or "none")
+            found.append(Coverage(head.document, head.title, head.testable, judged, head.unjudged, *about))
+    return sorted(found, key=_place)
+
+
+def _place(claim: Claim | Coverage) -> tuple:
     """Sort documents (000) before papers (P1), and those before all others."""
     name = claim.document
     return not name.isdigit(), not name[1:].isdigit(), name
@@ -84,7 +116,7 @@ def read(path: Path) -> list[Claim]:
     if len(starts) != len(head.claim):
         what = f"{path.name} has claims that are not written as [[claim]] tables"
         raise Stop(what, "write each claim as a [[claim]] table")
-    about = head.model_dump(exclude={"claim", "tolerances", "source"})
+    about = head.model_dump(include={"document", "title", "fixed", "text", "read", "names", "suspected"})
     context = {"tolerances": head.tolerances} if head.text or head.read else None
     claims = []
     for start, table in zip(starts, head.claim, strict=True):

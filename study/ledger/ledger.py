@@ -146,7 +146,8 @@ def _judge(claim: Claim, check: Check, evidence: Evidence) -> Verdict:
 def _over_cases(check: Check, verdicts: list[Verdict]) -> Verdict:
     """Return the verdict of a claim that leaves something open: what is shown is of the first case that has it."""
     words = _each(verdicts, "verdict")
-    verdict = over_cases(words, check.relation)
+    rule = check.enough or check.relation
+    verdict = over_cases(words, rule)
     shown = words.index(verdict) if verdict in words else 0
     values = [case.values for case in check.cases]
     holds = _under(values, [word in HOLDS for word in words])
@@ -168,9 +169,7 @@ def _over_cases(check: Check, verdicts: list[Verdict]) -> Verdict:
         holds_under=holds,
         fails_under=fails,
         cases=tuple(words),
-        tolerances=tuple(
-            over_cases([*each], check.relation) for each in zip(*_each(verdicts, "tolerances"), strict=True)
-        ),
+        tolerances=tuple(over_cases([*each], rule) for each in zip(*_each(verdicts, "tolerances"), strict=True)),
     )
 
 
@@ -375,12 +374,17 @@ def _fields(thing: object, *names: str) -> dict:
     return {name: getattr(thing, name) for name in names}
 
 
+def once(rows: list[dict]) -> list[dict]:
+    """Return one row of those that share a contradiction, also if they are of several documents, and all others."""
+    chosen: dict[str, str] = {}
+    for row in sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"])):
+        chosen.setdefault(row["contradiction"] or row["claim"], row["claim"])
+    return [row for row in rows if row["claim"] in chosen.values()]
+
+
 def counted(rows: list[dict]) -> list[dict]:
     """Return the rows that count: no premises, nothing by construction, one of those that share a contradiction."""
-    best_first = sorted(rows, key=lambda row: WORST_FIRST.index(row["verdict"]), reverse=True)
-    chosen = {(row["document"], row["contradiction"] or row["claim"]): row["claim"] for row in best_first}
-    named = [row for row in rows if row["claim"] in chosen.values()]
-    return [row for row in named if not row["premise"] and not row["by_construction"]]
+    return [row for row in once(rows) if not row["premise"] and not row["by_construction"]]
 
 
 def totals(rows: list[dict]) -> dict:
@@ -393,7 +397,7 @@ def totals(rows: list[dict]) -> dict:
 def by_document(rows: list[dict]) -> list[dict]:
     """Return how many claims of each document have each verdict."""
     titles = {row["document"]: row["title"] for row in rows}
-    groups = {document: [row for row in rows if row["document"] == document] for document in titles}
+    groups = {document: [row for row in once(rows) if row["document"] == document] for document in titles}
     return [{"document": document, "title": titles[document]} | totals(groups[document]) for document in titles]
 
 
@@ -417,7 +421,7 @@ def as_json(verdict: Verdict) -> dict:
         **_fields(claim, "id", "document", "quote", "where", "says", "kind"),
         "value": _json_value(verdict.claimed),
         **_fields(claim, "unit", "relation", "tolerance", "better", "premise", "contradiction", "unsaid"),
-        **_fields(claim, "central", "suspected", "by_construction"),
+        **_fields(claim, "central", "suspected", "by_construction", "would_decide"),
         "fixed": str(claim.fixed),
         **_fields(claim, "conditions", "reading", "check"),
         **_result(verdict),

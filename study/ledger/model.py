@@ -129,6 +129,8 @@ class Check(BaseModel):
     tolerance: Share = 0.0  # a share of the value
     # If the truth is beyond the value on this side, the claim is understated.
     better: Literal["lower", "higher"] | None = None
+    # How many of the cases left open are enough: the sentence says that something can be done, or "in most cases".
+    enough: Literal["one", "most"] | None = None
     # On a further check: it decides as well, as evidence of the same rank or as another reading of the sentence.
     decides: Literal["evidence", "reading"] | None = None
     value: object
@@ -258,6 +260,7 @@ class Claim(Check):
     conditions: dict[Annotated[str, _one_of(CONDITIONS)], object]
     reading: str | None = None
     settle: Settle | None = None
+    would_decide: str | None = None  # what would decide it, in a sentence, while it is open
     also: tuple[Check, ...] = Field(default=(), strict=False)  # more evidence: shown, never decides
     until_tested: "Claim | None" = None  # the same claim with a weaker check, which decides while no run does
     at: str = ""  # file and line

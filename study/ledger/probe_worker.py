@@ -33,6 +33,7 @@ PLAIN: dict[str, object] = {
 }
 PLAIN |= {"num_machines": 1, "num_processes": 1, "main_process_port": 0}
 ABSENT, NONE = "absent", "none"
+PARTS = ("launcher", "environment", "plugin", "resolved")  # of what a yaml becomes
 
 
 def main() -> None:
@@ -74,6 +75,15 @@ def plain(value):
     return value if isinstance(value, (bool, float, str)) else str(value)
 
 
+def built(build, look: str):
+    """Return what is at `look` in what a function builds with a library, or that the library rejects it."""
+    try:
+        thing = build()
+    except (Exception, SystemExit) as error:
+        return "rejected", f"rejected, {type(error).__name__}: {first_line(error)}"
+    return ("accepted", "accepted") if look == "accepted" else seen(thing, look)
+
+
 def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1):
     """Return what DeepSpeed's own parser makes of a config for `ranks` ranks."""
     from unittest.mock import patch
@@ -81,12 +91,8 @@ def deepspeed_config(*, config: dict, look: str = "accepted", ranks: int = 1):
     from deepspeed import comm
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    try:
-        with patch.multiple(comm, get_rank=lambda *_, **__: 0, get_world_size=lambda *_, **__: ranks):
-            parsed = DeepSpeedConfig(copy.deepcopy(config))
-    except Exception as error:
-        return "rejected", f"rejected, {type(error).__name__}: {first_line(error)}"
-    return ("accepted", "accepted") if look == "accepted" else seen(parsed, look)
+    with patch.multiple(comm, get_rank=lambda *_, **__: 0, get_world_size=lambda *_, **__: ranks):
+        return built(lambda: DeepSpeedConfig(copy.deepcopy(config)), look)
 
 
 def seen(thing, look: str):
@@ -96,7 +102,7 @@ def seen(thing, look: str):
         thing = owner.get(name, ABSENT) if isinstance(owner, dict) else getattr(owner, name, ABSENT)
         if isinstance(thing, str) and thing == ABSENT:
             known = list(owner) if isinstance(owner, dict) else [each for each in dir(owner) if each[0] != "_"]
-            return ABSENT, f"there is no {look}; {nearest(name, known)}"
+            return ABSENT, f"there is no {look}; {nearest(name, known, otherwise='nor a similar name')}"
     return thing, f"{look} is {plain(thing)}"
 
 
@@ -106,29 +112,28 @@ def accelerate_yaml(*, base: str, change: dict, look: str = "accepted"):
     `look` is one of accepted; plugin.<attribute>; environment.<NAME>; launcher.<argument>; resolved.<path> of
     DeepSpeed's own config, with "auto" filled in as `Accelerator.prepare` does; else a path in DeepSpeed's dict.
     """
+    first, _, rest = look.partition(".")
+    return built(lambda: passed_on(merged(base_of(base), change), first), rest if first in PARTS else look)
+
+
+def passed_on(config: dict, part: str):
+    """Return what a yaml becomes: in the launcher's arguments, the environment, the plugin or DeepSpeed's config."""
     from unittest.mock import patch
 
     from accelerate.utils import DeepSpeedPlugin
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    try:
-        arguments, environment = launched(merged(base_of(base), change))
-        first, _, rest = look.partition(".")
-        if first in ("launcher", "environment"):
-            # Only what the launcher sets: the rest of the environment is the user's.
-            of_launcher = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-            value, words = seen(vars(arguments) if first == "launcher" else of_launcher, rest)
-            return (int(value) if isinstance(value, str) and value.isdigit() else value), words
-        with patch.multiple(os, environ=dict(environment)):
-            plugin = DeepSpeedPlugin()
-        if first == "plugin":
-            return seen(plugin, rest)
-        config = plugin.deepspeed_config
-        if first == "resolved":
-            return seen(DeepSpeedConfig(prepared(config)), rest)
-    except (Exception, SystemExit) as error:
-        return "rejected", f"rejected, {type(error).__name__}: {first_line(error)}"
-    return ("accepted", "accepted") if look == "accepted" else seen(config, look)
+    arguments, environment = launched(config)
+    # Only what the launcher sets: the rest of the environment is the user's.
+    of_launcher = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    texts = {"launcher": vars(arguments), "environment": of_launcher}.get(part)
+    if texts is not None:
+        return {name: int(value) if str(value).isdigit() else value for name, value in texts.items()}
+    with patch.multiple(os, environ=dict(environment)):
+        plugin = DeepSpeedPlugin()
+    if part == "plugin":
+        return plugin
+    return DeepSpeedConfig(prepared(plugin.deepspeed_config)) if part == "resolved" else plugin.deepspeed_config
 
 
 def base_of(name: str) -> dict:
@@ -211,11 +216,7 @@ def constructed(*, of: str, arguments: dict, look: str):
     thing = resolved(of)
     if not (inspect.isclass(thing) and (dataclasses.is_dataclass(thing) or hasattr(thing, "model_fields"))):
         raise TypeError(f"{of} is neither a dataclass nor a pydantic model")
-    try:
-        built = thing(**arguments)
-    except Exception as error:
-        return "rejected", f"rejected, {type(error).__name__}: {first_line(error)}"
-    return seen(built, look)
+    return built(lambda: thing(**arguments), look)
 
 
 TRIALS = {each.__name__: each for each in (deepspeed_config, accelerate_yaml, default, member, constructed)}

@@ -1,8 +1,8 @@
 """Claims about the libraries are tried with the libraries. `probe_worker` tries configurations in its own process.
 
-The key of a kept answer is the trial, the code that tries it and the versions of the libraries. If the trial itself
-fails (a time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the
-pinned versions, in one file for each machine.
+An answer is kept for a trial, the code that tries it and the versions of the libraries. If the trial itself fails (a
+time limit, a crash), nothing is kept. All trials take minutes, so the reports contain the answers for the pinned
+versions, in one file for each machine. Each is sealed; `study keep` renews them. They decide before a user's own.
 """
 
 import ast
@@ -35,7 +35,6 @@ REPRODUCTIONS = arms.PACKAGE / "reproductions"
 REPORTS = arms.ROOT / "reports"
 KEPT = "trials.json"  # beside the records of a machine
 REPRODUCTION = "reproduction"
-WORKER_VERSION = 1  # raise it when `probe_worker` changes how it tries something
 WORKER = [sys.executable, "-m", "study.ledger.probe_worker"]
 LIMIT_S = 300
 AT_A_TIME = 2  # processes, of at most 1.5 GB each; each rendezvous uses a free port
@@ -51,13 +50,28 @@ CONSTRUCTED = ("accelerate.utils.FullyShardedDataParallelPlugin",)  # other clas
 
 
 class Answer(BaseModel):
-    """What a trial found, as a value and in words. The file of a machine also has its key, trial and versions."""
+    """What a trial found, as a value and in words. The file of a machine also has all fields that the seal covers."""
 
-    key: str = ""
     trial: dict = {}
     versions: dict[str, str] = {}
+    code: str = ""  # the digest of the code that tried it
     found: object
     told: str
+    seal: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Return what the seal has to be."""
+        return _digest(self.model_dump(exclude={"seal"}))
+
+    @property
+    def key(self) -> str:
+        return _digest([self.trial, self.code, self.versions])
+
+    @property
+    def place(self) -> str:
+        """Return what a newer answer replaces: one of older code is not kept."""
+        return _digest([self.trial, self.versions])
 
 
 # --- what claims name ----------------------------------------------------------------------------------------------
@@ -157,18 +171,36 @@ def prepare(trials: list[dict]) -> None:
 
 
 def keep_in(reports: Path, trials: list[dict]) -> int:
-    """Write this machine's answers to these trials beside its records. Return how many there are."""
-    answered = {key(trial): trial for trial in trials if cache.answer(_folder(), key(trial))}
-    new = {
-        name: Answer(key=name, trial=trial, versions=_versions(), **redact(cache.answer(_folder(), name)))
-        for name, trial in answered.items()
-    }
+    """Write and seal this machine's answers to these trials beside its records. Return how many there are."""
+    new = {}
+    for trial in trials:
+        if own := _own(key(trial)):
+            told = redact(own.model_dump(include={"found", "told"}))
+            answer = Answer(trial=trial, versions=_versions(), code=code(trial), **told)
+            new[answer.place] = answer.model_copy(update={"seal": answer.digest})
     if new:
-        entries = (_kept_in(reports / KEPT) | new).values()
+        entries = ({each.place: each for each in _kept_in(reports / KEPT).values()} | new).values()
         in_order = sorted(entries, key=lambda answer: json.dumps(answer.trial, sort_keys=True))
         (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in in_order], indent=1) + "\n")
-        _kept_in.cache_clear()
+        _read.cache_clear()
     return len(new)
+
+
+def set_aside() -> list[str]:
+    """Return a sentence for each kept answer that does not count: it was changed, or its code was."""
+    paths = sorted(REPORTS.glob(f"*/{KEPT}"))
+    sentences = [] if paths else [f"{REPORTS.name} has no {KEPT}: no kept answer of the libraries decides anything"]
+    for path in paths:
+        name = f"{path.parent.name}/{KEPT}"
+        if _read(path) is None:
+            sentences.append(f"{name} is no list of answers, so none of them counts. Restore it from the history")
+        for answer in _read(path) or ():
+            about = f"{name}: the answer of {answer.trial.get('name') or json.dumps(answer.trial)}"
+            if answer.seal != answer.digest:
+                sentences.append(f"{about:.200} was changed after it was sealed. Restore it from the history")
+            elif answer.versions == _versions() and not refusal(answer.trial) and answer.code != code(answer.trial):
+                sentences.append(f"{about:.200} was given by other code, which has changed since. It is tried again")
+    return sentences
 
 
 def answers(trials: list[dict]) -> list[Answer | str]:
@@ -185,29 +217,38 @@ def answers(trials: list[dict]) -> list[Answer | str]:
 
 def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
     """Return new answers by key. Configurations share a process; scripts that measure time run alone."""
-    names = {name: trial["name"] for name, trial in missing.items() if trial["what"] == REPRODUCTION}
-    configurations = {name: trial for name, trial in missing.items() if name not in names}
-    together = {name: script for name, script in names.items() if script not in TIMED}
+    scripts = {name: trial for name, trial in missing.items() if trial["what"] == REPRODUCTION}
+    alone = [{name: trial} for name, trial in scripts.items() if trial["name"] in TIMED]
+    together = [{name: trial} for name, trial in scripts.items() if trial["name"] not in TIMED]
+    if configurations := {name: trial for name, trial in missing.items() if name not in scripts}:
+        together.insert(0, configurations)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
-            tried = pool.submit(_try_and_keep, configurations)
-            known = dict(zip(together, pool.map(_run_and_keep, together, together.values()), strict=True))
-            known |= tried.result()
+            tried = [*pool.map(_try_and_keep, together)]
         except BaseException:  # Ctrl-C: trials that have not begun do not begin
             pool.shutdown(cancel_futures=True)
             raise
-    return known | {name: _run_and_keep(name, script) for name, script in names.items() if script in TIMED}
+    return {name: answer for each in [*tried, *map(_try_and_keep, alone)] for name, answer in each.items()}
 
 
 def key(trial: dict) -> str:
     """Return a digest of a trial, the code that tries it, and the versions of the libraries."""
-    is_script = trial["what"] == REPRODUCTION
-    code = _code_of(scripts()[trial["name"]].read_text()) if is_script else WORKER_VERSION
+    return _digest([trial, code(trial), _versions()])
+
+
+def code(trial: dict) -> str:
+    """Return a digest of what tries it: a script; or the worker, with the arm that the trial begins with."""
+    if trial["what"] == REPRODUCTION:
+        return _digest(_code_of(scripts()[trial["name"]].read_text()))
     arm = arms.digest(trial["base"]) if trial.get("base") in arms.all_paths() else None
-    whole = [trial, code, arm, _versions()]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:24]
+    return _digest([_code_of(Path(probe_worker.__file__).read_text()), arm])
 
 
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@functools.cache
 def _code_of(text: str) -> str:
     """Return the code of a script without comments and docstring, which change nothing."""
     tree = ast.parse(text)
@@ -226,50 +267,61 @@ def _folder() -> Path:
     return cache_home().expanduser() / "trials"
 
 
-def _kept(name: str) -> Answer | None:
-    with contextlib.suppress(ValueError):  # a file without an answer is ignored
+def _own(name: str) -> Answer | None:
+    """Return the answer in the user's cache. A file without an answer is ignored."""
+    with contextlib.suppress(ValueError):
         return Answer.model_validate(cache.answer(_folder(), name))
-    for path in sorted(REPORTS.glob(f"*/{KEPT}")):
-        if answer := _kept_in(path).get(name):
-            words = f"{answer.told} (tried on {path.parent.name}, with these versions)"
-            return Answer(found=answer.found, told=words)
     return None
 
 
-@functools.cache
+def _kept(name: str) -> Answer | None:
+    """Return the answer that decides: the repository's before the user's own. One that differs from it is told."""
+    own = _own(name)
+    for path in sorted(REPORTS.glob(f"*/{KEPT}")):
+        if answer := _kept_in(path).get(name):
+            words = f"tried on {path.parent.name}, with these versions"
+            if own and own.found != answer.found:
+                words += f"; this decides, though the answer in your own cache differs: {own.told}"
+            return Answer(found=answer.found, told=f"{answer.told} ({words})")
+    return own
+
+
 def _kept_in(path: Path) -> dict[str, Answer]:
-    """Return the answers in the file of a machine, by key."""
+    """Return the answers in the file of a machine that are as they were sealed, by key."""
+    return {answer.key: answer for answer in _read(path) or () if answer.seal == answer.digest}
+
+
+@functools.cache
+def _read(path: Path) -> list[Answer] | None:
+    """Return all answers in the file of a machine; None if it cannot be read."""
+    if not path.exists():
+        return []
     with contextlib.suppress(OSError, ValueError):
-        return {answer.key: answer for answer in TypeAdapter(list[Answer]).validate_json(path.read_bytes())}
-    return {}
+        return TypeAdapter(list[Answer]).validate_json(path.read_bytes())
+    return None
 
 
-def _keep(name: str, answer: Answer | str) -> Answer | str:
-    if isinstance(answer, Answer):
-        cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
-    return answer
+def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
+    """Return the answers to one script, or to configurations, which are tried in one process."""
+    first = next(iter(trials.values()))
+    tried = [_run(first["name"])] if first["what"] == REPRODUCTION else _try([*trials.values()])
+    known = dict(zip(trials, tried, strict=True))
+    for name, answer in known.items():
+        if isinstance(answer, Answer):
+            cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
+    return known
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:
-    """Return the answers to configurations, tried in one process."""
     printed, reason = _process(WORKER, json.dumps(trials), arms.ROOT)
     if printed is None:
         return [reason] * len(trials)
     return [entry["error"] if "error" in entry else Answer(**entry) for entry in json.loads(printed)]
 
 
-def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
-    answers = _try(list(trials.values())) if trials else []
-    return {name: _keep(name, answer) for name, answer in zip(trials, answers, strict=True)}
-
-
-def _run_and_keep(name: str, script: str) -> Answer | str:
-    sys.stderr.write(f"  {script}\n")
-    return _keep(name, _run(script))
-
-
 def _run(name: str) -> Answer | str:
     """Return the answer of a reproduction, run in its own process and folder: the last line that is JSON."""
+    sys.stderr.write(f"  {name}\n")
     with tempfile.TemporaryDirectory() as folder:
         printed, reason = _process([sys.executable, str(scripts()[name])], "", Path(folder))
     for line in reversed((printed or "").splitlines()):

@@ -95,17 +95,21 @@ def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: flo
     return INCONCLUSIVE
 
 
-def over_cases(verdicts: list[str], relation: str) -> str:
+def over_cases(verdicts: list[str], rule: str) -> str:
     """Return the verdict on a claim that leaves something open: that of all cases if they agree, else inconclusive.
 
-    A claim of "up to" a value is about the best case.
+    A claim of "up to" a value is about the best case, and one that something can be done about "one" case. In "most"
+    cases it holds if it fails in none, and holds in more than half of them.
     """
-    if relation == "up_to":
+    if rule in ("up_to", "one"):
         return max(verdicts, key=BEST_LAST.index)
     different = set(verdicts)
     if len(different) == 1:
         return verdicts[0]
-    return SUPPORTED if different <= {SUPPORTED, UNDERSTATED} else INCONCLUSIVE
+    enough = rule == "most" and 2 * sum(word in HOLDS for word in verdicts) > len(verdicts)
+    if different <= {SUPPORTED, UNDERSTATED} or (enough and not different & set(FAILS)):
+        return SUPPORTED
+    return INCONCLUSIVE
 
 
 def in_words_of(basis: str, verdict: str) -> str:

@@ -63,6 +63,28 @@ def plainly(verdict: Verdict) -> str:
     return f"{opening} “{claim.says}”; {outcome} ({_rests_on(verdict)})."
 
 
+def summary(verdict: Verdict) -> dict[str, str]:
+    """Return a verdict as a row of a table: what is claimed and found, and how certain that is."""
+    level = certainty(verdict)
+    found = {True: "yes", False: "no"}.get(verdict.found, "") if isinstance(verdict.found, bool) else ""
+    return {
+        "claimed": verdict.claim.says,
+        "found": (found or found_words(verdict, verdict.claim.unit)) if level else "",
+        "found / claimed": ratio_words(verdict) if level else "",
+        "finding": verdict.verdict if level else verdict.open_because or verdict.verdict,
+        "certainty": level.level if level else "",
+        "rests on": verdict.rests_on or "",
+    }
+
+
+def ratio_words(verdict: Verdict) -> str:
+    """Return the finding divided by the claimed value; empty for a limit, and for all but two numbers above 0."""
+    found, claimed = verdict.found, verdict.claimed
+    if verdict.claim.relation not in ("equal", "up_to") or not (is_number(found) and is_number(claimed)):
+        return ""
+    return short(found / claimed) if claimed > 0 and 0 < found < math.inf else ""
+
+
 def who(claim: Claim) -> str:
     """Return the name by which a reader knows the document."""
     if claim.document.isdigit():
@@ -212,6 +234,7 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "nearest" if claim.check == "searched" else "sentence": verdict.sentence and f"“{verdict.sentence}”",
         "missing": verdict.missing if verdict.missing != changed_by else "",
         "changed by": changed_by,
+        "decided by": claim.would_decide if verdict.open_because else None,
         "reading": claim.reading,
     }
 

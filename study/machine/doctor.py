@@ -48,7 +48,9 @@ def why_not(arm: Arm, gpus: int) -> Stop | None:
 def examine(folder: Path, speed_bytes: int = 128 * 2**20) -> list[Finding]:
     """Examine everything that the study depends on. `folder` is the folder for offloading."""
     gpus, devices = _devices()
-    memory, shared, ninja = psutil.virtual_memory(), Path("/dev/shm"), shutil.which("ninja")
+    memory = psutil.virtual_memory()
+    shared = Path("/dev/shm")
+    ninja = shutil.which("ninja")
     shared_bytes = shutil.disk_usage(shared).free if shared.exists() else 0
     return [
         _finding("Python", platform.python_version(), sys.version_info >= (3, 11), "use Python 3.11 or later"),

@@ -167,7 +167,8 @@ def _cuda_uuids() -> list[str]:
         return []
     if (code := init(0)) == CUDA_ERROR_NO_DEVICE:
         return []
-    count, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    count = ctypes.c_int()
+    raw = (ctypes.c_ubyte * 16)()
     code = code or cuda.cuDeviceGetCount(ctypes.byref(count))
     uuids = []
     for number in range(count.value):

@@ -125,7 +125,8 @@ def compile_missing(arms: tuple[str, ...] = ()) -> int:
     """
     gpus = num_gpus()
     wanted = {name for arm in arms for name in needed_by(read(all_paths()[arm]), gpus)}
-    lacking, possible = [name for name in missing(gpus) if not arms or name in wanted], []
+    lacking = [name for name in missing(gpus) if not arms or name in wanted]
+    possible = []
     for name in lacking:
         if stop := why_not(name, gpus):
             what = f"{stop.what}. What to do: {stop.remedy}; then run this again."

@@ -102,7 +102,8 @@ def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     kind = "allocated"
     peak_bytes = _median(runs, "peak_allocated_bytes")
     if peak_bytes is None:
-        kind, peak_bytes = "tracked", _median(runs, "tracked_peak_bytes")
+        kind = "tracked"
+        peak_bytes = _median(runs, "tracked_peak_bytes")
     return {
         "runs": len(runs),
         "seeds": len({run.seed for run in runs}),

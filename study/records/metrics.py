@@ -74,7 +74,8 @@ def flops_per_s(record: Record) -> float | None:
 
 def peak_flops_per_s(record: Record) -> float | None:
     """Return the dense peak of the run's GPU in its precision, by the datasheet. None without a known GPU."""
-    devices, requested = record.hardware.devices, record.requested
+    devices = record.hardware.devices
+    requested = record.requested
     if not devices or requested.precision is None:
         return None
     return gpus.peak_flops(devices[0].name, requested.precision, requested.tf32 is not False)
@@ -82,7 +83,8 @@ def peak_flops_per_s(record: Record) -> float | None:
 
 def mfu(record: Record) -> float | None:
     """Return the share of the datasheet's peak that the model's own operations reach."""
-    reached, peak = flops_per_s(record), peak_flops_per_s(record)
+    reached = flops_per_s(record)
+    peak = peak_flops_per_s(record)
     return reached / peak if reached and peak else None
 
 
@@ -161,7 +163,8 @@ def peak_bytes(record: Record) -> float | None:
 
 def weight_bytes(record: Record) -> float | None:
     """Return the bytes of all weights, in their observed dtype."""
-    size, dtype = record.observed.parameters, record.observed.dtypes.get("weights")
+    size = record.observed.parameters
+    dtype = record.observed.dtypes.get("weights")
     return size * ELEMENT_BYTES[dtype] if size and dtype in ELEMENT_BYTES else None
 
 

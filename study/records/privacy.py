@@ -50,7 +50,8 @@ def redact(value):
         return value
     text = _redact(value)
     while text != value:  # a removal may join two parts of another private text
-        value, text = text, _redact(text)
+        value = text
+        text = _redact(text)
     return text
 
 

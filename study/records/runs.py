@@ -14,6 +14,7 @@ from study.errors import Stop
 from study.machine.gpus import measured_flops
 from study.records import metrics, seal, store
 from study.records.explain import peak
+from study.records.impossible import impossible
 from study.records.privacy import redact
 from study.records.schema import Record, Requested
 from study.spec.arms import NAMES
@@ -206,7 +207,8 @@ class Run:
     @cached_property
     def machine(self) -> dict[str, Any]:
         """Return the only definition of the same machine: hardware, versions and commit, which may change a number."""
-        record, hardware = self.record, self.record.hardware
+        record = self.record
+        hardware = self.record.hardware
         fields = {
             "machines": len(record.machines) or None,
             "devices": hardware.gpus_line,
@@ -225,7 +227,8 @@ class Run:
 
 def _watched_cell(record: Record) -> dict[str, Any]:
     """Return the cell of a user's own script. It has no comparable settings, so these are observed values."""
-    seen, weights = record.observed, record.observed.dtypes.get("weights")
+    seen = record.observed
+    weights = record.observed.dtypes.get("weights")
     cast = "bf16_cast" if weights == "bfloat16" and seen.dtypes.get("master") == "float32" else weights
     cell = {
         "arm": record.arm,
@@ -349,6 +352,8 @@ def _load_run(folder: Path, seals: seal.Seals) -> tuple[Run | None, str | None]:
         return None, f"{stop.what}. {stop.remedy}"
     if seals.changed(path):
         return None, f"{path} was changed after it was sealed. Restore it from the history"
+    if faults := impossible(run.record):
+        return None, f"{path} has impossible values: {'; '.join(faults)}"
     if run.status == "running":
         return run, f"{folder} is half-written: it is still running, or was killed. Run that cell again"
     return run, None

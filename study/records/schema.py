@@ -565,7 +565,8 @@ def _without_nulls(value):
 
 def _cell_of_folder(record: dict) -> dict:
     """Return the part and repeat in a run's name, for records without a cell: `<part>-<arm>-...-r1.1`."""
-    name, arm = str(record.get("run_id")), (record.get("requested") or {}).get("arm")
+    name = str(record.get("run_id"))
+    arm = (record.get("requested") or {}).get("arm")
     if not arm or f"-{arm}" not in name:
         return {}
     repeat = re.search(r"-r(\d+)\.\d+$", name)

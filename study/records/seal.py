@@ -4,8 +4,12 @@ A seal shows that a record is as `study keep` wrote it. It does not show who wro
 manifest is visible only in the history of the repository.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
+import platform
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,10 @@ from pydantic import BaseModel
 
 from study.errors import Stop
 from study.io import files
+from study.machine import linux
+from study.machine.gpus import gpus_here
 from study.records import store
+from study.records.schema import Record
 
 MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
 MANIFEST = "manifest.jsonl"  # a line for each record
@@ -60,7 +67,8 @@ def add(top: Path, folders: Iterable[Path]) -> None:
     """Add the records of these run folders to the manifest of `top`, or renew their lines."""
     lines = {line.file: line for line in _read(top).values()}
     for folder in folders:
-        path, record = folder / store.RECORD, store.load(folder)
+        path = folder / store.RECORD
+        record = store.load(folder)
         name = path.relative_to(top).as_posix()
         lines[name] = Line(file=name, sha256=_sum(path), commit=record.commit, machine=record.machine_line)
     text = "".join(f"{json.dumps(lines[name].model_dump())}\n" for name in sorted(lines))
@@ -82,3 +90,26 @@ def _read(top: Path) -> dict[Path, Line]:
 
 def _sum(path: Path) -> str:
     return hashlib.sha256(files.read(path, store.MAX_BYTES)).hexdigest()
+
+
+def is_of_this_machine(record: Record) -> bool:
+    """Return whether a record names this machine's processor, memory and GPUs. Such a record counts without a seal."""
+    hardware = record.hardware
+    processor, memory_gib, gpus = _machine()
+    same = (hardware.cpu, _gib(hardware.host_memory_bytes)) == (processor, memory_gib)
+    return same and Counter(device.name for device in hardware.devices) <= gpus
+
+
+def _gib(size_bytes: int | None) -> int | None:
+    return size_bytes and round(size_bytes / 2**30)
+
+
+@functools.cache
+def _machine() -> tuple[str | None, int | None, Counter[str]]:
+    """Return this machine's processor, memory in GiB and GPUs. GPUs whose driver fails are not seen."""
+    processor = linux.fields("/proc/cpuinfo").get("model name") or platform.processor() or None
+    memory_kib = linux.fields("/proc/meminfo").get("MemTotal", "0").partition(" ")[0]
+    gpus: Counter[str] = Counter()
+    with contextlib.suppress(Stop):
+        gpus = Counter(gpu.name for gpu in gpus_here())
+    return processor, _gib(int(memory_kib) * 1024) or None, gpus

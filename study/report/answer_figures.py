@@ -56,7 +56,7 @@ def draw_memory(ax: Axes, rows: pd.DataFrame, arms: list[str]) -> None:
         for name in MARKS.keys() & of_basis.keys() - {basis}:
             ends.append(of_basis[name]["bytes"].sum())
             (mark,) = ax.plot(ends[-1], place, **MARKS[name])
-            style.tell(mark, arm, f"{arm}, {name}: {size(ends[-1])}")
+            style.set_tooltip(mark, arm, f"{arm}, {name}: {size(ends[-1])}")
         on_host = f" + {size(sizes[HOST])} host" * bool(sizes[HOST])
         style.annotate(ax, size(sum(sizes.values()) - sizes[HOST]) + on_host, max(ends), place, arm)
     style.name_bars(ax, arms)
@@ -94,13 +94,13 @@ def _draw_step(ax: Axes, place: int, row: Any) -> None:
     words = f"{row.arm}, {row.basis}: {row.seconds:.2g} s"
     if pd.isna(row.low):
         (mark,) = ax.plot(row.seconds, place, **PUBLISHED)
-        style.tell(mark, row.arm, words)
+        style.set_tooltip(mark, row.arm, words)
         return
     (line,) = ax.plot([row.low, row.high], [place] * 2, color=colour(row.arm), linewidth=2)
     (mark,) = ax.plot(row.seconds, place, "o", color=colour(row.arm), markerfacecolor=CARD)
     style.annotate(ax, f"{row.seconds:.2g} s", row.high, place, row.arm)
     for part in (line, mark):
-        style.tell(part, row.arm, f"{words} ({row.low:.2g} to {row.high:.2g})")
+        style.set_tooltip(part, row.arm, f"{words} ({row.low:.2g} to {row.high:.2g})")
 
 
 @style.figure
@@ -118,7 +118,8 @@ def traffic(rows: pd.DataFrame) -> Figure:
 
 def draw_traffic(ax: Axes, rows: pd.DataFrame) -> list:
     """Draw what each arm sends as a bar of collectives, and the ZeRO paper's number as a mark. Return the legend."""
-    counted, paper = rows[rows["source"] == bytes_sent.COUNTED], bytes_sent.by_arm(rows, bytes_sent.PAPER)
+    counted = rows[rows["source"] == bytes_sent.COUNTED]
+    paper = bytes_sent.by_arm(rows, bytes_sent.PAPER)
     arms = style.ordered(rows["arm"])
     for place, arm in enumerate(arms):
         times = sums(counted[counted["arm"] == arm], "collective", "times")
@@ -127,7 +128,7 @@ def draw_traffic(ax: Axes, rows: pd.DataFrame) -> list:
         end = style.stack(ax, place, arm, pieces)
         if arm in paper:
             (mark,) = ax.plot(paper[arm], place, **PREDICTED)
-            style.tell(mark, arm, f"{arm}, ZeRO paper: {paper[arm]:.2g} times")
+            style.set_tooltip(mark, arm, f"{arm}, ZeRO paper: {paper[arm]:.2g} times")
         style.annotate(ax, f"{end:.2g}", max(end, paper.get(arm, 0)), place, arm)
     style.name_bars(ax, arms)
     ax.margins(x=0.12, y=0.03)

@@ -118,9 +118,10 @@ def of_losses(runs: Runs) -> Answer:
 def of_memory(runs: Runs) -> Answer:
     """Return whether an arm saves GPU memory."""
     question = "Does it save memory?"
-    at_scale, tiny = of_scale(runs), trained_here(runs)
-    of_models = [row for mine in at_scale.values() for row in (*held(mine), *_published(mine[0].model or ""))]
-    rows = pd.DataFrame(of_models + held(tiny))
+    at_scale = of_scale(runs)
+    tiny = trained_here(runs)
+    of_models = [row for mine in at_scale.values() for row in (*memory_rows(mine), *_published(mine[0].model or ""))]
+    rows = pd.DataFrame(of_models + memory_rows(tiny))
     if rows.empty:
         return Answer("memory", question, "No two arms have records of their memory yet.", command=AT_SCALE)
     members = [run for mine in (*at_scale.values(), tiny) for run in mine]
@@ -166,7 +167,7 @@ def trained_here(runs: Runs) -> list[Run]:
     return []
 
 
-def held(members: list[Run]) -> list[dict]:
+def memory_rows(members: list[Run]) -> list[dict]:
     """Return the parts of a rank's peak of GPU memory, measured and predicted, and what is on the host.
 
     Where a run without a GPU offloads, both are one memory: its split is predicted. It is left out where a GPU would
@@ -292,16 +293,15 @@ def time_in_words(rows: pd.DataFrame) -> str:
     predicted = rows[(rows["setting"] == rows["setting"].iloc[0]) & (rows["basis"] == PREDICTED)]
     ours = sums(predicted, "arm", "seconds")
     times = {arm: ours[arm] / ours[BASELINE] for arm in IN_WORDS if arm != "fsdp2"}
-    dear = joined([IN_WORDS[arm] for arm in times if times[arm] > COSTS]) or "nothing"
+    slower = joined([IN_WORDS[arm] for arm in times if times[arm] > COSTS]) or "nothing"
     words = joined([f"{times[arm]:.3g} with {IN_WORDS[arm]}" for arm in times])
-    text = f"**More than {COSTS} times DDP's time: {dear}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100:"
-    text += f" the seconds of a step, divided by those with DDP, are {words}."
+    text = f"**More than {COSTS} times DDP's time: {slower}.** Predicted for {NAMES[side_by_side.MODEL]} on eight H100,"
+    text += f" as multiples of DDP's seconds per step: {words}."
     published = rows[rows["basis"] == PUBLISHED]
     theirs = sums(published, "arm", "seconds")
     if set(STAGES) <= theirs.keys():
         measured = [f"{theirs[arm] / theirs['zero1']:.2g} with stage {arm[-1]}" for arm in ("zero2", "zero3")]
-        text += f" With {published['setting'].iloc[0]} in a step, others measured, divided by those with stage 1,"
-        text += f" {joined(measured)}."
+        text += f" Others measured, as multiples of stage 1's ({published['setting'].iloc[0]}): {joined(measured)}."
     return text
 
 
@@ -350,7 +350,7 @@ def traffic_in_words(rows: pd.DataFrame) -> str:
     answer = "Yes." if max(times.values(), default=0) > COSTS else "No."
     words = joined([f"{times[arm]:.2g} with {IN_WORDS[arm]}" for arm in times])
     model = rows["model"].iloc[0]
-    text = f"**{answer}** The bytes that a rank sends when it trains {model}, divided by those with DDP, are {words}."
+    text = f"**{answer}** Training {model}, a rank sends these multiples of what it sends under DDP: {words}."
     more = [arm[-1] for arm in ("zero1", "zero2") if arm in counted and counted[arm] > COSTS * paper[arm]]
     if more:
         text += (

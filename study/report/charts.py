@@ -66,7 +66,8 @@ def chart(series: Mapping[str, Iterable[tuple[float, float]]], x_label: str, y_l
     if not known:
         return None
     (x_low, y_low), (x_high, y_high) = (end(np.concatenate([*known.values()]), axis=0) for end in (np.min, np.max))
-    y_ticks, x_ticks = ticks(y_low, y_high), [tick for tick in ticks(x_low, x_high) if tick.is_integer()]
+    y_ticks = ticks(y_low, y_high)
+    x_ticks = [tick for tick in ticks(x_low, x_high) if tick.is_integer()]
     x_range = (x_low, x_high) if x_high > x_low else (x_low - 0.5, x_low + 0.5)
     y_range = (y_ticks[0], y_ticks[-1])
     lines, words = [], []
@@ -116,7 +117,8 @@ def bars(
 ) -> Bars:
     """Stacked bars of bytes: parts by bar, in the order of the colours. `predicted` names one that nobody measured."""
     longest = max(sum(parts.values()) for parts in stacks.values()) or 1
-    drawn, present = [], set()
+    drawn = []
+    present = set()
     for name, parts in stacks.items():
         seen = [part for part in colours if parts.get(part, 0) >= UNSEEN * longest]
         pieces = [(part, size(parts[part]), colours[part], 100 * parts[part] / longest) for part in seen]

@@ -54,7 +54,8 @@ async def _execute_all(
 ) -> list[str]:
     failed = []
     for number, path in enumerate(paths, 1):
-        started, problem = time.monotonic(), ""
+        started = time.monotonic()
+        problem = ""
         book = with_parameters(nbformat.read(path, as_version=4), parameters)
         client = NotebookClient(book, km=kernel, timeout=None, resources={"metadata": {"path": str(Path.cwd())}})
         try:

@@ -120,6 +120,14 @@ class Book:
         self.figures(losses.figure, rows, "losses", command, most)
         self.table(parity, "parity", command, PARITY)
 
+    def central(self, document: str) -> None:
+        """Show what the document stands for and what became of it: an answer, and its three to five central claims."""
+        rows = self.verdicts(document)
+        table = claims.central(rows)
+        if len(table):
+            say(claims.answer(rows))
+            self.table(table, "central")
+
     def claims(self, document: str) -> None:
         """Show the verdicts on the claims of one document; `study claims ID` shows the rest of each."""
         rows = self.verdicts(document)

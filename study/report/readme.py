@@ -24,6 +24,7 @@ from study.report.topics import claims
 from study.report.topics.claims import Judged
 
 MARKED = re.compile(r"(<!-- (verdicts|answers):start (\S+) -->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+CENTRAL = "What each text stands for, where that was decided with the most certainty (`study claims` has the rest):"
 PICTURE, CAPTION = "headline.svg", "Compared with DDP: the same losses, less GPU memory, more traffic"
 
 
@@ -53,7 +54,7 @@ def renew(readme: Path, known: dict[str, Judged] | None = None) -> None:
     by_folder = judge(text, known)
     files.write_below(readme.parent, readme.name, renewed(text, by_folder).encode())
     for folder, judged in by_folder.items():
-        (Path(folder).parent / "verdicts.svg").write_text(drawn(judged))
+        (Path(folder).parent / "verdicts.svg").write_text(verdicts_figure(judged))
         if image := picture(judged.runs):
             (Path(folder).parent / PICTURE).write_text(image)
 
@@ -73,7 +74,7 @@ def renewed(text: str, by_folder: dict[str, Judged]) -> str:
     return MARKED.sub(lambda marked: f"{marked[1]}{parts[marked[2]](marked[3], by_folder[marked[3]])}{marked[5]}", text)
 
 
-def drawn(judged: Judged) -> str:
+def verdicts_figure(judged: Judged) -> str:
     """Return the verdicts by document as a figure."""
     return style.svg(claims.figure(judged.table), "Verdicts by document")
 
@@ -85,6 +86,8 @@ def findings(folder: str, judged: Judged) -> str:
     lines += [f"- {each.question} {each.sentence} ({', '.join(each.bases)})" for each in shown]
     found = answers.beyond_papers(judged.rows)
     lines += [f"- {text} (`study claims {claim}`)" for claim, text in found.items() if claim != "L-32"]
+    central = claims.headline(judged.table)
+    lines += ["", CENTRAL, "", *markdown(central.rename(columns=str.capitalize))] if len(central) else []
     return "\n".join([*lines, "", claims.sentence(judged.table)]).strip() + "\n"
 
 

@@ -29,7 +29,8 @@ PREDICTED = "predicted"  # the bar of what was predicted
 
 def slugs(runs: Runs) -> dict[Run, str]:
     """The names of the runs' pages. Two runs of one name have two pages; some file systems ignore case."""
-    taken, names = set(), {}
+    taken = set()
+    names = {}
     for run in runs:
         name = safe_name(run.name)
         candidates = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -131,7 +132,8 @@ def _of_script(trainings: list[ScriptTraining], every: int) -> tuple[dict, str, 
 
 
 def _seconds(run: Run) -> dict | None:
-    seconds, first = run.record.time.step_s, (run.record.requested.warmup_steps or 0) + 1
+    seconds = run.record.time.step_s
+    first = (run.record.requested.warmup_steps or 0) + 1
     if len(seconds) < 2 or run.virtual:
         return None
     title = f"A step takes from {min(seconds):.3g} to {max(seconds):.3g} s"  # a resumed run has no median
@@ -145,7 +147,8 @@ def _memory(run: Run) -> dict | None:
     if not ranks:
         return None
     fullest = max(ranks, key=lambda rank: rank.tracked_peak_bytes)
-    at_peak, after = fullest.at_peak or {}, fullest.after_step
+    at_peak = fullest.at_peak or {}
+    after = fullest.after_step
     held = {"at the peak": at_peak, "after the step": after, PREDICTED: _predicted(run)}
     stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
@@ -183,7 +186,9 @@ def _traffic(run: Run) -> dict | None:
 
 def _asked(record: Record) -> Iterator[dict]:
     """Yield each requested setting beside the one read back from the prepared objects, if one of the two is known."""
-    promised, wanted, seen = diagnosis.promised(record), record.requested, record.observed
+    promised = diagnosis.promised(record)
+    wanted = record.requested
+    seen = record.observed
     weights = seen.dtypes.get("weights")
     precision = f"autocast to {seen.autocast}" if seen.autocast else weights and f"{weights} throughout"
     pairs = {

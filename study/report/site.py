@@ -36,7 +36,7 @@ from study.report import (
 from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
-from study.report.templating import TEMPLATES, write_csv, write_page
+from study.report.templating import TEMPLATES, as_html, write_csv, write_page
 from study.report.topics import claims
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
@@ -61,7 +61,8 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
 
     Runs are loaded once and claims judged once, here; the notebooks read the verdicts from a file.
     """
-    started, runs = time.monotonic(), records.load_to_share(folders)
+    started = time.monotonic()
+    runs = records.load_to_share(folders)
     check(runs, out)
     with output.replaced(out) as site:
         for name in ("notebooks", "data", "run"):
@@ -79,7 +80,7 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             answered = [(each, _draw(each, site)) for each in answers.answers(runs)]
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
-        write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *problems])
+        write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *judged.notes, *problems])
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 
@@ -143,7 +144,8 @@ def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]
 def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
     """Write a page for each executed notebook."""
     paths = sorted((site / "notebooks").glob("*.ipynb"), key=lambda path: NOTEBOOKS.index(path.stem))
-    titles, known = titles_of(paths), {each.claim.id for each in judged.verdicts}
+    titles = titles_of(paths)
+    known = {each.claim.id for each in judged.verdicts}
     for path in paths:
         cells = nbformat.read(path, 4).cells
         texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
@@ -169,6 +171,7 @@ def write_index(
         "advice": answers.advice(),
         "findings": answers.beyond_papers(verdicts),
         "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
+        "central": as_html(claims.headline(judged.table), []),
         "headline": claims.sentence(judged.table),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),

@@ -167,7 +167,7 @@ def point(axes: Axes, x: float, row: Any, y: float | None = None, **options: Any
         text += f" ({short(float(row.low))} to {short(float(row.high))})"
     drawn = axes.errorbar(x, value, interval, **look, **options)
     for part in drawn.get_children():
-        tell(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
+        set_tooltip(part, row.arm, f"{getattr(row, 'line', row.arm)}: {text}")
 
 
 def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: float, **look: Any) -> None:
@@ -176,7 +176,7 @@ def strips(axes: Axes, rows_of: dict[str, pd.DataFrame], value: str, spread: flo
         offsets = np.linspace(-spread, spread, len(mine)) if len(mine) > 1 else [0.0]
         for offset, arm, number in zip(offsets, mine["arm"], mine[value], strict=True):
             (mark,) = axes.plot(number, place + offset, marker(arm), color=colour(arm), **look)
-            tell(mark, arm, f"{arm}: {number:.3g}")
+            set_tooltip(mark, arm, f"{arm}: {number:.3g}")
     axes.set_yticks(range(len(rows_of)), list(rows_of))
     axes.set_ylim(len(rows_of) - 0.5, -0.5)
 
@@ -202,7 +202,7 @@ def finished(drawing: Figure, entries: list, text: str = "", columns: int = 3) -
         look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.5}
         for name in drawing.legend(handles=entries, loc="outside upper left", **look).get_texts():
             if name.get_text() in all_paths():
-                key(name, name.get_text())
+                set_legend_id(name, name.get_text())
     if note:
         drawing.supxlabel("\n".join(note), x=0.01, ha="left", fontsize=8.5, color=FAINT)
     drawing.set_figheight(height + LINE * _wrap_titles(drawing))
@@ -230,7 +230,7 @@ def name_bars(axes: Axes, names: Iterable[str], places: Iterable[float] | None =
     axes.set_yticks(list(range(len(names)) if places is None else places), names)
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         if (arm := re.split("[:, ]", name)[0]) in all_paths():
-            key(label, arm)
+            set_legend_id(label, arm)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
 
@@ -240,7 +240,7 @@ def stack(axes: Axes, place: float, arm: str, pieces: Iterable[tuple[float, str,
     left = 0.0
     for length, tone, words in pieces:
         (piece,) = axes.barh(place, length, 0.8, left, color=tone, edgecolor=FAINT, linewidth=0.6, **look)
-        tell(piece, arm, words)
+        set_tooltip(piece, arm, words)
         left += length
     return left
 
@@ -254,10 +254,13 @@ def stacks(
     """
     lines = [parts(mine, "source") for mine in parts(rows, "line").values()]
     drawing, (ax,) = panels([1.1 + 0.21 * sum(map(len, lines)) + 0.12 * len(lines)])
-    names, places, at = [], [], 0.0
+    names = []
+    places = []
+    at = 0.0
     for sources in lines:
         for number, (source, mine) in enumerate(sources.items()):
-            first, is_solid = mine.iloc[0], source.startswith(solid)
+            first = mine.iloc[0]
+            is_solid = source.startswith(solid)
             hatch = "////" if is_solid and first["kind"] != "real" else None
             about = f"{first['line']}, {source}, "
             named = zip(mine[part], mine["length"], strict=True)
@@ -293,15 +296,15 @@ def headed(axes: Axes, group: str, lead: str = "") -> None:
 
 def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
     """Write a number behind the end of an arm's bar."""
-    tell(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
+    set_tooltip(axes.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", fontsize=8.5), arm)
 
 
-def tell(artist: Artist, arm: str, words: str = "") -> None:
+def set_tooltip(artist: Artist, arm: str, words: str = "") -> None:
     """What a reader sees over this mark, and the arm that it belongs to: both are in the SVG."""
     artist.set_gid(f"{MARK}{arm}|{words}|")
 
 
-def key(artist: Artist, arm: str) -> None:
+def set_legend_id(artist: Artist, arm: str) -> None:
     """The name of an arm in a figure: in the report a click on it hides the arm's marks."""
     artist.set_gid(f"{MARK}{arm}||key")
 
@@ -311,7 +314,8 @@ def conditions(group: str) -> str:
     words = []
     for part in group.split(", "):
         name, _, value = part.rpartition(" ")
-        number, text = value.removesuffix(".0"), part
+        number = value.removesuffix(".0")
+        text = part
         if units := UNITS_OF_LABELS.get(name):
             text = f"{number} {PLURAL.sub('', units, count=1) if number == '1' else units}"
         words.append(WORDS_OF_LABELS[name].format(number) if name in WORDS_OF_LABELS else text)
@@ -333,7 +337,8 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     """The figure as SVG: the same figure is the same bytes whenever it is drawn. `label` is for screen readers."""
     with matplotlib.rc_context({"svg.hashsalt": name}, STYLE):
         drawing.savefig(out := io.StringIO(), format="svg", metadata={"Date": None, "Creator": None})
-    text, label = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue())), html.escape(label or name)
+    text = COORDINATES.sub(_rounded, MARKED.sub(_with_data, out.getvalue()))
+    label = html.escape(label or name)
     for unneeded in UNNEEDED:
         text = unneeded.sub("", text)
     text = STYLES.sub(lambda style: style[0].replace(": ", ":").replace("; ", ";"), text)

@@ -148,7 +148,8 @@ class Arm:
     def _refuse_incomplete_groups(self, ranks: int) -> None:
         if isinstance(self.shards, int):
             least = self.replicas * self.shards
-            fits, needed = ranks == least, f"{least} ranks"
+            fits = ranks == least
+            needed = f"{least} ranks"
         else:
             least = self.replicas * 2
             fits = ranks >= least and ranks % self.replicas == 0

@@ -167,7 +167,8 @@ def end(launcher: subprocess.Popen, folder: Path, stacks: bool) -> str:
 
     With `stacks`, the ranks first print their stacks. Returns a sentence on where they wait for each other.
     """
-    ranks, hang = family(launcher, folder), ""
+    ranks = family(launcher, folder)
+    hang = ""
     try:
         if stacks:
             hang = explained_by(ranks, folder)

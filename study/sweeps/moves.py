@@ -64,7 +64,8 @@ def move_all(runs: Path) -> None:
 def _run(declared: Cell, folder: Path, source: Path | None = None) -> Record:
     record = outcomes.read(folder) if folder.exists() else None
     if record is None:
-        turn, resumed = Turn(declared, 1), source and source.resolve()
+        turn = Turn(declared, 1)
+        resumed = source and source.resolve()
         record = launches.run(turn, folder, TIMEOUT_S, math.inf, None, lambda *_: None, resumed)
     say(f"{folder.name}: {record.status}{f', {record.error.message}' if record.error else ''}")
     return record

@@ -100,7 +100,7 @@ class Cell:
     part: str
     scale: str
     arm: str
-    ranks: int | None  # None: as many as the arm takes by itself
+    ranks: int | None  # None: the arm's own default
     settings: dict  # by name, as the protocol gives them
     script: str = "train"
     frontier: str | None = None
@@ -129,7 +129,8 @@ class Cell:
         """Return the same cell with data and vocabulary from a folder of `study pack`, if it asks for the hub's."""
         if self.settings.get("data") != "hub":
             return self
-        model, data = str(self.value("model")), safe_join(pack, "data", PACKED_DATA[self.value("task")])
+        model = str(self.value("model"))
+        data = safe_join(pack, "data", PACKED_DATA[self.value("task")])
         tokenizer = safe_join(pack, "models", Path(SHAPES.get(model, {}).get("hub") or model).name)
         return replace(self, settings=self.settings | {"data": str(data), "tokenizer": str(tokenizer)})
 

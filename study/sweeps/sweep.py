@@ -111,7 +111,8 @@ def _by_hardware(cell: Cell, gpus: int) -> Stop | None:
     """Return why a cell cannot run here, by its scale and its ranks. The emulated cluster says what it lacks."""
     if cell.value("hosts"):
         return None
-    ranks, host_bytes = cell.ranks or 1, psutil.virtual_memory().total
+    ranks = cell.ranks or 1
+    host_bytes = psutil.virtual_memory().total
     if gpus and ranks > gpus:
         return Stop(f"{ranks} ranks need as many GPUs, and there are {gpus}", "use such a machine", "unavailable")
     if not gpus and cell.scale != "tiny":
@@ -250,7 +251,8 @@ def bracket(survives: Callable[[int], bool | None], count: int) -> tuple[int, in
     The search doubles the rung and then bisects, until the two are an eighth apart. It assumes that a higher rung needs
     more memory than a lower one. If `survives` returns None (unknown), the search ends.
     """
-    good, bad = -1, count
+    good = -1
+    bad = count
     while bad - good > max(1, (good + 1) // 8):
         rung = min(2 * good + 1, count - 1) if bad == count else (good + bad) // 2
         rung = max(rung, good + 1)

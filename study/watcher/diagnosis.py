@@ -41,7 +41,7 @@ class Unknown(Exception):
     """The record lacks a value that a rule needs. Nothing is guessed."""
 
 
-def known(value: T | None) -> T:
+def required(value: T | None) -> T:
     """Return the value. Raise Unknown if it is None."""
     if value is None:
         raise Unknown
@@ -84,7 +84,7 @@ class Facts:
     def stage(self) -> int:
         """ZeRO's stage; 0 without ZeRO. Unknown if the prepared objects were not read back."""
         if self.observed.stage is None:
-            known(self.observed.wrapper)
+            required(self.observed.wrapper)
         return self.observed.stage or 0
 
     @property
@@ -94,21 +94,21 @@ class Facts:
 
     @property
     def ranks(self) -> int:
-        return known(self.observed.ranks)
+        return required(self.observed.ranks)
 
     @property
     def parameters(self) -> int:
-        return known(self.observed.parameters)
+        return required(self.observed.parameters)
 
     @property
     def weights(self) -> str:
         """The dtype of the weights; several are separated by spaces."""
-        return known(self.observed.dtypes.get("weights"))
+        return required(self.observed.dtypes.get("weights"))
 
     @property
     def element_bytes(self) -> int:
         """Bytes of an element of the weights, and of the reduced gradients."""
-        return known(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
+        return required(max((ELEMENT_BYTES.get(dtype, 0) for dtype in self.weights.split()), default=0) or None)
 
     @property
     def weights_bytes(self) -> int:
@@ -124,7 +124,7 @@ class Facts:
 
     @property
     def peak(self) -> dict[str, int]:
-        return known(self.components)
+        return required(self.components)
 
     @property
     def peak_bytes(self) -> int:
@@ -134,7 +134,7 @@ class Facts:
     def traffic(self) -> dict[str, Collective]:
         """The collectives of the first rank in a step."""
         counted = self.record.traffic.per_rank
-        return known(counted[0] if counted else None)
+        return required(counted[0] if counted else None)
 
     def moved_bytes(self, *kinds: str) -> int:
         return sum(self.traffic[kind].bytes for kind in kinds if kind in self.traffic)
@@ -159,18 +159,18 @@ def _deepspeed(facts: Facts) -> Results:
         runs = [run.name for run in seen.runs if run.arguments_say_deepspeed and not run.deepspeed_initialize_calls]
         if runs:
             yield "deepspeed_off_in_published_script", {"names": " and ".join(runs)}
-    elif known(facts.promised.deepspeed):
+    elif required(facts.promised.deepspeed):
         stage = facts.promised.stage
         if seen.stage is None:
-            known(seen.wrapper)
+            required(seen.wrapper)
             yield "deepspeed_off", {"with_stage": "" if stage is None else f" with ZeRO stage {stage}"}
         elif stage not in (None, seen.stage):
             yield "other_stage", {}
 
 
 def _fsdp(facts: Facts) -> Results:
-    wrapper = known(facts.observed.wrapper)
-    if known(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
+    wrapper = required(facts.observed.wrapper)
+    if required(facts.promised.fsdp) and (wrapper == "DistributedDataParallel" or not facts.sharded):
         yield "fsdp_off_on_a_cpu" if facts.observed.device == "cpu" else "fsdp_off", {}
 
 
@@ -191,7 +191,7 @@ def _gradients(facts: Facts) -> Results:
 
 def _clipping(facts: Facts) -> Results:
     """DeepSpeed clips at the value of its config, not at the one that the script gives clip_grad_norm_."""
-    seen = known(facts.observed.clipping)
+    seen = required(facts.observed.clipping)
     asked = facts.promised.clipping
     is_zero = facts.observed.stage is not None
     if is_zero and facts.record.watched.clip_grad_norm not in (None, seen):
@@ -205,7 +205,7 @@ def _clipping(facts: Facts) -> Results:
 
 
 def _accumulation(facts: Facts) -> Results:
-    if known(facts.promised.accumulation) != known(facts.observed.accumulation):
+    if required(facts.promised.accumulation) != required(facts.observed.accumulation):
         yield "accumulation_set_twice", {}
 
 
@@ -231,7 +231,7 @@ def _precision(facts: Facts) -> Results:
 
 def _offloading(facts: Facts) -> Results:
     seen = facts.observed
-    stage = known(seen.stage)
+    stage = required(seen.stage)
     states = seen.offload_optimizer
     home = facts.asked_home("offload_optimizer")
     if (home, states) == ("nvme", "cpu") and stage < 3:
@@ -251,14 +251,14 @@ def _offloading(facts: Facts) -> Results:
 
 
 def _optimizer(facts: Facts) -> Results:
-    if known(facts.observed.optimizer) == "DeepSpeedCPUAdam" and facts.promised.optimizer not in (None, *ADAMS):
+    if required(facts.observed.optimizer) == "DeepSpeedCPUAdam" and facts.promised.optimizer not in (None, *ADAMS):
         yield "optimizer_replaced", {}
     if facts.observed.stage in (1, 2) and facts.zero("zenflow"):
         yield "zenflow_overwrites", {}
 
 
 def _checkpointing(facts: Facts) -> Results:
-    if known(facts.promised.checkpointing) and not known(facts.observed.checkpointing):
+    if required(facts.promised.checkpointing) and not required(facts.observed.checkpointing):
         yield "checkpointing_off", {}
 
 
@@ -289,7 +289,7 @@ def _buckets(facts: Facts) -> Results:
     buckets = 2 if facts.observed.overlap and facts.stage < 3 else 1
     elements = facts.observed.bucket_elements or 0
     if facts.components is None:
-        taken = known(facts.observed.bucket_elements) * facts.element_bytes * buckets
+        taken = required(facts.observed.bucket_elements) * facts.element_bytes * buckets
     else:
         taken = facts.components.get("buckets", 0)
     if buckets == 2 and (facts.components is None or taken >= LARGE * facts.peak_bytes):
@@ -360,7 +360,7 @@ def _second_copy(facts: Facts) -> Results:
     if facts.stage < 3 or among is None:
         return
     gathers = facts.traffic.get("all_gather")
-    copied = known(facts.observed.second_partition_parameters)
+    copied = required(facts.observed.second_partition_parameters)
     if among < facts.ranks and not (gathers and gathers.bytes_by_group):
         yield "second_copy_unused", {"memory_bytes": copied * facts.element_bytes}
 
@@ -374,7 +374,7 @@ def _repeated(facts: Facts, id: str, stage: int, *kinds: str) -> Results:
         return
     moved = facts.moved_bytes(*kinds)
     times = moved / facts.weights_bytes
-    if known(facts.observed.accumulation) > 1 and times >= REPEATED:
+    if required(facts.observed.accumulation) > 1 and times >= REPEATED:
         yield id, {"times": short(round(times, 1)), "traffic_bytes": moved}
 
 

@@ -122,7 +122,8 @@ def shaping(cluster: Cluster) -> dict[Host, list[str]]:
 
 
 def _shaped(device: str, cluster: Cluster) -> list[str]:
-    lines, parent = [], "root"
+    lines = []
+    parent = "root"
     if isinstance(cluster.bandwidth_mbit, float | int):
         rate = f"{round(cluster.bandwidth_mbit * 1e6)}bit"
         lines.append(f"qdisc add dev {device} root handle 1: tbf rate {rate} burst {BURST_BYTES} latency {QUEUE_MS}ms")
@@ -165,7 +166,8 @@ def up(hosts: int, bandwidth_mbit: Bandwidth, delay_ms: float | None = None) -> 
     if stop := refusal(delay_ms):
         raise stop
     down()
-    state, cluster = state_path(), Cluster(bandwidth_mbit, delay_ms, os.geteuid() == 0)
+    state = state_path()
+    cluster = Cluster(bandwidth_mbit, delay_ms, os.geteuid() == 0)
     state.parent.mkdir(parents=True, exist_ok=True)
     try:
         _write(state, cluster)
@@ -215,7 +217,8 @@ def read() -> Cluster | None:
     """The cluster that is up. None if there is none, or if one of its namespaces is gone."""
     try:
         content = json.loads(state_path().read_text())
-        hub, hosts = content["hub"] and Host(**content["hub"]), tuple(Host(**host) for host in content["hosts"])
+        hub = content["hub"] and Host(**content["hub"])
+        hosts = tuple(Host(**host) for host in content["hosts"])
         cluster = Cluster(**content | {"hub": hub, "hosts": hosts})
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -56,7 +56,9 @@ def run(standing: Cluster, ranks: int, words: list[str]) -> int:
 
 def wait(launches: list[subprocess.Popen]) -> list[int]:
     """The exit codes in the order of the ends. If a launch fails, the others get SIGTERM after some time."""
-    codes, running, failed_at = [], list(launches), None
+    codes = []
+    running = list(launches)
+    failed_at = None
     while running:
         time.sleep(POLL_S)
         for launch in [launch for launch in running if launch.poll() is not None]:
@@ -79,7 +81,7 @@ def spread(cells: list[Cell], standing: Cluster | None) -> list[Cell]:
 
 
 @contextlib.contextmanager
-def left_as_it_was() -> Iterator[None]:
+def restore_cluster_afterwards() -> Iterator[None]:
     """Afterwards, restore the cluster that is up now, or none."""
     before = cluster.read()
     try:

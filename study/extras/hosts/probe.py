@@ -61,7 +61,8 @@ def send(address: str, port: int, seconds: float) -> float:
     """Bytes per second over TCP to another host, from the first byte to its reply that it has all of them."""
     with socket.create_connection((address, port), timeout=CONNECTS_WITHIN_S) as connection:
         connection.settimeout(10 * seconds + CONNECTS_WITHIN_S)
-        started, total = time.perf_counter(), 0
+        started = time.perf_counter()
+        total = 0
         while time.perf_counter() < started + seconds:
             connection.sendall(BLOCK)
             total += len(BLOCK)

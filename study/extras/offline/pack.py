@@ -200,7 +200,8 @@ def build(need: Requirement, options: Pack, folder: Path) -> None:
 
 def pip(words: list[str], requirements: list[str], environment: dict | None = None) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, *requirements]
-    env, pipe = os.environ | (environment or {}), subprocess.PIPE
+    env = os.environ | (environment or {})
+    pipe = subprocess.PIPE
     child = subprocess.run(command, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False)
     if child.returncode != 0:
         lines = child.stdout.splitlines()

@@ -64,7 +64,8 @@ def pack_back(results: Path, out: Path, brought: set[Path]) -> list[Path]:
                 lines = found[name].read_bytes().splitlines(keepends=True)
                 content = b"".join(lines if name.suffix == ".json" else lines[-LAST_LINES:])
                 header = tarfile.TarInfo(str(name))
-                header.size, header.mtime = len(content), int(found[name].stat().st_mtime)
+                header.size = len(content)
+                header.mtime = int(found[name].stat().st_mtime)
                 archive.addfile(header, io.BytesIO(content))
                 written[name.as_posix()] = _seal(content)
     (out / MANIFEST).write_text(json.dumps({"files": written}, indent=1) + "\n")
@@ -101,7 +102,8 @@ def unpack(out: Path, reports: Path) -> int:
     parts = sorted(out.glob("records-*.tar.gz"))
     if not parts:
         raise Stop(f"there is nothing to unpack in {out}", "name the folder that study offline run wrote to")
-    listed, contents = _manifest(out), {}
+    listed = _manifest(out)
+    contents = {}
     for part in parts:
         for name, content in _members(part, listed):
             if name in contents:

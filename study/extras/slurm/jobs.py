@@ -131,7 +131,8 @@ class Queue:
 
     def advance(self, progress) -> list[tuple[Turn, Outcome]]:
         """List Slurm's jobs, collect those that are over, and submit as many as max_jobs allows."""
-        over, self.over = self.over, []
+        over = self.over
+        self.over = []
         try:
             over += collect(self.waiting)
         except Stop as stop:  # its controller may be restarting
@@ -214,7 +215,8 @@ def collected(submission: Submission) -> Outcome | None:
     if not submission.job.is_over:
         return None
     submission.over_since = submission.over_since or time.monotonic()
-    record, folder = outcomes.read(submission.folder), submission.folder
+    record = outcomes.read(submission.folder)
+    folder = submission.folder
     unclear = submission.job.state in ("COMPLETED", "FAILED") and (record is None or record.status == "running")
     if unclear and time.monotonic() < submission.over_since + LATE_S:
         return None

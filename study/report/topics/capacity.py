@@ -91,11 +91,12 @@ def _draw(ax: Axes, mine: pd.DataFrame) -> None:
     is_model = mine["what"].iloc[0] == "model"
     names = []
     for place, row in enumerate(mine.to_dict("records")):
-        arm, fits = row["arm"], row["size"] if pd.notna(row["size"]) else 0
+        arm = row["arm"]
+        fits = row["size"] if pd.notna(row["size"]) else 0
         words = f"{arm}: {row['largest']} fits, {row.get('failed')} does not"
         if is_model and fits:  # a bar on a logarithmic axis would begin anywhere
             (mark,) = ax.plot(fits, place, "o", markersize=9, markerfacecolor=CARD, color=colour(arm))
-            style.tell(mark, arm, words)
+            style.set_tooltip(mark, arm, words)
         else:
             style.stack(ax, place, arm, [(fits, colour(arm), words)], hatch="////")
         if pd.notna(row["failed_size"]):
@@ -116,7 +117,8 @@ def _draw(ax: Axes, mine: pd.DataFrame) -> None:
 
 def fitting(name: str, scale: str, precision: str) -> pd.DataFrame:
     """Return what a rank of each arm of a protocol needs of GPU and host memory, and whether both have it."""
-    gpus, host_bytes = gpus_here(), psutil.virtual_memory().total
+    gpus = gpus_here()
+    host_bytes = psutil.virtual_memory().total
     rows = []
     for cell in protocol.cells(protocol.read(name), scale):
         if cell.value("precision") == precision:

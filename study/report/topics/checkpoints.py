@@ -53,7 +53,9 @@ def table(runs: Runs) -> pd.DataFrame:
 
 
 def _cost(run: Run, loaded: Resume | None) -> dict:
-    saved, theory, parameters = run.record.checkpoints.saved[-1], predicted_bytes(run), run.parameters or math.nan
+    saved = run.record.checkpoints.saved[-1]
+    theory = predicted_bytes(run)
+    parameters = run.parameters or math.nan
     written = [size for size in saved.written_bytes_per_rank if size is not None]
     return {
         "group": what_is_saved(run)[0],
@@ -130,7 +132,7 @@ def figure(rows: pd.DataFrame) -> Figure:
 def _mark(ax: Axes, place: int, arm: str, value: float | None, look: Look, words: str) -> None:
     if value is not None and not math.isnan(value):
         (mark,) = ax.plot([value], [place], **look)
-        style.tell(mark, arm, words)
+        style.set_tooltip(mark, arm, words)
 
 
 # --- resumed runs --------------------------------------------------------------------------------------------------
@@ -143,7 +145,8 @@ def equality(runs: Runs) -> pd.DataFrame:
     for run in finished(runs, "killed"):
         if other := whole.get(run.arm):
             resumes = run.record.checkpoints.resumes
-            ours, theirs = run.record.observed, other.record.observed
+            ours = run.record.observed
+            theirs = other.record.observed
             row = {
                 "arm": run.arm,
                 "ranks": run.ranks,
@@ -177,7 +180,8 @@ def moves(runs: Runs) -> pd.DataFrame:
 
 def resumed(runs: Runs) -> pd.DataFrame:
     """Return for every resumed run how far its losses are from those of the run it is compared with."""
-    killed, moved = equality(runs), moves(runs)
+    killed = equality(runs)
+    moved = moves(runs)
     if len(killed):
         lines = killed["arm"] + ", ranks: " + killed["ranks"].astype(str)
         killed = killed.assign(line=lines, route="killed, and resumed")
@@ -212,7 +216,7 @@ def figure_of_resumed(rows: pd.DataFrame) -> Figure:
     for place, row in enumerate(each(rows)):
         off = row.losses_differ_by
         (mark,) = ax.plot([max(off, EXACT)], [place], MARKS[row.route], color=colour(row.arm), markersize=6)
-        style.tell(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
+        style.set_tooltip(mark, row.arm, f"{row.line}, {row.route}: {off:.1e} off")
     style.name_bars(ax, rows["line"])
     ax.set(xscale="log", xlabel="largest relative difference of a loss")
     ax.set_xlim(EXACT / 1.8, 3 * max(1e-6, rows["losses_differ_by"].max()))

@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from study.io.words import joined
-from study.ledger import ledger
+from study.ledger import evidence, ledger, words
+from study.ledger.certainty import LEVELS
 from study.ledger.files import read_all
 from study.ledger.ledger import Verdict, bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
@@ -20,6 +21,9 @@ from study.report.grouping import parts, records
 from study.report.style import INK
 
 COUNTED = ("claim", "document", "verdict", "basis", "premise", "by_construction", "contradiction")
+MOST_CENTRAL = 7  # rows of a table that a reader takes in at a glance
+RESTS_ON = {MEASURED: "real runs", VIRTUAL: "virtual ranks", TRIED: "the library itself", PREDICTED: "a formula"}
+RESTS_ON |= {OWN: "its own numbers", READ: "a source"}
 OTHER_BASES = {VIRTUAL: "virtual ranks", TRIED: "trying the libraries", PREDICTED: "formulas", READ: "reading sources"}
 
 
@@ -29,11 +33,15 @@ class Judged:
 
     runs: Runs
     verdicts: list[Verdict]
+    notes: tuple[str, ...] = ()  # what does not count as evidence, besides what could not be read, and why
 
     @cached_property
     def rows(self) -> list[dict]:
         """The verdicts as rows."""
-        return [ledger.row(each) | {"plainly": plainly(each)} for each in self.verdicts]
+        return [
+            ledger.row(each) | {"plainly": plainly(each), "suspected": each.claim.suspected} | _central(each)
+            for each in self.verdicts
+        ]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -41,15 +49,59 @@ class Judged:
         return pd.DataFrame(self.rows)
 
 
+def _central(verdict: Verdict) -> dict:
+    """Return what a table of central claims shows; `central` is empty for all other claims."""
+    summary = words.summary(verdict) if verdict.claim.central else {}
+    return {"central": verdict.claim.central or "", "summary": summary}
+
+
 def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
     chosen = [claim for claim in read_all() if document in (None, claim.document)]
-    return Judged(runs, ledger.judge_all(chosen, runs))
+    gathered = evidence.gather(runs)
+    notes = tuple(each for each in (*gathered.set_aside, *gathered.notes) if each not in runs.set_aside)
+    return Judged(runs, ledger.judge_all(chosen, runs, gathered), notes)
 
 
 def tallied(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return verdicts with only the columns that a figure needs to count them."""
     return verdicts[list(COUNTED)] if len(verdicts) else verdicts
+
+
+def central(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return the central claims: what is claimed, what was found, and how certain that is."""
+    chosen = verdicts[verdicts["central"] != ""] if len(verdicts) else verdicts
+    table = pd.DataFrame([{"claim": row["claim"]} | row["summary"] for row in records(chosen)])
+    return table.replace({"rests on": RESTS_ON})
+
+
+def headline(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return the central claim of each text that was decided with the most certainty, for at most seven texts.
+
+    A claim that was compared with the text's own numbers only says nothing about the world, so it is left out.
+    """
+    table = central(verdicts)
+    if table.empty:
+        return table
+    documents = verdicts.set_index("claim")["document"]
+    decided = table[(table["certainty"] != "") & (table["rests on"] != RESTS_ON[OWN])]
+    order = decided.assign(
+        document=documents.reindex(decided["claim"]).to_numpy(),
+        level=decided["certainty"].map(LEVELS.index),
+        basis=-decided["rests on"].map(list(RESTS_ON.values()).index),
+    ).sort_values(["level", "basis"], ascending=False, kind="stable")
+    chosen = order.drop_duplicates("document")[:MOST_CENTRAL]
+    return table[table["claim"].isin(chosen["claim"])]
+
+
+def answer(verdicts: pd.DataFrame) -> str:
+    """Return what became of the central claims of a text, in one sentence."""
+    table = central(verdicts)
+    if table.empty:
+        return ""
+    of_finding = {finding: list(rows["claim"]) for finding, rows in parts(table, "finding").items()}
+    found = [f"{len(ids)} {finding} ({', '.join(ids)})" for finding, ids in of_finding.items()]
+    return f"**Of the {len(table)} claims that this text stands for: {joined(found)}.**"
 
 
 def by_document(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -64,21 +116,24 @@ def by_basis(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 def sentence(verdicts: pd.DataFrame) -> str:
     """Return how many claims got which verdict, and what the verdicts rest on."""
-    rows = records(verdicts)
-    mine, resting = counted(rows), bases(rows)
+    mine = counted(records(verdicts))
     if not mine:
         return ""
+    world = [row for row in mine if row["basis"] != OWN]
+    suspected = Counter(row["verdict"] for row in world if row["suspected"])
+    resting = bases([row for row in world if not row["suspected"]])
+    chosen = Counter(row["verdict"] for row in world if not row["suspected"])
     own = Counter(row["verdict"] for row in mine if row["basis"] == OWN)
-    counts = Counter(row["verdict"] for row in mine if row["basis"] != OWN)
     others = [f"{name} ({resting[basis]})" for basis, name in OTHER_BASES.items() if resting[basis]]
     texts = [
-        f"Of {sum(counts.values())} claims about the world: {_counts(counts)}.",
-        f"The verdicts rest on {joined([f'**real runs ({resting[MEASURED]})**', *others])}.",
+        f"Of {sum(chosen.values())} claims: {_counts(chosen)}.",
+        f"This rests on {joined([f'**real runs ({resting[MEASURED]})**', *others])}.",
     ]
-    if own:
-        texts.append(f"{sum(own.values())} more were compared with their document's own numbers: {_counts(own)}.")
-    if premises := int(verdicts["premise"].sum()):
-        texts.append(f"Premises of our own, which are not counted: {premises}.")
+    apart = {
+        "Sentences of library documentation, chosen because we suspected them": suspected,
+        "Compared only with other numbers of the same text": own,
+    }
+    texts += [f"{name} ({sum(counts.values())}): {_counts(counts)}." for name, counts in apart.items() if counts]
     return " ".join(texts)
 
 

@@ -93,7 +93,8 @@ def throughput_000(runs: Runs) -> pd.DataFrame:
     for group, members in split_by_ranks(of_group).items():
         of_arm = {arm: [run for run in members if run.arm == arm] for arm in TOKENS_PER_S_AND_GPU_000}
         for arm, mine in of_arm.items() if all(of_arm.values()) else ():
-            run, speed_up = mine[0], middle(seconds(of_arm["ddp"]), seconds(mine))
+            run = mine[0]
+            speed_up = middle(seconds(of_arm["ddp"]), seconds(mine))
             step_s = stats.median(seconds(mine))
             row = {"group": group, "arm": arm, "tokens_per_s_and_rank": None, "over_ddp": speed_up.pop("median")}
             if run.rows_per_step and run.sequence and run.ranks:
@@ -113,7 +114,8 @@ def offload_001(runs: Runs) -> pd.DataFrame:
     for group, members in groups(runs.select(arm=ARMS_001)).items():
         with_disk = any(run.arm == "zero3_nvme" for run in members)
         for line, mine in lines(members).items() if with_disk else ():
-            times, run = seconds(mine), mine[0]
+            times = seconds(mine)
+            run = mine[0]
             row = {"group": group, "arm": line, "ranks": run.ranks, "n": len(mine), "peak_bytes": run.peak_bytes}
             row["outcome"] = ", ".join(sorted({each.status for each in mine}))
             samples_per_s = run.rows_per_step / stats.median(times) if times and run.rows_per_step else None

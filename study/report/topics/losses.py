@@ -144,7 +144,7 @@ def _draw_distances(ax: Axes, rows_of: dict[str, pd.DataFrame]) -> None:
         largest = mine.groupby("step")["difference"].max().clip(lower=EXACT)
         look: dict[str, Any] = {"color": colour(arm), "markersize": 4, "alpha": 0.6, "linestyle": ""}
         (points,) = ax.plot(largest, [place] * len(largest), marker(arm), **look)
-        style.tell(points, arm, f"{line}: at most {nats(mine['difference'].max())}, in {len(largest)} steps")
+        style.set_tooltip(points, arm, f"{line}: at most {nats(mine['difference'].max())}, in {len(largest)} steps")
     against = ", ".join(sorted(pd.concat(rows_of.values())["against"].dropna().unique()))
     style.name_bars(ax, rows_of)
     ax.set(xscale="log", xlabel=f"difference from {against}'s loss at each step (nats)", xlim=(EXACT / 1.6, None))
@@ -159,4 +159,4 @@ def band(ax: Axes, rows: pd.DataFrame, tone: str, name: str = "loss", **look: An
     (line,) = ax.plot(values.index, values["mean"], color=tone, **look)
     first = rows.iloc[0]
     ends = f"from {values['mean'].iloc[0]:.4g} to {values['mean'].iloc[-1]:.4g}"
-    style.tell(line, first.get("arm", ""), f"{first.get('line', '')}: {ends}")
+    style.set_tooltip(line, first.get("arm", ""), f"{first.get('line', '')}: {ends}")

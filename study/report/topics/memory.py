@@ -121,7 +121,8 @@ def sentence(rows: pd.DataFrame, most: int = 2) -> str:
         in_order = sorted(held, key=lambda line: held[line])
         part = largest(measured[measured["line"] == in_order[-1]], "bytes")
         peaks = ", ".join(f"{line} {size(held[line])}" for line in in_order)
-        where, share = conditions(mine["group"].iloc[0]), part["bytes"] / held[in_order[-1]]
+        where = conditions(mine["group"].iloc[0])
+        share = part["bytes"] / held[in_order[-1]]
         text = f"In {where}, the peaks of a rank are: **{peaks}**."
         sentences.append(f"{text} The largest part of {in_order[-1]}'s is {part['part']} ({share:.0%}).")
     totals = rows.groupby(["group", "line", "source"])["bytes"].sum().unstack("source") if len(rows) else rows
@@ -200,7 +201,7 @@ def figure_of_peaks(rows: pd.DataFrame) -> Figure:
         number = order.index(arm)
         dashes = (5 * number, (9, 6)) if number else "-"
         (line,) = ax.plot(mine["ranks"], sizes, color=colour(arm), linestyle=dashes)
-        style.tell(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
+        style.set_tooltip(line, arm, f"{arm}, predicted: {size(sizes[0])} to {size(sizes[-1])}")
     for row in each(seen):
         offset = 1 + APART * (order.index(row.arm) / max(1, len(order) - 1) - 0.5)
         style.point(ax, row.ranks * offset, row, row.bytes, zorder=3)
@@ -242,7 +243,9 @@ def states(runs: Runs) -> pd.DataFrame:
     for place in sorted(members, key=str):
         run = members[place][0]
         held = run.record.memory.components.per_rank[0].after_step
-        theory, of_papers, parameters = predicted(run.record), claimed(run), run.parameters or 1
+        theory = predicted(run.record)
+        of_papers = claimed(run)
+        parameters = run.parameters or 1
         for component in COMPONENTS:
             numbers = {"claimed": of_papers.get(component)}
             numbers["predicted"] = theory.after_step.get(component, 0) / parameters if theory else None

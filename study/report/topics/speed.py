@@ -116,7 +116,8 @@ def figure_of_batches(rows: pd.DataFrame) -> Figure:
     drawing, axes = style.panels([2.2] * len(varieties), sharex=True)
     for ax, (varied, mine) in zip(axes, varieties.items(), strict=True):
         for row in each(rows[rows["source"] != "measured"]):
-            start, end = row.batch, max(row.to, 1.35 * row.batch)
+            start = row.batch
+            end = max(row.to, 1.35 * row.batch)
             ax.plot([start, end], [row.median] * 2, color=colour(row.arm), solid_capstyle="butt", **BAR)
         for points in parts(mine, "group", "arm").values():
             curve(ax, "batch", points.sort_values("batch", kind="stable"))
