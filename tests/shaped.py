@@ -23,6 +23,7 @@ from study.spec import arms
 from study.spec.shapes import SHAPES, VOCABULARY
 
 BYTES = {"fp32": 4, "bf16": 4, "bf16_cast": 2}
+ENGINE = "DeepSpeedEngine"
 DTYPE = {4: "float32", 2: "bfloat16"}
 START = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
@@ -67,7 +68,7 @@ def finished(
         "ranks_counted": None if virtual else ranks,
         "virtual_ranks": ranks if virtual else None,
         "backend": "nccl" if gpu else "gloo",
-        "wrapper": "DeepSpeedEngine" if promised.stage else "DistributedDataParallel",
+        "wrapper": ENGINE if promised.stage else "DistributedDataParallel",
         "optimizer": "AdamW",
         "stage": promised.stage,
         "offload_optimizer": promised.offload_optimizer,
@@ -130,7 +131,8 @@ def _time(number: int, step: float, flops: float) -> dict:
 
 def _memory(stage: int | None, count: int, weight_bytes: int, ranks: int, writers: int, gpu: bool) -> dict:
     part = count // ranks if stage else count
-    held = {"weights": count * weight_bytes, "master": 4 * part, "moments": 8 * part, "gradients": count * weight_bytes}
+    weights = weight_bytes * (part if stage == 3 else count)
+    held = {"weights": weights, "master": 4 * part, "moments": 8 * part, "gradients": weights}
     held["activations"] = 10**6
     total = sum(held.values())
     peaks = {"host_peak_bytes": 6 * 10**8, "host_resident_bytes": 6 * 10**8, "host_proportional_bytes": 5 * 10**8}
@@ -171,7 +173,7 @@ def script(run_id: str = "script", repair: str = "none", seed: int = 42, **chang
             "name": name,
             "batch": batch,
             "weights_from": weights_from,
-            "trained_by": "BertForSequenceClassification",
+            "trained_by": ENGINE if repair == "engaged" and name == "zero" else "BertForSequenceClassification",
             "steps": 50,
             "training_s": 1.0 + 0.01 * number,
             "peak_bytes": 10**9,

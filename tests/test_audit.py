@@ -15,9 +15,11 @@ from pydantic import ValidationError
 from shaped import changed, failed, finished, put, script
 from test_parity import CAST
 
+from study.cli import keep
 from study.ledger import audit, evidence, files, ledger, record_checks
 from study.ledger.verdict import MEASURED
 from study.records import metrics
+from study.records.impossible import ON_DEVICE, impossible
 
 ENGINE_PASSES = "observed__deepspeed__gradient_accumulation_steps"
 VIRTUAL = {"virtual": True, "ranks": 8}
@@ -25,6 +27,9 @@ GPU = {"gpu": True, "model": "gpt2", "sequence": 1024, "step": 0.2}
 DEVICE = "memory__per_rank__0__"
 PART = "memory__components__per_rank__0__"
 SCRIPT = {"script": "as published"}
+CALLED = {"observed__runs__1__deepspeed_initialize_calls": 1}
+SAVED = {"bytes": 4_387_000, "parameters": 1_096_578, "dtypes": ["float32"]}
+CHECKPOINT = {"step": 4, "bytes": 10**8, "written_bytes_per_rank": [5 * 10**7, 5 * 10**7]}
 
 
 def faults(fields: dict, reached: float | None = None) -> list[str]:
@@ -70,8 +75,6 @@ PLANTED = [
     ({}, {"loss__train": [2.0] * 12}, "the loss is the same at every step"),
     (VIRTUAL, {"loss__train": [1.0, 2.0]}, "the run is virtual, but has a loss"),
     # impossible
-    ({}, {"loss__train__4": -1.0}, "the smallest loss is -1"),
-    ({}, {"loss__eval__0__accuracy": 90.0}, "the accuracy is 90"),
     ({}, {"loss__eval__0__perplexity": 2.0}, "the perplexity is 2"),
     ({}, {"loss__eval__0__step": 99}, "the last evaluated step is 99"),
     ({}, {"finished_utc": "2026-01-02T03:04:05"}, "is not a span of time"),  # without its time zone
@@ -106,41 +109,69 @@ PLANTED = [
     ({}, {"observed__deepspeed__flops_profiler": {"enabled": True}}, "DeepSpeed's flops_profiler was on"),
     # memory: parts fit into wholes
     (GPU, {f"{DEVICE}peak_reserved_bytes": 10**6}, "rank 0: peak_allocated is"),
-    ({}, {f"{DEVICE}host_peak_bytes": 10**12}, "rank 0: host_peak is 1e+12, more than the host has"),
     (GPU, {f"{DEVICE}peak_allocated_bytes": 10**6}, "more than the allocator's peak"),
     ({}, {f"{DEVICE}host_peak_bytes": 600}, "more than the process's peak"),
     ({}, {f"{PART}at_peak__weights": 10**10}, "the sum of components at_peak is"),
     ({}, {f"{PART}after_step__weights": 10**10}, "the sum of components after_step is 1e+10"),
-    ({}, {f"{PART}at_peak__moments": 10**5}, "rank 0: the share of moments"),
+    ({}, {f"{PART}at_peak__moments": 10**5}, "rank 0: the moments at the peak of a step is 25000 elements"),
+    *(
+        ({}, {f"{PART}after_step": {name: 10**5}}, f"rank 0: the {name} at the end of a step is 25000 elements")
+        for name in ("moments", "master")
+    ),
+    ({}, {f"{PART}after_step": {"weights": 10**5}}, "rank 0: the weights at the end of a step is 50000 elements"),
+    ({}, {f"{PART}after_step": {"gradients": 10**5}}, "rank 0: the gradients at the end of a step is 50000 elements"),
+    # files
+    ({}, {"observed__saved": SAVED | {"bytes": 10**9}}, "the bytes of the saved weights is 1e+09, more than"),
+    ({}, {"observed__saved": SAVED | {"bytes": 10**5}}, "the bytes of the saved weights is 100000, less than"),
+    ({}, {"observed__saved": SAVED | {"parameters": 10**5}}, "the number of saved weights is 100000, less than"),
+    ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**9}]}, "the bytes of a checkpoint is"),
+    ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**6}]}, "the bytes of a checkpoint is"),
     ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),
     ({"arm": "zero3"}, {"observed__held_parameters_per_rank": [100, 100]}, "the held parameters is 100 elements"),
     # bytes
     ({}, {"traffic__per_rank__0__all_reduce__bytes": 1}, "all_reduce by dtype is"),
     ({}, {"traffic__per_rank__0__all_reduce__calls": 0}, "all_reduce moved bytes without a call"),
+    ({}, {"traffic__per_rank__0__all_reduce__calls": 10**9}, "the calls of all_reduce is 1e+09, more than the bytes"),
     ({}, {"traffic__kernel_bytes_written": [10**5, 10**5]}, "what the kernel saw written is 100000, less than"),
     ({}, {"traffic__kernel_bytes_written": [10**8, 10**8]}, "what the kernel saw written is 1e+08, more than"),
     # the published script
-    (SCRIPT, {"observed__runs": []}, "no training is recorded"),
-    (SCRIPT, {"observed__runs__1__steps": 0}, "training 2 took no step"),
-    (SCRIPT, {"observed__runs__2__losses": []}, "training 3 took no step, or has no loss"),
-    (SCRIPT, {"observed__runs__0__training_s": 0}, "training 1 took no time"),
+    (SCRIPT, CALLED, "training 2: the calls of deepspeed.initialize is 1, but should be 0"),
     (SCRIPT, {"observed__runs__0__training_s": 100.0}, "the time of set-up and steps in s is 102"),
 ]
-IMPOSSIBLE_ON_A_GPU = [
-    (GPU, {f"{DEVICE}peak_reserved_bytes": 2 * 10**11}, "rank 0: peak_reserved is 2e+11, more than the device has"),
-    (GPU, {f"{DEVICE}device_used_bytes": 2 * 10**11}, "rank 0: device_used is 2e+11, more than the device has"),
-    (
-        GPU,
-        {f"{DEVICE}peak_allocated_bytes": 2 * 10**11, f"{DEVICE}peak_reserved_bytes": None},
-        "rank 0: peak_allocated is 2e+11, more than the device has",
-    ),
+ON_A_GPU = [
     (GPU, {"hardware__devices": []}, "the run was on a GPU, but no GPU is recorded"),
     (GPU, {f"{DEVICE}peak_allocated_bytes": None}, "whether a GPU's allocator has a peak is False, but should be True"),
     ({}, {f"{DEVICE}peak_allocated_bytes": 10**9}, "whether a GPU's allocator has a peak is True, but should be False"),
 ]
+IMPOSSIBLE = [
+    *(({}, {"loss__train__4": loss}, f"the loss of the training is {loss:g}") for loss in (0.0, -1.0, 1e308)),
+    ({}, {"loss__eval__0__eval_loss": 0.0}, "the loss of an evaluation is 0"),
+    ({}, {"loss__eval__0__accuracy": 90.0}, "the accuracy is 90"),
+    ({}, {f"{DEVICE}host_peak_bytes": 10**12}, "rank 0: host_peak_bytes is more than its host has"),
+    *((GPU, {f"{DEVICE}{name}": 2 * 10**11}, f"rank 0: {name} is more than its device has") for name in ON_DEVICE),
+    (SCRIPT, {"observed__runs": []}, "no training is recorded"),
+    (SCRIPT, {"observed__runs__1__steps": 0}, "training 2 took no step"),
+    (SCRIPT, {"observed__runs__2__losses": []}, "training 3 took no step"),
+    (SCRIPT, {"observed__runs__0__training_s": 0}, "training 1 took no step, no time"),
+]
 
 
-@pytest.mark.parametrize(("how", "changes", "words"), PLANTED + IMPOSSIBLE_ON_A_GPU)
+@pytest.mark.parametrize(("how", "changes", "words"), IMPOSSIBLE)
+def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, how, changes, words):
+    """The report, the verdicts and `study keep` name it, in the same words. A run that failed may have such values."""
+    fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
+    put(tmp_path / "runs", fields)
+    loaded = shaped.runs(tmp_path / "runs")
+    (reason,) = loaded.set_aside
+    assert (len(loaded), words in reason) == (0, True), reason
+    assert reason in evidence.gather(loaded).set_aside
+    kept, (left_out,) = keep.keep([tmp_path / "runs"], tmp_path / "machine")
+    assert (kept, words in left_out) == (0, True)
+    error = {"kind": "E", "message": "m", "what_to_do": "w"}
+    assert impossible(shaped.record(fields | {"status": "failed", "error": error})) == []
+
+
+@pytest.mark.parametrize(("how", "changes", "words"), PLANTED + ON_A_GPU)
 def test_a_planted_fault_is_named(how, changes, words):
     fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
     named = faults(fields)

@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from test_ledger import ALSO, HEAD, STATES, claims, judged, only, text  # noqa: F401
+from test_ledger import ALSO, HEAD, claims, judged, only, text  # noqa: F401
 
-from study.ledger import ledger
+from study.ledger import judging, ledger
 from study.ledger import verdict as v
 from study.ledger.certainty import certainty
 
 EVEN = '\ndecides = "{}"\nvalue = 3\nunit = "tokens"\nrelation = "at_most"\ntolerance = 0\n'
 
 
-@pytest.mark.parametrize(("decides", "because"), [("evidence", ledger.CONFLICTING), ("reading", ledger.UNSAID)])
+@pytest.mark.parametrize(("decides", "because"), [("evidence", judging.CONFLICTING), ("reading", judging.UNSAID)])
 def test_a_further_check_that_decides_too_opens_a_claim(decides, because, claims):  # noqa: F811
     """By the first check two tokens are not three, by the second they are at most three."""
     further = ALSO.rstrip("\n") + EVEN.format(decides) + "with = { times = [4], over = [2] }\n"
@@ -25,7 +25,7 @@ def test_a_further_check_that_decides_too_opens_a_claim(decides, because, claims
 def test_an_open_claim_says_in_how_many_cases_it_holds(claims):  # noqa: F811
     unsaid = "\n[claim.unsaid]\ntimes = [[4], [9], [4]]\n"
     verdict = only(judged(claims(text() + unsaid)))
-    assert [verdict.open_because, verdict.holding] == [ledger.UNSAID, "holds in 2 of 3 cases"]
+    assert [verdict.open_because, verdict.holding] == [judging.UNSAID, "holds in 2 of 3 cases"]
     assert certainty(verdict) is None
 
 
@@ -60,6 +60,6 @@ def test_certainty_goes_down_for_each_reason_to_doubt(changes, level, claims):  
 def test_what_was_suspected_or_is_true_by_construction_says_less(claims):  # noqa: F811
     suspected = only(judged(claims(head=HEAD + "suspected = true\n")))
     assert certainty(suspected).level == "moderate"
-    construction = only(judged(claims(text(**STATES, by_construction='"it is a definition"'))))
+    construction = replace(only(judged(claims())), turned_by="")
     assert certainty(construction) is None
     assert ledger.counted([ledger.row(construction)]) == []

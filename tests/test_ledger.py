@@ -15,12 +15,11 @@ from shaped import changed, finished, put
 
 from study.cli import results
 from study.errors import Stop
-from study.ledger import evidence, files, ledger, model, theory_checks
+from study.ledger import evidence, files, judging, ledger, model, theory_checks
 from study.ledger import verdict as findings
-from study.ledger.arguments import as_list, is_number
+from study.ledger.arguments import is_number
 from study.ledger.checks import THEORY
-from study.ledger.ledger import Verdict
-from study.ledger.model import Reference
+from study.ledger.judging import Verdict
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, TRIED, VERDICTS, Finding
 from study.ledger.words import lines
 from study.records.runs import Runs, load
@@ -546,33 +545,9 @@ def test_rows_are_counted_by_document_in_units_that_people_use(claims):
 def test_the_studys_claims_are_well_formed():
     """Every file is valid; claims that rest on predictions or sources are decided without a run."""
     claims = [claim for claim in files.read_all() if claim.basis not in (MEASURED, TRIED)]
-    for verdict in [ledger.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
+    for verdict in [judging.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
-
-
-def agreeing_and_not(value, factor: float) -> list:
-    """A finding that agrees with a value, and others that do not, in the units of the check."""
-    if isinstance(value, bool | str):
-        return [value, not value if isinstance(value, bool) else f"not {value}"] * 2
-    middle = sum(value) / 2 if isinstance(value, tuple) else value
-    return [each * factor for each in (middle, middle + 1 + 9 * abs(middle), middle - 1 - 9 * abs(middle))]
-
-
-def test_every_claim_could_fail(monkeypatch):
-    """For each claim of the study there are findings with which it holds, and findings with which it does not."""
-    monkeypatch.setattr(ledger, "_claimed", lambda check, _: 1.0 if isinstance(check.value, Reference) else check.value)
-    for claim in files.read_all():
-        values = [1.0] if isinstance(claim.value, Reference) else as_list(claim.value)
-        words = set()
-        for which in range(3):
-            answers = [agreeing_and_not(value, claim.factor)[which] for value in values]
-            found = [Finding(answer, "") for answer in answers]
-            with monkeypatch.context() as patch:
-                patch.setattr(ledger, "_findings", lambda *_, found=found: found)
-                words.add(ledger.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()).verdict)
-        assert words & {"supported", "consistent"}, claim.id
-        assert words & {"refuted", "contradicts itself"}, claim.id
 
 
 def test_the_command_line(tmp_path):

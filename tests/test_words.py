@@ -8,7 +8,7 @@ from conftest import ROOT
 from study.cli import results
 from study.ledger import catalogue, files, ledger, words
 from study.ledger import verdict as v
-from study.ledger.ledger import Verdict
+from study.ledger.judging import Verdict
 from study.ledger.model import Claim
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 from study.records.runs import Runs

@@ -9,8 +9,8 @@ import tyro
 from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
-from study.ledger import catalogue, evidence, files, ledger, words
-from study.ledger.ledger import Verdict
+from study.ledger import catalogue, committed, evidence, files, ledger, words
+from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
 from study.records.runs import load
@@ -39,6 +39,7 @@ def claims(
     file: Path = files.FOLDER,
     verbose: bool = False,
     checks: bool = False,
+    keep: bool = False,
     as_json: AsJson = False,
 ) -> list[dict] | None:
     """Count how many published claims hold and by what evidence, or show everything about some of them.
@@ -55,8 +56,12 @@ def claims(
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
+        keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them.
         as_json: Print everything as JSON.
     """
+    if keep and (claim or runs or file != files.FOLDER or any((document, verdict, basis, kind))):
+        what = "--keep is for all claims of the study, and for the runs of its reports"
+        raise Stop(what, "leave out the other options")
     if checks:
         say(*_checks(claim))
         return None
@@ -66,7 +71,9 @@ def claims(
     chosen = [each for each in _named(claim, known) if _passes(each, filters, "document", "kind")]
     sys.stderr.write(f"judging the claims ({len(chosen)}) by the runs ({len(loaded)})\n")  # it takes seconds
     gathered = evidence.gather(loaded)
-    verdicts = ledger.judge_all(chosen, loaded, gathered)
+    verdicts = ledger.judge_all(chosen, loaded, gathered, anew=keep)
+    if keep:
+        committed.write(verdicts)
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     if as_json:
@@ -86,7 +93,7 @@ def claims(
     if file.is_dir() and not filters:
         _coverage(file)
     read = f"runs read: {len(gathered.runs)}, in {', '.join(map(str, loaded.folders)) or 'no folder'}"
-    say_wrapped("", read, *notes, indent="    ")
+    say_wrapped("", read, *notes, *committed.changes(verdicts), indent="    ")
     return None
 
 

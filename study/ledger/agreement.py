@@ -5,7 +5,7 @@ If records disagree, the sealed ones are believed. If none or all are sealed, th
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 from study.ledger.audit import DRAWN
 from study.records.runs import Run
@@ -17,6 +17,7 @@ SAME_FIRST_LOSS = (
 )
 # The largest differences in the kept records are 0.5 % (stage 3 draws the weights in parts), 0, 0, and 85 %.
 WITHIN = {"the first loss": 0.05, "what a step moves": 1e-6, "the tracked peak": 0.01, "the median step": 4.0}
+WITHIN |= {"the number of calls of a step": 1e-6, "what is held after a step": 0.01}
 
 
 def disagreements(runs: Iterable[Run]) -> dict[Run, list[str]]:
@@ -104,12 +105,18 @@ def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
         yield from _far("the first loss", {run: run.record.loss.train[0] for run in group if run.record.loss.train})
     for group in _groups(runs, lambda run: (run.key(without=["seed"]), str(run.machine))):
         yield from _far("what a step moves", {run: sum(run.traffic.values()) for run in group if run.traffic})
+        calls = {
+            run: sum(kind.calls for kind in run.record.traffic.per_rank[0].values()) for run in group if run.traffic
+        }
+        yield from _far("the number of calls of a step", calls)
+        after = {run: sum(_after_step(run)) for run in group if _after_step(run)}
+        yield from _far("what is held after a step", after)
         yield from _far("the tracked peak", {run: run.tracked_bytes for run in group if run.tracked_bytes is not None})
         steps = {run: statistics.median(run.record.time.step_s) for run in group if run.record.time.step_s}
         yield from _far("the median step", steps)
 
 
-def _far(what: str, numbers: dict[Run, float]) -> Iterator[tuple[Run, str]]:
+def _far(what: str, numbers: Mapping[Run, float]) -> Iterator[tuple[Run, str]]:
     """Yield the runs whose number is far from the median of those that are believed."""
     if len(numbers) < 2:
         return
@@ -117,3 +124,8 @@ def _far(what: str, numbers: dict[Run, float]) -> Iterator[tuple[Run, str]]:
     for run, number in numbers.items():
         if max(number, middle) > (1 + WITHIN[what]) * min(number, middle):
             yield run, f"{what} is {number:.4g}, but {middle:.4g} in runs that have to agree"
+
+
+def _after_step(run: Run) -> list[int]:
+    """Return the bytes that the first rank holds after a step, by component."""
+    return [*run.record.memory.components.per_rank[0].after_step.values()] if run.components else []

@@ -12,7 +12,7 @@ from study.ledger.arguments import is_number
 from study.ledger.verdict import FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 
 if TYPE_CHECKING:
-    from study.ledger.ledger import Verdict
+    from study.ledger.judging import Verdict
 
 LEVELS = ("very low", "low", "moderate", "high")
 HIGH, MODERATE, LOW = 3, 2, 1
@@ -38,7 +38,7 @@ class Certainty:
 
 def certainty(verdict: "Verdict") -> Certainty | None:
     """Return how certain a verdict is; None if it is open, or so by construction."""
-    if verdict.verdict not in (*HOLDS, *FAILS) or verdict.claim.by_construction:
+    if verdict.verdict not in (*HOLDS, *FAILS) or verdict.is_by_construction:
         return None
     level, start = START[verdict.basis]
     doubts = tuple(_doubts(verdict))

@@ -1,6 +1,7 @@
 """Findings, and the only place where verdicts are made: by comparing a finding with the claimed value."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from study.ledger.arguments import is_number
@@ -115,3 +116,8 @@ def over_cases(verdicts: list[str], rule: str) -> str:
 def in_words_of(basis: str, verdict: str) -> str:
     """Return the verdict in words: a document's own numbers show whether it is consistent, not whether it is true."""
     return OF_OWN_NUMBERS.get(verdict, verdict) if basis == OWN else verdict
+
+
+def distinct(words: Iterable[str], mark: str = "; ") -> str:
+    """Return the texts in one, each once, without empty ones."""
+    return mark.join(dict.fromkeys(filter(None, words)))

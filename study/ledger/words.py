@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from study.io.numbers import count, quantity, short
 from study.io.words import joined
+from study.ledger import committed
 from study.ledger.arguments import as_list, is_number
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
-from study.ledger.ledger import Verdict, in_units, otherwise
+from study.ledger.judging import Verdict, in_units
+from study.ledger.ledger import otherwise
 from study.ledger.model import Check, Claim
 from study.ledger.verdict import (
     CONTRADICTS,
@@ -222,7 +224,8 @@ def _about(verdict: Verdict) -> dict[str, str | None]:
         "verdict": "; ".join(filter(None, (verdict.verdict, verdict.open_because, verdict.holding))),
         "basis": basis_words(verdict),
         "certainty": str(certainty(verdict) or ""),
-        "not counted": claim.by_construction and f"true by construction: {claim.by_construction}",
+        "severity": severity_words(verdict),
+        "check": f"{claim.check}, version {committed.version(claim)}",
         "group": claim.contradiction and f"the claims of this error count once: {claim.contradiction}",
         "left open": "; ".join(f"{name}: {values_words(each)}" for name, each in claim.unsaid.items()),
         "holds with": _few(verdict.holds_under, "; "),
@@ -261,6 +264,14 @@ def basis_words(verdict: Verdict) -> str:
     """Return the basis, and what it means."""
     words = f"{verdict.basis}: {WHAT_A_BASIS_IS[verdict.basis]}"
     return f"nothing yet; it would be {words}" if verdict.verdict == NOT_TESTED else words
+
+
+def severity_words(verdict: Verdict) -> str:
+    """Return the planted falsehood that turns a verdict, or that none does. Empty if none was sought."""
+    if not verdict.is_by_construction:
+        return verdict.turned_by or ""
+    reason = verdict.claim.by_construction or "no planted falsehood turns it"
+    return f"not counted, because it is so by construction: {reason}"
 
 
 def found_words(verdict: Verdict, unit: str) -> str:

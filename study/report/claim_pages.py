@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from study.io.files import safe_join
-from study.ledger import words
+from study.ledger import committed, words
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
-from study.ledger.ledger import Verdict, otherwise
+from study.ledger.judging import Verdict
+from study.ledger.ledger import otherwise
 from study.ledger.model import Check
 from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
@@ -92,7 +93,8 @@ def page(verdict: Verdict) -> dict:
         "Rests on": words.basis_words(verdict),
         "Certainty": str(certainty(verdict) or ""),
         "Open because": "; ".join(filter(None, (verdict.open_because, verdict.holding))),
-        "Not counted, because true by construction": claim.by_construction,
+        "What would turn it": words.severity_words(verdict),
+        "Check": f"{claim.check}, version {committed.version(claim)}",
         "Conditions": words.conditions_words(claim),
         "The document leaves open": "; ".join(
             f"{names[each]}: {words.values_words(left_open[each])}" for each in names

@@ -10,7 +10,7 @@ from study.errors import Stop
 from study.io import files
 from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
-from study.ledger.ledger import Verdict
+from study.ledger.judging import Verdict
 from study.records import metrics, store
 from study.records.privacy import redact
 from study.records.runs import Run, Runs

@@ -11,7 +11,8 @@ from study.io.words import joined
 from study.ledger import evidence, ledger, words
 from study.ledger.certainty import LEVELS
 from study.ledger.files import read_all
-from study.ledger.ledger import Verdict, bases, counted
+from study.ledger.judging import Verdict
+from study.ledger.ledger import bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
 from study.ledger.words import plainly
 from study.records.runs import Runs
@@ -134,6 +135,8 @@ def sentence(verdicts: pd.DataFrame) -> str:
         "Compared only with other numbers of the same text": own,
     }
     texts += [f"{name} ({sum(counts.values())}): {_counts(counts)}." for name, counts in apart.items() if counts]
+    if certain := int(verdicts["by_construction"].sum()):
+        texts.append(f"Decided by construction, which no planted falsehood turns, and not counted: {certain}.")
     return " ".join(texts)
 
 
