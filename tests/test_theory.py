@@ -114,6 +114,7 @@ SEEN = [  # model, ranks, precision, rows, tokens, accumulation, MB at the peak 
     (MID_BERT, 4, "bf16_cast", 4, 64, 2, {"zero1": 375.6, "zero2": 326.9, "zero3": 331.1, "zero2_cpu": 502.9}),
     (MID_GPT, 4, "fp32", 8, 128, 1, {"zero1": 917.9, "zero2": 917.9, "zero3": 1003.2, "zero1_cpu": 1010.5}),
     (MID_GPT, 4, "fp32", 2, 64, 2, {"zero1": 469.2, "zero2": 380.9, "zero3": 386.6}),
+    (SHAPES["bert-large"], 128, "bf16", 8, 128, 1, {"zero3": 3323.8}),
 ]
 
 
