@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,14 @@ from study.errors import Stop
 from study.extras.offline import parcel
 from study.extras.slurm import slurm
 from study.ledger import files as claims
+from study.oom import reading
 from study.predictor.advice import question
 from study.predictor.outside import published
 from study.records import collectives, seal, store
 from study.records.privacy import redact
 from study.spec import arms
 from study.sweeps import protocol
+from study.watcher import evidence
 from study.watcher import sources as configs
 
 # A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
@@ -135,7 +138,7 @@ def is_valid_or_a_sentence(parse: Callable, *given: Any) -> None:
 class Parser(NamedTuple):
     read: Callable[[Path], Any]
     valid: dict  # what is damaged
-    write: Callable[[dict], str] = json.dumps
+    write: Callable[[dict], str | bytes] = json.dumps
 
 
 PART = {"name": "p", "arm": ["zero2", "ddp"], "model": "gpt-tiny", "task": "wikitext", "reserve_s": {"gpt-tiny": 3}}
@@ -154,7 +157,21 @@ FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "f
 FSDP |= {"fsdp_cpu_ram_efficient_loading": False, "fsdp_reshard_after_forward": True}
 DEEPSPEED = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
 ROW = dict.fromkeys(published.Row.model_fields, "") | {"source": "s", "model": "gpt2", "n_gpus": "8", "memory_GB": "3"}
+BLOCK = {"size": 9, "state": "inactive", "frames": [{"filename": "a.py", "line": 1, "name": "f"}]}
+SNAPSHOT = {"segments": [{"total_size": 9, "blocks": [BLOCK]}], "device_traces": [[{"action": "oom", "size": 1}]]}
+CALL = {"collective_seq_id": 1, "process_group": ["0", "a"], "profiling_name": "gloo:all_reduce", "retired": False}
+CALL |= {"state": "scheduled", "time_created_ns": 1, "input_sizes": [[3]], "frames": BLOCK["frames"]}
+TRACE = {"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "tid": 3}]}
+INSPECTED = {"coll": "AllReduce", "coll_msg_size_bytes": 8, "coll_exec_time_us": 3.0, "coll_busbw_gbs": 1.0}
 PARSERS = {
+    "memory.json": Parser(evidence.look, SNAPSHOT),
+    "memory.pickle": Parser(evidence.look, SNAPSHOT, pickle.dumps),
+    "dumps/rank_1.json": Parser(evidence.look, {"entries": [CALL], "pg_config": {"0": {"ranks": "[0, 1]"}}}),
+    "trace.json": Parser(evidence.look, TRACE),
+    "inspector.log": Parser(evidence.look, {"header": {"rank": 0}, "coll_perf": INSPECTED}),
+    "oom.log": Parser(
+        lambda path: reading.find(path.read_text(errors="replace")), {"a": "CUDA out of memory. Tried to"}
+    ),
     "protocol.toml": Parser(read_cells, PROTOCOL, toml_file),
     "claims.toml": Parser(claims.read_all, CLAIMS, toml_file),
     "done/record.json": Parser(read_and_redact, finished("a")),

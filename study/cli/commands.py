@@ -37,6 +37,7 @@ COMMANDS = {
     "compare": ("study.cli.runs:compare", "compare time and memory of equal cells, in one folder or in several"),
     "explain": ("study.cli.runs:explain", "why two runs differ in memory"),
     "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and why it hangs"),
+    "oom": ("study.cli.oom:oom", "what an error about memory means, and which change would fit"),
     "diff": ("study.cli.diagnosis:diff", "why two configs or runs differ in losses or memory"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),

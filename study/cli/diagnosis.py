@@ -12,7 +12,7 @@ from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, sources
+from study.watcher import diagnosis, differences, evidence, recorder, sources
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -25,8 +25,11 @@ def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson
     For an unfinished run with a log of its collectives (`study.watch` writes one), it also says which rank waits for
     which. This works while the run hangs and after it was ended.
 
+    It also reads what other tools leave behind: memory snapshots of PyTorch, Flight Recorder dumps of several ranks (in
+    a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
+
     Args:
-        runs: Folders of runs, or record.json files.
+        runs: Folders of runs, record.json files, or files of other tools.
         as_json: Print everything as JSON.
     """
     if not runs:
@@ -43,6 +46,11 @@ def _answer(path: Path) -> dict:
     """Return everything that is known about a run: by the logs of its ranks' collectives, and by its record."""
     folder = path.parent if path.is_file() else path
     logs = collectives.load(folder) if folder.is_dir() else []
+    if not logs and _is_evidence(path):
+        outside = evidence.look(path)
+        about = {"run": path.name, "how": outside.kind, "status": None, "error": None, "ranks": outside.state}
+        found = [dataclasses.asdict(finding) for finding in outside.findings]
+        return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
         about = {"run": folder.name, "how": "no record yet", "status": None, "error": None}
         return about | _waiting(logs) | {"not_known": []}
@@ -63,6 +71,13 @@ def _answer(path: Path) -> dict:
         "looked_at": waiting["looked_at"] + judged,
         "not_known": unknown,
     }
+
+
+def _is_evidence(path: Path) -> bool:
+    """Return whether a path is neither a run nor a record: what other tools wrote."""
+    if path.is_dir():
+        return not (path / store.RECORD).exists() and bool(recorder.dumps_in(path))
+    return path.is_file() and path.name != store.RECORD
 
 
 def _waiting(logs: list[RankLog]) -> dict:

@@ -19,9 +19,9 @@ KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
 DOTTED = re.compile(rf"{KEY}(?:[ \t]*+\.[ \t]*+{KEY}){{{MAX_DEPTH}}}")  # in a TOML file: a.b.c = 1 means nested tables
 
 
-def from_json(content: str | bytes) -> Any:
+def from_json(content: str | bytes, most_values: int = MAX_VALUES) -> Any:
     """Standard JSON, without NaN and infinity."""
-    return _limited(lambda text: json.loads(text, parse_constant=_refuse_constant), content)
+    return _limited(lambda text: json.loads(text, parse_constant=_refuse_constant), content, most_values)
 
 
 def from_toml(content: str | bytes) -> dict:
@@ -55,7 +55,7 @@ def from_yaml(content: str | bytes) -> Any:
     return _limited(parse, content)
 
 
-def refuse_excess(value: Any) -> None:
+def refuse_excess(value: Any, most_values: int = MAX_VALUES) -> None:
     """A ValueError if a value is nested too deeply, or has too many or too long parts. It does not recurse."""
     level = [value]
     depth = 0
@@ -72,8 +72,8 @@ def refuse_excess(value: Any) -> None:
             else:
                 _refuse_odd(each)
         count += len(level)
-        if count + len(deeper) > MAX_VALUES:
-            raise ValueError(TOO_MANY)
+        if count + len(deeper) > most_values:
+            raise ValueError(f"it has more than {most_values:,} values")
         level = deeper
         depth = depth + 1
 
@@ -89,13 +89,13 @@ def _refuse_odd(value: Any) -> None:
             value.encode()  # half of a character, as JSON's escapes can write it, is a UnicodeEncodeError
 
 
-def _limited(parse: Callable[[str], Any], content: str | bytes) -> Any:
+def _limited(parse: Callable[[str], Any], content: str | bytes, most_values: int = MAX_VALUES) -> Any:
     try:
         text = content if isinstance(content, str) else content.decode().removeprefix("\ufeff")
         value = parse(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    refuse_excess(value)
+    refuse_excess(value, most_values)
     return value
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from study.errors import Stop
 from study.io.numbers import count, quantity
+from study.ledger import predictions
 from study.ledger.arguments import is_number
 from study.ledger.evidence import Evidence
 from study.ledger.model import Case, Check, Claim, Reference
@@ -15,6 +16,7 @@ from study.ledger.verdict import (
     INCONCLUSIVE,
     MEASURED,
     NOT_TESTED,
+    PREDICTED,
     VIRTUAL,
     WORST_FIRST,
     Finding,
@@ -233,6 +235,8 @@ def _worst(basis: str, words: list[str]) -> str:
 
 def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> list[Finding]:
     """Return what the calls of a check find, in the units of the check."""
+    if check.basis == PREDICTED:
+        return [predictions.find(case.function, arguments) for arguments in case.calls]
     if check.basis != MEASURED:
         return [case.function(**arguments) for arguments in case.calls]
     try:

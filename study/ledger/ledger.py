@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from study.io.numbers import short
-from study.ledger import committed, probes
+from study.ledger import committed, predictions, probes
 from study.ledger import evidence as evidence_of_runs
 from study.ledger.arguments import as_list, is_number
 from study.ledger.evidence import Evidence
@@ -38,7 +38,11 @@ def judge_all(claims: list[Claim], runs: Runs, evidence: Evidence | None = None,
     if evidence is None:
         evidence = evidence_of_runs.gather(runs)
     probes.prepare(trials(claims))
-    return [committed.with_falsehood(judge(claim, evidence), evidence, anew) for claim in claims]
+    if anew:
+        predictions.forget()
+    verdicts = [committed.with_falsehood(judge(claim, evidence), evidence, anew) for claim in claims]
+    predictions.keep()
+    return verdicts
 
 
 def trials(claims: Iterable[Claim]) -> list[dict]:

@@ -183,6 +183,7 @@ def keep_in(reports: Path, trials: list[dict]) -> int:
         in_order = sorted(entries, key=lambda answer: json.dumps(answer.trial, sort_keys=True))
         (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in in_order], indent=1) + "\n")
         _read.cache_clear()
+        _kept_in.cache_clear()
     return len(new)
 
 
@@ -286,6 +287,7 @@ def _kept(name: str) -> Answer | None:
     return own
 
 
+@functools.cache
 def _kept_in(path: Path) -> dict[str, Answer]:
     """Return the answers in the file of a machine that are as they were sealed, by key."""
     return {answer.key: answer for answer in _read(path) or () if answer.seal == answer.digest}

@@ -1,0 +1,152 @@
+"""The training in which an error happened, as far as the user describes it: by flags, and by a config."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from study.errors import Stop
+from study.machine.gpus import GPUS, gpu_named
+from study.oom.sizes import Dimensions
+from study.predictor.advice.advise import usual_precision
+from study.predictor.advice.question import SEQUENCE, Precision
+from study.predictor.setup import Setup, distribution
+from study.predictor.tracing.transformer import Transformer
+from study.predictor.wanted import Wanted, asked_for
+from study.spec import arms
+from study.watcher import effective, sources
+
+OFFLOADS = ("offload_optimizer", "offload_param")
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+NEAR = 0.03  # a GPU's memory in the message may differ from the datasheet's by this share
+OF_SETTINGS = {  # our names, by those of `study diff`
+    "rows per pass and rank": "micro_batch",
+    "accumulation": "accumulation",
+    "ranks": "ranks",
+    "sequence": "sequence",
+    "checkpointing": "checkpointing",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The training, as far as it is known."""
+
+    arm: str | None = None
+    """Name of the nearest arm; `study arms` lists them."""
+    config: Path | None = None
+    """The training's own Accelerate config, DeepSpeed config or Trainer arguments. Flags win over it."""
+    ranks: int | None = None
+    """Processes that train together, one per GPU."""
+    precision: Precision | None = None
+    """As in the trainer. Default: 16 bits, in the usual way of the arm."""
+    micro_batch: int | None = None
+    """Rows per GPU and pass."""
+    accumulation: int | None = None
+    """Passes per step."""
+    sequence: int | None = None
+    """Tokens per row."""
+    checkpointing: bool | None = None
+    """Activations are recomputed in the backward pass."""
+    gpu: str | None = None
+    """Kind of GPU. Default: one with as much memory as the message says."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A description with all that a prediction needs. `assumed` says what the user left out."""
+
+    setup: Setup
+    arm: str
+    assumed: tuple[str, ...]
+
+
+def with_config(given: Described) -> tuple[Described, dict[str, Any]]:
+    """Return the description with what its config says, and the sizes of its buckets; these are empty without one."""
+    if given.config is None:
+        return given, {}
+    settings = effective.effective_settings(sources.read(given.config))
+    values = {name: setting.value for name, setting in settings.items()}
+    known = {ours: values[theirs] for theirs, ours in OF_SETTINGS.items() if type(values.get(theirs)) in (int, bool)}
+    flags = {name: value for name, value in vars(given).items() if value is not None}
+    described = Described(**{**known, **flags})
+    offloads = {name: values.get(name) for name in OFFLOADS if values.get(name) not in (None, "none")}
+    stage = values.get("stage") if values.get("engine") == "DeepSpeed" else None
+    described = described if described.arm else replace(described, arm=_arm_of(values, stage, offloads))
+    numbers = {name: values[name] for name in BUCKETS if isinstance(values.get(name), int | float)}
+    return described, numbers if stage else {}
+
+
+def _arm_of(values: dict, stage: int | None, offloads: dict) -> str:
+    """Return the arm that is nearest to a config."""
+    if str(values.get("engine", "")).startswith("FSDP"):
+        return "fsdp2"
+    if not stage:
+        return "single" if values.get("ranks") == 1 else "ddp"
+    home = "_nvme" if "nvme" in offloads.values() and stage == 3 else "_cpu" if offloads else ""
+    return f"zero{stage}{home}"
+
+
+def dimensions(wanted: Wanted, model: Transformer | None, given: Described) -> Dimensions:
+    """Return what is known of the sizes of tensors, with a model or without one."""
+    known: dict[str, Any] = {"sequence": given.sequence, "rows": given.micro_batch}
+    if model is not None:
+        weights = {tensor.name: tensor.shape for tensor in model.tensors}
+        return Dimensions.of_config(model.dimensions, **known, weights=weights, vocabulary=model.look.vocabulary)
+    numbers = {name: getattr(wanted, name) for name in ("vocabulary", "hidden", "ffn", "heads")}
+    return Dimensions(**{**numbers, **known})
+
+
+def model_of(wanted: Wanted, given: Described) -> Transformer | None:
+    """Return the model, if the user names one or gives all its numbers."""
+    if wanted.model is None and wanted.params is None:
+        return None
+    model = asked_for(wanted, given.sequence or 1)
+    return model if isinstance(model, Transformer) else None
+
+
+def training(model: Transformer | None, given: Described, zero: dict[str, Any]) -> Training | None:
+    """Return the training to predict. None if the model or the way it is distributed is unknown."""
+    if model is None or given.arm is None:
+        return None
+    arm = arms.load_arm(given.arm)
+    ranks = 1 if arm.distributed_type == "NO" else given.ranks or 8
+    sequence = given.sequence or min(SEQUENCE, model.positions or SEQUENCE)
+    precision = given.precision or usual_precision(arm)
+    assumed: dict[str, tuple[Any, Any]] = {"--ranks": (given.ranks, ranks), "--sequence": (given.sequence, sequence)}
+    assumed |= {"--micro-batch": (given.micro_batch, 1), "--precision": (given.precision, precision)}
+    values: dict[str, Any] = distribution(arm, ranks)
+    if zero and values.get("deepspeed"):
+        section = values["deepspeed"].get("zero_optimization", {})
+        values["deepspeed"] = values["deepspeed"] | {"zero_optimization": section | zero}
+    setup = Setup(
+        model=model,
+        ranks=ranks,
+        precision=precision,
+        micro_batch=given.micro_batch or 1,
+        accumulation=given.accumulation or 1,
+        sequence=sequence,
+        attention="sdpa" if model.has_fused_attention else "eager",
+        checkpointing=bool(given.checkpointing),
+        frozen="bf16",
+        device="cuda",
+        **values,
+    )
+    defaults = tuple(f"{flag} {default}" for flag, (value, default) in assumed.items() if value is None)
+    return Training(setup, given.arm, defaults)
+
+
+def gpu_of(given: str | None, total_bytes: int | None) -> str | None:
+    """Return the GPU that the user names, or the first with as much memory as the message says."""
+    if given is not None:
+        return gpu_named(given)
+    near = [name for name in GPUS if total_bytes and abs(GPUS[name].memory_bytes / total_bytes - 1) <= NEAR]
+    return near[0] if near else None
+
+
+def checked(given: Described) -> Described:
+    """Return the description. Raise Stop for numbers that no training has."""
+    for name in ("ranks", "micro_batch", "accumulation", "sequence"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise Stop(f"{name} must be at least 1 (got {value})", "give 1 or more")
+    return given
