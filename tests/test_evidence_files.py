@@ -7,55 +7,43 @@ with a GPU, with NCCL or with Slurm made it.
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from conftest import ranks_of
 
 from study.cli.commands import start
 from study.errors import Stop
 from study.io.pickles import from_pickle
 from study.watcher import evidence
 
-# Two gloo ranks, of which rank 1 comes late; then a trace of a few steps.
-MAKE = """
+# Rank 1 comes late, and rank 0 records a trace of a few steps.
+RANKS = """
 import os, sys, time
-from datetime import timedelta
 import torch, torch.distributed as dist
 from torch._C import _distributed_c10d as native
 
 os.chdir(sys.argv[1])
-
-def train(rank):
-    store = dist.FileStore("store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
-    dist.all_reduce(torch.ones(3))
-    if rank == 0:
-        work = dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), async_op=True)
-    for name, dump in [("pickled", native._dump_fr_trace()), ("exported", native._dump_fr_trace_json())]:
-        with open(f"{name}/nccl_trace_rank_{rank}", "wb") as file:
-            file.write(dump if isinstance(dump, bytes) else dump.encode())
-    store.add("dumped", 1)
-    while store.add("dumped", 0) < 2:
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+if rank == 0:
+    work = dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), async_op=True)
+for name, dump in [("pickled", native._dump_fr_trace()), ("exported", native._dump_fr_trace_json())]:
+    os.makedirs(name, exist_ok=True)
+    with open(f"{name}/nccl_trace_rank_{rank}", "wb") as file:
+        file.write(dump if isinstance(dump, bytes) else dump.encode())
+if rank == 0:
+    layer = torch.nn.Linear(64, 64)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            layer(torch.randn(32, 64)).sum().backward()
+            time.sleep(0.05)
+    profile.export_chrome_trace("trace.json")
+else:
+    while not os.path.exists("trace.json"):
         time.sleep(0.02)
-
-os.mkdir("pickled")
-os.mkdir("exported")
-pids = []
-for rank in range(2):
-    if not (pid := os.fork()):
-        train(rank)
-        os._exit(0)
-    pids.append(pid)
-for pid in pids:
-    os.waitpid(pid, 0)
-layer = torch.nn.Linear(64, 64)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-    for _ in range(3):
-        layer(torch.randn(32, 64)).sum().backward()
-        time.sleep(0.05)
-profile.export_chrome_trace("trace.json")
+os._exit(0)
 """
 INSTALLED = {"filename": "/usr/lib/python3/site-packages/torch/nn/linear.py", "line": 5, "name": "forward"}
 GIB = 2**30
@@ -72,7 +60,7 @@ def ids(path: Path) -> list[str | None]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    subprocess.run([sys.executable, "-c", MAKE, folder], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ranks_of(RANKS, folder, str(folder)).code == 0
     return folder
 
 
@@ -80,7 +68,7 @@ def made(tmp_path_factory) -> Path:
 def test_flight_recorders_name_the_late_rank(made, form):
     read = evidence.look(made / form)
     assert "Rank 1 has not begun all_gather 2, where rank 0 is" in read.findings[0].sentence
-    waits = "; rank 0 waits at <string>:14 in train" if form == "pickled" else ""  # PyTorch's JSON has no stacks
+    waits = "; rank 0 waits at rank.py:11 in <module>" if form == "pickled" else ""  # PyTorch's JSON has no stacks
     assert read.state == f"2 of 2 ranks left a dump{waits}"
 
 

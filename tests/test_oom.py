@@ -16,11 +16,15 @@ from study.predictor.wanted import Wanted
 
 THREADS = tomllib.loads(Path(__file__).with_name("oom_threads.toml").read_text())["thread"]
 NAMED_BY = {"tokens": ("logits", "attention", "activations"), "states": ("weights", "gradients", "optimizer")}
-# The threads whose cause is not listed first. `held_out` was scored once the matcher was committed: 15 of 22.
+# The threads whose cause is not listed first. `held_out` was scored once the matcher was committed: 15 of 22. `later`
+# was scored once after that, 7 of 16; then two faults were mended that it showed (a restored checkpoint was no load).
 MISSES = {
     "tuned": {"ftvsr-18", "nanogpt-236"},
     "held_out": {
         *("deepspeed-3208", "diffsynth-411", "neeg-8", "neuron-sp-3", "qwen-omni-240", "slime-1951", "taggui-188"),
+    },
+    "later": {
+        *("czsl-7", "d3dp-9", "dl-art-56", "easydiffusion-1830", "graf-6", "starvla-23", "textgen-1490", "verl-302"),
     },
 }
 NEW = (
@@ -52,7 +56,7 @@ def test_threads_are_named_as_their_solutions_name_them(half):
         first = ids(thread["text"], given, **model)[:1]
         if not set(first) & set(NAMED_BY.get(thread["cause"], (thread["cause"],))):
             missed.add(thread["id"])
-    assert len(threads) == 22
+    assert len(threads) == {"tuned": 22, "held_out": 22, "later": 16}[half]
     assert missed == MISSES[half]
 
 

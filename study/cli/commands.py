@@ -39,6 +39,7 @@ COMMANDS = {
     "diagnose": ("study.cli.diagnosis:diagnose", "what is wrong or costly in a run, and why it hangs"),
     "oom": ("study.cli.oom:oom", "what an error about memory means, and which change would fit"),
     "diff": ("study.cli.diagnosis:diff", "why two configs or runs differ in losses or memory"),
+    "conform": ("study.conform.command:conform", "is a sharded training equal to one process? for any library"),
     "claims": ("study.cli.results:claims", "published claims, and whether they hold"),
     "outside": ("study.cli.outside:outside", "measurements that others published, and how far off our predictions are"),
     "report": ("study.cli.results:report", "write verdicts, figures and runs as web pages"),

@@ -69,3 +69,5 @@ def main(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, into: Path) -> None
     say(*(f"left out: {sentence}" for sentence in left_out))
     say(f"{kept} records kept in {into}, which holds {size_bytes / 1e6:.2f} MB of them")
     say(f"{probes.keep_in(into, ledger.trials(files.read_all()))} answers to trials, as study claims made them here")
+    if into.resolve().is_relative_to(store.ROOT):
+        say(*(f"sealed again, because it has changed: {name}" for name in seal.add_inputs()))

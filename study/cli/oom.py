@@ -17,6 +17,8 @@ from study.oom.training import Described
 from study.predictor.wanted import Wanted
 from study.spec.options import AsJson
 
+OF_NO_SHAPE = ("full", "large")  # causes that are no tensor of a known shape
+
 
 def oom(
     error: tyro.conf.Positional[str | None] = None,
@@ -44,7 +46,7 @@ def oom(
     if as_json:
         return _as_dict(seen, changes)
     say_wrapped(_message(seen.error), "")
-    _show_causes(seen.causes)
+    _show_causes(seen.causes, has_sizes=seen.error.asked is not None)
     _show_changes(changes, seen)
     if seen.training is None and seen.error.where == "GPU":
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
@@ -62,10 +64,11 @@ def _message(seen: OomError) -> str:
     return f"Out of memory ({seen.where}): {told or seen.line}.{more}"
 
 
-def _show_causes(ranked: list[Cause]) -> None:
+def _show_causes(ranked: list[Cause], *, has_sizes: bool) -> None:
     if not ranked or ranked[0].points < 2:
-        more = " Tensors of common models that have its size:" if ranked and ranked[0].id != "full" else ""
-        say_wrapped(f"This message names no cause.{more}", *[""] * bool(ranked))
+        more = " Tensors of common models that have its size:" if ranked and ranked[0].id not in OF_NO_SHAPE else ""
+        sizes = "" if has_sizes else ", and no sizes: nvidia-smi shows whose memory it is"
+        say_wrapped(f"This message names no cause{sizes}.{more}", *[""] * bool(ranked))
     for number, cause in enumerate(ranked, 1):
         sure = "likely" if cause.is_likely else "possible"
         what = cause.what[0].upper() + cause.what[1:]
@@ -77,7 +80,8 @@ def _show_causes(ranked: list[Cause]) -> None:
 
 
 def _show_changes(changes: list[Proposal], seen: Explanation) -> None:
-    gpu, run = seen.gpu, seen.training
+    gpu = seen.gpu
+    run = seen.training
     if not changes or gpu is None or run is None:
         return
     now, *fitting = changes

@@ -76,6 +76,7 @@ def claims(
         committed.write(verdicts)
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
+    notes += files.doubts(known) if file == files.FOLDER else []
     if as_json:
         sys.stderr.write("".join(f"{note}\n" for note in notes))
         return [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]

@@ -74,7 +74,8 @@ class _Reader:
             value = self.stack.pop()
             self._last(list).append(value)
         elif name == "SETITEM":
-            value, key = self.stack.pop(), self.stack.pop()
+            value = self.stack.pop()
+            key = self.stack.pop()
             self._last(dict)[key] = value
         elif name in ("APPENDS", "SETITEMS", "TUPLE", "LIST", "DICT"):
             values = self._since_mark()

@@ -40,8 +40,7 @@ def _groups(runs: Iterable[Run], key: Callable[[Run], Hashable]) -> list[list[Ru
 
 def _doubtful(group: list[Run]) -> list[Run]:
     """Return the runs of which one must be wrong: those that are not sealed, or all if none or all are sealed."""
-    unsealed = [run for run in group if not run.sealed]
-    return unsealed if len(unsealed) < len(group) else group
+    return [run for run in group if not run.sealed] or group
 
 
 def _other(run: Run, group: list[Run]) -> str:
@@ -49,7 +48,7 @@ def _other(run: Run, group: list[Run]) -> str:
 
 
 def _copies(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """No two runs take exactly the same times."""
+    """Find runs that took exactly the same times."""
     timed = [run for run in runs if len(run.record.time.step_s) > 1]
     for group in _groups(timed, lambda run: tuple(run.record.time.step_s)):
         for run in _doubtful(group):
@@ -57,7 +56,7 @@ def _copies(runs: list[Run]) -> Iterator[tuple[Run, str]]:
 
 
 def _seeds(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """Another seed gives another curve, and other weights if they are drawn. Arms of a seed may have equal losses."""
+    """Find runs of other seeds with the same curve, or the same drawn weights. Arms of a seed may have equal losses."""
     curves = [run for run in runs if len(run.record.loss.train) > 1]
     drawn = [run for run in runs if run.record.observed.weights_checksum and run.record.requested.init in DRAWN]
     alike = {
@@ -83,7 +82,7 @@ def _of_other_seeds(group: list[Run]) -> list[Run]:
 
 
 def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """Runs that have to start from the same weights do so, in every arm. This is checked before losses are compared."""
+    """Find runs that do not start from the weights that their seed has in other arms, before losses are compared."""
 
     def key(run: Run) -> tuple:
         return run.key(only=SAME_WEIGHTS), *(run.record.software.get(name) for name in ("torch", "transformers"))
@@ -100,7 +99,7 @@ def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
 
 
 def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
-    """Numbers that have to agree do so: between arms that begin with the same weights and rows, and between repeats."""
+    """Find numbers that do not agree, between arms that begin with the same weights and rows, and between repeats."""
     for group in _groups(runs, lambda run: run.key(only=SAME_FIRST_LOSS)):
         yield from _far("the first loss", {run: run.record.loss.train[0] for run in group if run.record.loss.train})
     for group in _groups(runs, lambda run: (run.key(without=["seed"]), str(run.machine))):

@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
@@ -38,8 +37,28 @@ NEEDED = {
 }
 
 
-class Faults(list[str]):
-    """Faults in words. A method adds one if its values do not agree; an unknown value is no fault."""
+class Audit(list[str]):
+    """The faults of a finished run, in words, and the numbers that the checks compute with.
+
+    A method adds a fault if its values do not agree; an unknown value is no fault.
+    """
+
+    def __init__(self, record: Record) -> None:
+        """Take the numbers of a record that lacks none of those in NEEDED."""
+        observed = record.observed
+        mesh = (observed.fsdp or {}).get("mesh") or [[]]
+        self.ranks = observed.ranks or 1
+        self.writers = 1 if record.is_virtual else self.ranks  # that report; of virtual ranks only the first one runs
+        self.steps = observed.steps or 0
+        self.passes = record.requested.accumulation or 1
+        self.parameters = observed.parameters or 0
+        self.trained = observed.trained_parameters or self.parameters
+        self.stage = observed.stage or 0
+        self.divided = observed.tensor_ranks or 1  # ranks that divide each layer among themselves
+        self.sharers = (observed.sequence_ranks or 1) * self.divided  # ranks that read the same rows
+        # Groups of ranks that hold the same, of which hybrid sharding has several; and the ranks in such a group.
+        shape: list[int] = mesh[0] if len(mesh[0]) == 2 else [1, self.ranks]
+        self.replicas, self.sharing = shape
 
     def refuse(self, is_wrong: object, words: str) -> None:
         if is_wrong:
@@ -53,12 +72,12 @@ class Faults(list[str]):
         self.refuse(str(found) not in known, f"{what} is {found}, but should be {' or '.join(known)}")
 
     def at_most(self, what: str, found: float | None, limit: float | None, owner: str) -> None:
-        if found is not None and limit is not None:
-            self.refuse(found > limit, f"{what} is {found:.6g}, more than {owner}, {limit:.6g}")
+        if found is not None and limit is not None and found > limit:
+            self.append(f"{what} is {found:.6g}, more than {owner}, {limit:.6g}")
 
     def at_least(self, what: str, found: float | None, limit: float | None, owner: str) -> None:
-        if found is not None and limit is not None:
-            self.refuse(found < limit, f"{what} is {found:.6g}, less than {owner}, {limit:.6g}")
+        if found is not None and limit is not None and found < limit:
+            self.append(f"{what} is {found:.6g}, less than {owner}, {limit:.6g}")
 
     def elements(self, what: str, found: float, expected: float) -> None:
         """Compare numbers of elements; parts are padded."""
@@ -66,57 +85,12 @@ class Faults(list[str]):
         self.refuse(unlike, f"{what} is {found:.6g} elements, but should be {expected:.6g}")
 
 
-@dataclass(frozen=True)
-class Size:
-    """The numbers of a finished training that the checks compute with."""
-
-    ranks: int
-    writers: int  # ranks that report; of virtual ranks only the first one runs
-    steps: int
-    passes: int
-    micro_batch: int
-    sequence: int
-    rows: int  # in a step
-    parameters: int
-    trained: int  # parameters
-    stage: int
-    sharers: int  # ranks that read the same rows: they share each row or divide the layers
-    divided: int  # ranks that divide each layer among themselves
-    replicas: int  # groups of ranks that hold the same; hybrid sharding has several
-    sharing: int  # ranks in such a group
-
-
-def size_of(record: Record) -> Size:
-    """Return the numbers of a record that lacks none of those in NEEDED."""
-    observed = record.observed
-    known = dict(record.requested) | dict(observed)
-    mesh = (observed.fsdp or {}).get("mesh") or [[]]
-    replicas, sharing = mesh[0] if len(mesh[0]) == 2 else (1, known["ranks"])
-    divided = observed.tensor_ranks or 1
-    return Size(
-        ranks=known["ranks"],
-        writers=1 if record.is_virtual else known["ranks"],
-        steps=known["steps"],
-        passes=record.requested.accumulation or 1,
-        micro_batch=known["micro_batch"],
-        sequence=known["sequence"],
-        rows=known["rows_per_step"],
-        parameters=known["parameters"],
-        trained=observed.trained_parameters or known["parameters"],
-        stage=observed.stage or 0,
-        sharers=(observed.sequence_ranks or 1) * divided,
-        divided=divided,
-        replicas=replicas,
-        sharing=sharing,
-    )
-
-
 def faults(record: Record, reached: float | None = None) -> list[str]:
     """Return why a finished run is not evidence, in words. Empty if it is evidence.
 
     `reached`: FLOP/s that matrix products were measured to reach on the same device.
     """
-    found = Faults()
+    found = Audit(record)
     if record.status != "done":
         return found
     _wall(record, found)
@@ -125,24 +99,8 @@ def faults(record: Record, reached: float | None = None) -> list[str]:
         return found
     if missing := _missing(record):
         return found + missing
-    size = size_of(record)
-    for check in (
-        _trained,
-        _settings,
-        _deepspeed,
-        _memory,
-        _components,
-        _all_ranks,
-        _shares,
-        _states,
-        _saved,
-        _kernel,
-        _links,
-        _times,
-    ):
-        check(record, size, found)
-    for number, counts in enumerate(record.traffic.per_rank):
-        _amounts(record, size, number, counts, found)
+    for check in CHECKS:
+        check(record, found)
     _speed(record, reached, found)
     return found
 
@@ -154,7 +112,7 @@ def _missing(record: Record) -> list[str]:
     return [f"{name} is {value} in a finished run" for name, value in unknown.items()]
 
 
-def _wall(record: Record, found: Faults) -> None:
+def _wall(record: Record, found: Audit) -> None:
     """All timed work lies between the start and the end of the run."""
     if record.wall_s is None:
         found.append(f"{record.started_utc} to {record.finished_utc} is not a span of time")
@@ -164,7 +122,7 @@ def _wall(record: Record, found: Faults) -> None:
     found.at_most("the time of set-up and steps in s", timed_s, record.wall_s * 1.01 + 0.1, "that of the run")
 
 
-def _script(record: Record, found: Faults) -> None:
+def _script(record: Record, found: Audit) -> None:
     """DeepSpeed is started in each training that its engine trained, and in no other."""
     for number, each in enumerate(record.observed.runs, start=1):
         if each.deepspeed_initialize_calls is not None and each.trained_by:
@@ -172,14 +130,14 @@ def _script(record: Record, found: Faults) -> None:
             found.equal(f"training {number}: the calls of deepspeed.initialize", each.deepspeed_initialize_calls, calls)
 
 
-def _trained(record: Record, size: Size, found: Faults) -> None:
+def _trained(record: Record, found: Audit) -> None:
     """A run that did nothing is not a success."""
     losses = record.loss.train
     steps = len(record.time.step_s)
     found.refuse(record.requested.init != "none" and not steps, "the run is done, but no step was timed")
-    found.at_most("the number of timed steps", steps, size.steps, "that of all steps")
+    found.at_most("the number of timed steps", steps, found.steps, "that of all steps")
     for each in record.loss.eval:
-        found.at_most("the last evaluated step", each.step, size.steps, "the last one")
+        found.at_most("the last evaluated step", each.step, found.steps, "the last one")
         power = math.exp(each.eval_loss) if each.perplexity else 0
         unlike = each.perplexity and not math.isclose(each.perplexity, power, rel_tol=ROUNDING)
         found.refuse(unlike, f"the perplexity is {each.perplexity}, but should be {power:.6g}")
@@ -188,11 +146,11 @@ def _trained(record: Record, size: Size, found: Faults) -> None:
     if record.is_virtual:
         found.refuse(losses or record.loss.eval, "the run is virtual, but has a loss")
         return
-    found.equal("the number of losses", len(losses), size.steps)
+    found.equal("the number of losses", len(losses), found.steps)
     found.refuse(len(losses) > 2 and len(set(losses)) == 1, "the loss is the same at every step")
 
 
-def _settings(record: Record, size: Size, found: Faults) -> None:
+def _settings(record: Record, found: Audit) -> None:
     """The observed training is the requested one, also by the arm, the batch and the command line."""
     requested = record.requested
     observed = record.observed
@@ -200,10 +158,10 @@ def _settings(record: Record, size: Size, found: Faults) -> None:
     expected = {name: getattr(requested, name) for name in ("accumulation", "checkpointing", "arm", "virtual_ranks")}
     expected["compiled"] = requested.compile
     expected["autocast"] = precision if precision in AUTOCAST else None
-    expected["rows_per_step"] = size.micro_batch * size.passes * (size.ranks // size.sharers)
-    expected["tokens_per_step"] = size.rows * size.sequence
+    expected["rows_per_step"] = (requested.micro_batch or 0) * found.passes * (found.ranks // found.sharers)
+    expected["tokens_per_step"] = (observed.rows_per_step or 0) * (requested.sequence or 0)
     if observed.ranks_counted is not None:
-        expected["ranks_counted"] = size.ranks
+        expected["ranks_counted"] = found.ranks
     arm = _arm(requested.arm or "")
     if arm:
         expected |= {name: getattr(arm, name) for name in ("stage", "offload_optimizer", "offload_param")}
@@ -231,7 +189,7 @@ def _arm(name: str) -> arms.Arm | None:
         return None
 
 
-def _deepspeed(record: Record, size: Size, found: Faults) -> None:
+def _deepspeed(record: Record, found: Audit) -> None:
     """The config that DeepSpeed resolved agrees with its objects, and no profiler was on."""
     observed = record.observed
     config = observed.deepspeed
@@ -246,7 +204,8 @@ def _deepspeed(record: Record, size: Size, found: Faults) -> None:
         real = getattr(observed, name)
         found.equal(f"{name} of the objects", real, _section(zero.get(name)).get("device", "none"))
         found.equal(f"the measured home of {name}", real if home is None else home, real)
-    counts = {"train_micro_batch_size_per_gpu": size.micro_batch, "gradient_accumulation_steps": size.passes}
+    micro_batch = record.requested.micro_batch
+    counts = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": found.passes}
     for key, value in counts.items():
         if isinstance(config.get(key), int):
             found.equal(f"DeepSpeed's {key}", config[key], value)
@@ -259,7 +218,7 @@ def _section(value: object) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def _memory(record: Record, size: Size, found: Faults) -> None:
+def _memory(record: Record, found: Audit) -> None:
     """A GPU left its traces. `impossible` has compared what a process holds with its device and host.
 
     `device_used` is read at the end, when part of the reserved peak may be free again: those two are not compared.
@@ -272,7 +231,7 @@ def _memory(record: Record, size: Size, found: Faults) -> None:
         found.at_most(f"rank {number}: peak_allocated", allocated, rank.peak_reserved_bytes, "peak_reserved")
 
 
-def _components(record: Record, size: Size, found: Faults) -> None:
+def _components(record: Record, found: Audit) -> None:
     """The parts of a rank's memory fit into its whole, and that into what the allocator or the kernel saw."""
     on_cpu = record.observed.device == "cpu" and not record.is_virtual and record.requested.init != "none"
     for number, part in enumerate(record.memory.components.per_rank):
@@ -288,7 +247,7 @@ def _components(record: Record, size: Size, found: Faults) -> None:
             found.at_most(f"rank {number}: tracked_peak", least, of_process, "the process's peak")
 
 
-def _all_ranks(record: Record, size: Size, found: Faults) -> None:
+def _all_ranks(record: Record, found: Audit) -> None:
     """Every rank has reported: the first rank need not hold the most."""
     reported: dict[str, list] = {
         "memory": record.memory.per_rank,
@@ -297,36 +256,36 @@ def _all_ranks(record: Record, size: Size, found: Faults) -> None:
         "held_parameters": record.observed.held_parameters_per_rank,
     }
     for name, ranks in reported.items():
-        found.equal(f"the number of ranks with {name}", len(ranks) or size.writers, size.writers)
+        found.equal(f"the number of ranks with {name}", len(ranks) or found.writers, found.writers)
 
 
-def _shares(record: Record, size: Size, found: Faults) -> None:
+def _shares(record: Record, found: Audit) -> None:
     """Each rank holds its share of the parameters."""
     held = record.observed.held_parameters_per_rank
     if record.observed.fsdp and held:  # FSDP2 divides by rows, so the last ranks may have fewer
-        if len(held) == size.ranks:
-            found.elements("what all ranks hold", sum(held), size.parameters * size.replicas)
+        if len(held) == found.ranks:
+            found.elements("what all ranks hold", sum(held), found.parameters * found.replicas)
         largest = max(held) + EXACT_ELEMENTS
-        found.at_least("what the largest rank holds", largest, size.parameters / size.sharing, "its share")
+        found.at_least("what the largest rank holds", largest, found.parameters / found.sharing, "its share")
     for number, count in enumerate(held):
         about = f"rank {number}: the held parameters"
-        if size.divided > 1:  # each rank has a part of the layers, and whole norms and embeddings
-            found.at_least(about, count, size.parameters / size.divided, "the share of its layers")
-            found.at_most(about, count, size.parameters - 1, "a part of all")
+        if found.divided > 1:  # each rank has a part of the layers, and whole norms and embeddings
+            found.at_least(about, count, found.parameters / found.divided, "the share of its layers")
+            found.at_most(about, count, found.parameters - 1, "a part of all")
         elif not record.observed.fsdp:
-            found.elements(about, count, size.parameters / (size.ranks if size.stage == 3 else 1))
+            found.elements(about, count, found.parameters / (found.ranks if found.stage == 3 else 1))
 
 
-def _states(record: Record, size: Size, found: Faults) -> None:
+def _states(record: Record, found: Audit) -> None:
     """At the peak and after a step, each rank holds its share of the weights, the master weights and the moments.
 
     Gradients are compared after a step only: at the peak there may be more copies. What is on the disk is absent.
     """
     observed = record.observed
-    whole = size.trained == size.parameters and observed.offload_optimizer == "none"
+    whole = found.trained == found.parameters and observed.offload_optimizer == "none"
     for number, part in enumerate(record.memory.components.per_rank):
-        held = _held(record, size, number)
-        share = _share_of_states(record, size, number) if observed.optimizer in ADAM else None
+        held = _held(record, found, number)
+        share = _share_of_states(record, found, number) if observed.optimizer in ADAM else None
         elements = {"moments": share and 2 * share, "master": share}
         elements["weights"] = None if observed.second_partition_parameters else held  # hpZ holds some of them twice
         after = elements | {"gradients": held if whole else None}
@@ -340,13 +299,13 @@ def _states(record: Record, size: Size, found: Faults) -> None:
                     found.elements(f"rank {number}: the {name} at {moment} of a step", sizes[name] / each, count)
 
 
-def _saved(record: Record, size: Size, found: Faults) -> None:
+def _saved(record: Record, found: Audit) -> None:
     """The files that were saved hold each weight once; those of a checkpoint, the states of Adam as well."""
     if saved := record.observed.saved:
         weights = saved.parameters * max(ELEMENT_BYTES.get(dtype, 8) for dtype in saved.dtypes)
-        found.at_least("the number of saved weights", saved.parameters, size.trained, "those that were trained")
+        found.at_least("the number of saved weights", saved.parameters, found.trained, "those that were trained")
         found.at_most(
-            "the number of saved weights", saved.parameters, 2 * size.parameters, "all, with copies of tied ones"
+            "the number of saved weights", saved.parameters, 2 * found.parameters, "all, with copies of tied ones"
         )
         found.at_most("the bytes of the saved weights", saved.bytes, weights + HEADER_BYTES, "their elements")
         found.at_least("the bytes of the saved weights", saved.bytes, weights / 2, "their elements")
@@ -356,58 +315,63 @@ def _saved(record: Record, size: Size, found: Faults) -> None:
         found.at_least("the bytes of a checkpoint", each.bytes * FILES, written, "the kernel saw written")
 
 
-def _share_of_states(record: Record, size: Size, rank: int) -> float | None:
+def _share_of_states(record: Record, found: Audit, rank: int) -> float | None:
     """Return the parameters whose optimizer states a rank holds; None if the record does not say."""
     if record.observed.fsdp and record.observed.held_parameters_per_rank:
-        whole = size.trained == size.parameters  # else nobody knows which frozen parameters a rank holds
+        whole = found.trained == found.parameters  # else nobody knows which frozen parameters a rank holds
         return record.observed.held_parameters_per_rank[rank] if whole else None
-    if size.divided > 1:
-        return _held(record, size, rank) / (size.ranks // size.divided)
-    return size.trained / (size.ranks if size.stage else 1)
+    if found.divided > 1:
+        return _held(record, found, rank) / (found.ranks // found.divided)
+    return found.trained / (found.ranks if found.stage else 1)
 
 
-def _held(record: Record, size: Size, rank: int) -> int:
+def _held(record: Record, found: Audit, rank: int) -> int:
     """Return the parameters that a rank holds. A virtual run records those of the first rank only."""
     held = record.observed.held_parameters_per_rank
-    return held[rank] if rank < len(held) else size.parameters
+    return held[rank] if rank < len(held) else found.parameters
 
 
-def _amounts(record: Record, size: Size, number: int, counts: dict[str, Collective], found: Faults) -> None:
+def _traffic(record: Record, found: Audit) -> None:
+    for number, counts in enumerate(record.traffic.per_rank):
+        _amounts(record, number, counts, found)
+
+
+def _amounts(record: Record, number: int, counts: dict[str, Collective], found: Audit) -> None:
     """Gradients are reduced, and weights gathered, as often as in a step."""
     for kind, moved in counts.items():
         found.equal(f"rank {number}: {kind} by dtype", sum(moved.bytes_by_dtype.values()), moved.bytes)
         found.refuse(moved.bytes and not moved.calls, f"rank {number}: {kind} moved bytes without a call")
         found.at_most(f"rank {number}: the calls of {kind}", moved.calls, moved.bytes, "the bytes that it moved")
-    reduced, gathered = _times_in_a_step(record, size)
+    reduced, gathered = _times_in_a_step(record, found)
     gradients = _elements(counts, GRADIENTS)
     about = f"rank {number}: what {', '.join(GRADIENTS)} moved"
     if record.observed.tensor_ranks:  # sums of activations, and gathered logits, come on top of what is counted here
-        least = reduced * _held(record, size, number) * (1 - PADDING) - SMALL_ELEMENTS
+        least = reduced * _held(record, found, number) * (1 - PADDING) - SMALL_ELEMENTS
         found.at_least(about, gradients, least, "the gradients of a step")
         return
-    whole = size.parameters
+    whole = found.parameters
     held = record.observed.held_parameters_per_rank
     if record.observed.fsdp and held:  # it pads each parameter, and the first rank holds a whole part
-        whole = held[0] * size.sharing
+        whole = held[0] * found.sharing
     most = gathered * whole * (1 + PADDING) + SMALL_ELEMENTS
     weights = f"rank {number}: what {', '.join(WEIGHTS)} moved"
     found.at_most(weights, _elements(counts, WEIGHTS), most, "the weights of a step")
-    expected = reduced * (whole if size.trained == size.parameters else size.trained)
-    if size.ranks > 1 or gradients > expected:
+    expected = reduced * (whole if found.trained == found.parameters else found.trained)
+    if found.ranks > 1 or gradients > expected:
         found.elements(about, gradients, expected)
 
 
-def _times_in_a_step(record: Record, size: Size) -> tuple[float, int]:
+def _times_in_a_step(record: Record, found: Audit) -> tuple[float, int]:
     """Return how often a step reduces each gradient, and gathers each weight."""
-    reduced: float = size.passes if size.stage > 1 else 1
+    reduced: float = found.passes if found.stage > 1 else 1
     gathered = 1
-    if size.stage == 3:  # for each forward and each backward pass, and once after the update
-        gathered = 2 * size.passes + 1
+    if found.stage == 3:  # for each forward and each backward pass, and once after the update
+        gathered = 2 * found.passes + 1
     if record.observed.fsdp:  # not after the update; through Accelerate it reduces in the last pass of a step alone
-        gathered = 2 * size.passes
-    if size.replicas > 1:  # each rank's part, between the groups
-        reduced += 1 / size.sharing
-    if record.requested.optimizer == "muon" and size.stage == 3:
+        gathered = 2 * found.passes
+    if found.replicas > 1:  # each rank's part, between the groups
+        reduced += 1 / found.sharing
+    if record.requested.optimizer == "muon" and found.stage == 3:
         gathered += MUON_GATHERS
     return reduced, gathered
 
@@ -418,7 +382,7 @@ def _elements(counts: dict[str, Collective], kinds: Iterable[str]) -> float:
     return sum(size / ELEMENT_BYTES.get(dtype, 1) for dtype, size in itertools.chain.from_iterable(sizes))
 
 
-def _kernel(record: Record, size: Size, found: Faults) -> None:
+def _kernel(record: Record, found: Audit) -> None:
     """The kernel saw the counted bytes written."""
     sent = metrics.wire_bytes_per_rank(record)
     for number, (counted, written) in enumerate(zip(sent, record.traffic.kernel_bytes_written, strict=False)):
@@ -428,7 +392,7 @@ def _kernel(record: Record, size: Size, found: Faults) -> None:
             found.at_most(about, written, (1 + KERNEL) * counted + LOG_LINES_BYTES, "what was counted")
 
 
-def _links(record: Record, size: Size, found: Faults) -> None:
+def _links(record: Record, found: Audit) -> None:
     """An emulated link carried no more than it can, and no more than the ranks sent."""
     moved = record.traffic
     seen = record.observed.network
@@ -446,7 +410,7 @@ def _links(record: Record, size: Size, found: Faults) -> None:
         found.at_most(f"link {number}: bytes a step", of_step, by_ranks, "all ranks sent")
 
 
-def _times(record: Record, size: Size, found: Faults) -> None:
+def _times(record: Record, found: Audit) -> None:
     """The steps fill the timed windows. A step's time is its slowest rank's, so their sum may be more."""
     if not record.time.step_s:
         return
@@ -456,10 +420,10 @@ def _times(record: Record, size: Size, found: Faults) -> None:
     steps_s = sum(record.time.step_s)
     about = "the time of the timed windows in s"
     found.at_most(about, window_s, steps_s * (1 + ROUNDING), "that of their steps")
-    found.at_least(about, window_s, steps_s / size.writers * (1 - ROUNDING), "that of their steps on each rank")
+    found.at_least(about, window_s, steps_s / found.writers * (1 - ROUNDING), "that of their steps on each rank")
 
 
-def _speed(record: Record, reached: float | None, found: Faults) -> None:
+def _speed(record: Record, reached: float | None, found: Audit) -> None:
     """No GPU is faster than it was measured to be, or takes more power."""
     seconds = metrics.timed_s(record)
     for number, joules in enumerate(record.energy.joules_per_rank):
@@ -468,3 +432,9 @@ def _speed(record: Record, reached: float | None, found: Faults) -> None:
     peak = metrics.peak_flops_per_s(record)
     found.at_most("FLOP/s of a rank", flops_per_s, peak, "the peak of the GPU's datasheet")
     found.at_most("FLOP/s of a rank", flops_per_s, reached, "a matrix product on this device reaches")
+
+
+CHECKS = (
+    *(_trained, _settings, _deepspeed, _memory, _components, _all_ranks, _shares, _states, _saved, _kernel, _links),
+    *(_times, _traffic),
+)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from study.io.validation import nearest
-from study.ledger import citations, memory_checks, probes, record_checks, step_checks, theory_checks
+from study.ledger import citations, loss_checks, memory_checks, probes, record_checks, step_checks, theory_checks
 from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
 
@@ -67,7 +67,7 @@ KINDS: dict[str, Kind] = {
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
     **_kinds(MEASURED, record_checks.measured_trend, **RECORDS, **TRENDS),
-    **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
+    **_kinds(MEASURED, record_checks.observed, record_checks.equal, loss_checks.same_loss, **RECORDS),
     "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
 }
 

@@ -92,7 +92,7 @@ def cited(
     agrees: bool | None = None,
     own: list[dict] | None = None,
 ) -> Finding:
-    """What a source says, as somebody read it: a value, or whether it agrees.
+    """Return what a source says, as somebody read it: a value, or whether it agrees.
 
     `sentence` is quoted from the source: the caption of a figure, the row of a table, or the line of code.
     """
@@ -115,7 +115,7 @@ def searched(
     nearest: Sentence,
     own: list[dict] | None = None,
 ) -> Finding:
-    """Undecided, because none of the sources read says it. `nearest` is the nearest sentence, quoted from `source`."""
+    """Find nothing, because none of the sources read says it. `nearest` is the nearest sentence of `source`."""
     working = f"no source says this; read: {_read(looked_in, own)} ({where}); the nearest sentence is of {source}"
     missing = "a source that says this, or a measurement"
     _read((source,), own)

@@ -62,8 +62,12 @@ def _code(case: Case) -> list[str]:
 
 @functools.cache
 def _code_of(function: Function) -> str:
-    """Return the code of a function without comments."""
-    return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    """Return the arguments and the code of a function, without comments and docstring."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    if not isinstance(tree, ast.FunctionDef):
+        return ast.unparse(tree)
+    body = tree.body[ast.get_docstring(tree) is not None :]
+    return "\n".join(map(ast.unparse, [tree.args, *body]))
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Reads claims files: TOML in, claims out. An error names the file, and the line of the claim."""
 
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -12,6 +12,7 @@ from study.io.validation import nearest, sentence
 from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
+from study.records import seal, store
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")
@@ -78,6 +79,24 @@ def coverage(folder: Path = FOLDER) -> list[Coverage]:
             about = (head.counted or "not counted", head.contact or "not asked yet", head.response or "none")
             found.append(Coverage(head.document, head.title, head.testable, judged, head.unjudged, *about))
     return sorted(found, key=_place)
+
+
+def doubts(claims: list[Claim]) -> list[str]:
+    """Return what to know about the claims of this study: files that are not as they were sealed, and wrong days."""
+    return [*seal.changed_inputs(), *wrong_days(claims)]
+
+
+def wrong_days(claims: list[Claim]) -> list[str]:
+    """Return a sentence for each file of this study whose tolerances were not fixed on the day that it says."""
+    known = store.first_days("*/claims/*.toml")
+    if known is None:
+        return ["the days on which tolerances were fixed cannot be compared without the history of the repository"]
+    fixed = {claim.at.partition(",")[0]: claim.fixed for claim in claims}
+    return [
+        f"{name} says that its tolerances were fixed on {day}, but the history has it only since {known[name]}"
+        for name, day in fixed.items()
+        if name in known and day + timedelta(days=1) < known[name]  # a day may begin elsewhere
+    ]
 
 
 def _place(claim: Claim | Coverage) -> tuple:

@@ -23,7 +23,7 @@ MIXED = "mixed-adam"
 
 
 def parameters(*, model: str) -> Finding:
-    """The parameters of a built-in shape, counted tensor by tensor. Tied matrices count once."""
+    """Return the parameters of a built-in shape, counted tensor by tensor. Tied matrices count once."""
     number = named(model).parameters
     return Finding(number, f"the tensors of {model} have {number:,} elements")
 
@@ -35,7 +35,7 @@ def _states(number: float, stage: int, ranks: float, recipe: str, part: Part = "
 
 @also_takes(size_of)
 def states_bytes(*, stage: int, ranks: int, recipe: str = MIXED, part: Part = "all", **given) -> Finding:
-    """Bytes of weights, gradients and optimizer states on a rank. P1 section 5, figure 1."""
+    """Return the bytes of weights, gradients and optimizer states on a rank. P1 section 5, figure 1."""
     number = size_of(**given)
     states = papers.states_bytes(number, stage, ranks, recipe)
     words = " + ".join(f"{name} {short(value) if number == 1 else size(value)}" for name, value in states.items())
@@ -44,7 +44,7 @@ def states_bytes(*, stage: int, ranks: int, recipe: str = MIXED, part: Part = "a
 
 
 def states_saving(*, stage: int, ranks: int, over: int = 0, recipe: str = MIXED, part: Part = "all") -> Finding:
-    """The share of another stage's bytes that this stage saves."""
+    """Return the share of another stage's bytes that this stage saves."""
     less, more = (_states(1, each, ranks, recipe, part) for each in (stage, over))
     return Finding(1 - less / more, f"1 - {short(less)} / {short(more)} bytes a parameter = {short(1 - less / more)}")
 
@@ -52,7 +52,7 @@ def states_saving(*, stage: int, ranks: int, over: int = 0, recipe: str = MIXED,
 def states_ratio(
     *, stage: int, ranks: int | Literal["limit"], over: int = 0, recipe: str = MIXED, part: Part = "all"
 ) -> Finding:
-    """How many times fewer bytes a stage holds than another. In the limit of many ranks partitioned states are 0."""
+    """Return how many times fewer bytes a stage holds. In the limit of many ranks partitioned states are 0."""
     many = math.inf if ranks == "limit" else ranks
     less, more = (_states(1, each, many, recipe, part) for each in (stage, over))
     ratio = more / less if less else math.inf
@@ -61,7 +61,7 @@ def states_ratio(
 
 @also_takes(device_bytes)
 def largest_parameters(*, stage: int, ranks: int, recipe: str = MIXED, rest_bytes: float = 0, **given) -> Finding:
-    """The most parameters whose states fit, with `rest_bytes` left for everything else. P1 section 5."""
+    """Return the most parameters whose states fit, with `rest_bytes` left for everything else. P1 section 5."""
     has, each = device_bytes(**given) - rest_bytes, _states(1, stage, ranks, recipe)
     return Finding(has / each, f"{size(has)} / {short(each)} bytes a parameter = {count(has / each)}")
 
@@ -76,7 +76,7 @@ def fewest_ranks(
     rest_bytes: float = 0,
     **given,
 ) -> Finding:
-    """The fewest ranks on which the states fit, with `rest_bytes` left for everything else.
+    """Return the fewest ranks on which the states fit, with `rest_bytes` left for everything else.
 
     Infinity ("never") if what is not partitioned is already too much.
     """
@@ -93,7 +93,7 @@ def fewest_ranks(
 def fitted_bytes_per_parameter(
     *, memory_bytes: list[float], stages: list[int], ranks: int, part: FittedPart = "all", **given
 ) -> Finding:
-    """Bytes a parameter, from memory figures of stages 0, 2 and 3 that differ in model states alone. P1 section 5.
+    """Return bytes a parameter, from figures of stages 0, 2 and 3 that differ in model states alone. P1 section 5.
 
     The states that one stage partitions, and the stage before does not, fall by (1 - 1/N).
     """
@@ -110,7 +110,7 @@ def fitted_bytes_per_parameter(
 
 @also_takes(size_of)
 def rest_bytes(*, memory_bytes: float, stage: int, ranks: int, recipe: str = MIXED, **given) -> Finding:
-    """What remains of a memory figure without the model states. Negative if the states alone are more."""
+    """Return what remains of a memory figure without the model states. Negative if the states alone are more."""
     states = _states(size_of(**given), stage, ranks, recipe)
     rest = memory_bytes - states
     return Finding(rest, f"{size(memory_bytes)} - {size(states)} of states = {size(rest)}")
@@ -118,7 +118,7 @@ def rest_bytes(*, memory_bytes: float, stage: int, ranks: int, recipe: str = MIX
 
 @also_takes(size_of)
 def rest_spread(*, memory_bytes: list[float], stages: list[int], ranks: int, recipe: str = MIXED, **given) -> Finding:
-    """How far apart the remainders of several stages' memory figures are, as a share of the largest figure."""
+    """Return how far apart the remainders of several stages' figures are, as a share of the largest figure."""
     number = size_of(**given)
     figures = zip(stages, memory_bytes, strict=True)
     rests = {stage: figure - _states(number, stage, ranks, recipe) for stage, figure in figures}
@@ -130,14 +130,14 @@ def rest_spread(*, memory_bytes: list[float], stages: list[int], ranks: int, rec
 def offloaded_states_bytes(
     *, stage: int, ranks: int, home: Literal["device", "host"], weights_too: bool = False, **given
 ) -> Finding:
-    """Model states of a rank with ZeRO-Offload, on the device or on the host. P2 section 4.1; P3 section 5.1."""
+    """Return a rank's model states with ZeRO-Offload, on the device or the host. P2 section 4.1; P3 section 5.1."""
     states = papers.offloaded_states_bytes(size_of(**given), stage, ranks, weights_too)
     return Finding(states[home], ", ".join(f"{size(value)} on the {where}" for where, value in states.items()))
 
 
 @also_takes(setup_of)
 def peak_bytes(*, arm: str, ranks: int, part: Name = None, **given) -> Finding:
-    """The predicted peak of a rank, with buffers, activations and temporaries; or one component of it."""
+    """Return the predicted peak of a rank, with buffers, activations and temporaries; or one component of it."""
     prediction = estimate(setup_of(arm=arm, ranks=ranks, **given))
     held = prediction.at_peak.get(part, 0) if part else prediction.peak_bytes
     terms = ", ".join(f"{name} {size(value)}" for name, value in prediction.at_peak.items())
@@ -146,14 +146,14 @@ def peak_bytes(*, arm: str, ranks: int, part: Name = None, **given) -> Finding:
 
 @also_takes(setup_of)
 def peak_saving(*, arm: str, over: str, ranks: int, **given) -> Finding:
-    """The share of another arm's predicted peak that this arm saves."""
+    """Return the share of another arm's predicted peak that this arm saves."""
     less, more = (estimate(setup_of(arm=each, ranks=ranks, **given)).peak_bytes for each in (arm, over))
     return Finding(1 - less / more, f"1 - {size(less)} of {arm} / {size(more)} of {over} = {short(1 - less / more)}")
 
 
 @also_takes(setup_of)
 def activation_bytes(*, micro_batch: int, sequence: int, **given) -> Finding:
-    """The bytes that a forward pass keeps for the backward pass, counted operation by operation."""
+    """Return the bytes that a forward pass keeps for the backward pass, counted operation by operation."""
     kept = profile(setup_of(micro_batch=micro_batch, sequence=sequence, **given)).kept
     return Finding(kept, f"{micro_batch} rows of {sequence} tokens keep {size(kept)}")
 
@@ -172,7 +172,7 @@ def fits(
     host_memory_bytes: Number = None,
     **given,
 ) -> Finding:
-    """Whether the predicted bytes of a rank fit into the memory of its device: "fits" or "does not fit".
+    """Return whether the predicted bytes of a rank fit into its device: "fits" or "does not fit".
 
     With `states_only` it compares the ZeRO paper's model states: if they do not fit, nothing does. Otherwise it
     compares the whole peak of an arm with a GPU's memory, less what the driver and the allocator take.

@@ -17,6 +17,7 @@ from study.records.runs import Run
 
 Table = dict
 Side = dict | None
+Pairs = list[tuple[Table, Table]]
 TRAINING = "training"  # in `of` and `to`: which of the published script's trainings
 MACHINE = "machine"
 # If the sides name the condition, these parts of the cell may differ as well. All other parts must be equal.

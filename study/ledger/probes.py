@@ -68,10 +68,8 @@ class Answer(BaseModel):
     def key(self) -> str:
         return _digest([self.trial, self.code, self.versions])
 
-    @property
-    def place(self) -> str:
-        """Return what a newer answer replaces: one of older code is not kept."""
-        return _digest([self.trial, self.versions])
+    def __str__(self) -> str:
+        return f"the answer of {self.trial.get('name') or json.dumps(self.trial):.150}"
 
 
 # --- what claims name ----------------------------------------------------------------------------------------------
@@ -172,18 +170,18 @@ def prepare(trials: list[dict]) -> None:
 
 def keep_in(reports: Path, trials: list[dict]) -> int:
     """Write and seal this machine's answers to these trials beside its records. Return how many there are."""
-    new = {}
-    for trial in trials:
+    new = []
+    for trial in {key(trial): trial for trial in trials}.values():
         if own := _own(key(trial)):
             told = redact(own.model_dump(include={"found", "told"}))
             answer = Answer(trial=trial, versions=_versions(), code=code(trial), **told)
-            new[answer.place] = answer.model_copy(update={"seal": answer.digest})
+            new.append(answer.model_copy(update={"seal": answer.digest}))
     if new:
-        entries = ({each.place: each for each in _kept_in(reports / KEPT).values()} | new).values()
-        in_order = sorted(entries, key=lambda answer: json.dumps(answer.trial, sort_keys=True))
+        replaced = [(each.trial, each.versions) for each in new]  # one of older code is not kept
+        old = [each for each in _read(reports / KEPT)[0].values() if (each.trial, each.versions) not in replaced]
+        in_order = sorted([*old, *new], key=lambda answer: json.dumps(answer.trial, sort_keys=True))
         (reports / KEPT).write_text(json.dumps([entry.model_dump() for entry in in_order], indent=1) + "\n")
         _read.cache_clear()
-        _kept_in.cache_clear()
     return len(new)
 
 
@@ -192,15 +190,12 @@ def set_aside() -> list[str]:
     paths = sorted(REPORTS.glob(f"*/{KEPT}"))
     sentences = [] if paths else [f"{REPORTS.name} has no {KEPT}: no kept answer of the libraries decides anything"]
     for path in paths:
-        name = f"{path.parent.name}/{KEPT}"
-        if _read(path) is None:
-            sentences.append(f"{name} is no list of answers, so none of them counts. Restore it from the history")
-        for answer in _read(path) or ():
-            about = f"{name}: the answer of {answer.trial.get('name') or json.dumps(answer.trial)}"
-            if answer.seal != answer.digest:
-                sentences.append(f"{about:.200} was changed after it was sealed. Restore it from the history")
-            elif answer.versions == _versions() and not refusal(answer.trial) and answer.code != code(answer.trial):
-                sentences.append(f"{about:.200} was given by other code, which has changed since. It is tried again")
+        intact, wrong = _read(path)
+        here = [each for each in intact.values() if each.versions == _versions() and not refusal(each.trial)]
+        old = [
+            f"{each} was given by other code, which has changed since" for each in here if each.code != code(each.trial)
+        ]
+        sentences += [f"{path.parent.name}/{KEPT}: {words}. It does not count" for words in (*wrong, *old)]
     return sentences
 
 
@@ -279,7 +274,7 @@ def _kept(name: str) -> Answer | None:
     """Return the answer that decides: the repository's before the user's own. One that differs from it is told."""
     own = _own(name)
     for path in sorted(REPORTS.glob(f"*/{KEPT}")):
-        if answer := _kept_in(path).get(name):
+        if answer := _read(path)[0].get(name):
             words = f"tried on {path.parent.name}, with these versions"
             if own and own.found != answer.found:
                 words += f"; this decides, though the answer in your own cache differs: {own.told}"
@@ -288,19 +283,14 @@ def _kept(name: str) -> Answer | None:
 
 
 @functools.cache
-def _kept_in(path: Path) -> dict[str, Answer]:
-    """Return the answers in the file of a machine that are as they were sealed, by key."""
-    return {answer.key: answer for answer in _read(path) or () if answer.seal == answer.digest}
-
-
-@functools.cache
-def _read(path: Path) -> list[Answer] | None:
-    """Return all answers in the file of a machine; None if it cannot be read."""
-    if not path.exists():
-        return []
-    with contextlib.suppress(OSError, ValueError):
-        return TypeAdapter(list[Answer]).validate_json(path.read_bytes())
-    return None
+def _read(path: Path) -> tuple[dict[str, Answer], tuple[str, ...]]:
+    """Return the answers in a file that are as they were sealed, by key, and what is wrong with the others."""
+    try:
+        entries = TypeAdapter(list[Answer]).validate_json(path.read_bytes()) if path.exists() else []
+    except (OSError, ValueError):
+        return {}, ("this is no list of answers",)
+    intact = {each.key: each for each in entries if each.seal == each.digest}
+    return intact, tuple(f"{each} was changed after it was sealed" for each in entries if each.seal != each.digest)
 
 
 def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
@@ -352,4 +342,4 @@ def _process(command: list[str], text: str, folder: Path) -> tuple[str | None, s
 
 def kept_answers() -> list[Answer]:
     """Return all answers that the reports contain."""
-    return [answer for path in sorted(REPORTS.glob(f"*/{KEPT}")) for answer in _kept_in(path).values()]
+    return [answer for path in sorted(REPORTS.glob(f"*/{KEPT}")) for answer in _read(path)[0].values()]

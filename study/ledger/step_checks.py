@@ -27,7 +27,7 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward: ZeRO-Infinity, 
 
 
 def volume(traffic: Mapping[str, float], unit: Unit) -> float:
-    """Bytes of collectives. In the papers an all-reduce moves its tensor twice; "tensors" counts each tensor once."""
+    """Return the bytes of collectives. In the papers an all-reduce moves its tensor twice; "tensors" counts it once."""
     return sum(value * (2 if unit == "volume" and kind == "all_reduce" else 1) for kind, value in traffic.items())
 
 
@@ -36,14 +36,14 @@ def _listed(moved: Mapping[str, float]) -> str:
 
 
 def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
-    """The bytes that a stage moves in a step, over those of another stage. P1 section 7."""
+    """Return the bytes that a stage moves in a step, over those of another stage. P1 section 7."""
     numerator, denominator = (papers.published_traffic_bytes(1, each, 10**9, 1) for each in (stage, over))
     return Finding(numerator / denominator, f"ZeRO paper, section 7: {numerator:.0f} Psi / {denominator:.0f} Psi")
 
 
 @also_takes(setup_of)
 def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit = "volume", **given) -> Finding:
-    """The bytes that an arm moves in a step, over another arm's, as DeepSpeed 0.19.8 and DDP call collectives."""
+    """Return the bytes that an arm moves in a step, over another's, as DeepSpeed 0.19.8 and DDP call collectives."""
     moved = {each: traffic(Engine(setup_of(arm=each, ranks=ranks, **given))) for each in (arm, over)}
     working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
     return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
@@ -51,7 +51,7 @@ def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit =
 
 @also_takes(setup_of)
 def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit = "volume", **given) -> Finding:
-    """Bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
+    """Return the bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
     moved = estimate(setup_of(arm=arm, ranks=ranks, **given)).traffic
     chosen = moved if collective == "all" else {collective: moved.get(collective, 0)}
     return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {_listed(moved)}")
@@ -59,7 +59,7 @@ def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit =
 
 @also_takes(setup_of)
 def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str = "all", **given) -> Finding:
-    """The bytes that an arm moves between nodes of `node_ranks` ranks in a step, over another arm's."""
+    """Return the bytes that an arm moves between nodes of `node_ranks` ranks in a step, over another arm's."""
     moved = {}
     for each in (arm, over):
         between = node_traffic.by_node(nodes.predicted(setup_of(arm=each, **given)), node_ranks)["between"]
@@ -69,14 +69,14 @@ def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str
 
 
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
-    """The bytes a second that a GPU can send while it receives as many, by the vendor; or both directions together."""
+    """Return the bytes a second that a GPU can send while it receives as many, by the vendor; or both together."""
     known = one_of(papers.LINKS, link, "link")
     return Finding(known.bytes_per_s * directions, f"{known.source}: {size(known.bytes_per_s)}/s in each direction")
 
 
 @functools.lru_cache(maxsize=1000)
 def _step(question: Question, arm: str, micro_batch: int) -> StepTime:
-    """A predicted step without its timeline. Cached, because claims that leave something open need it many times."""
+    """Return a predicted step without its timeline. It is cached, because open claims need it many times."""
     return replace(step_of(question, arms.load_arm(arm), micro_batch), timeline=())
 
 
@@ -98,7 +98,7 @@ def step_ratio(
     speed: bool = False,
     **given,
 ) -> Finding:
-    """An arm's predicted seconds a step over another's, with the interval of such ratios. P1 7, P3 6.
+    """Return an arm's predicted seconds a step over another's, with the interval of such ratios. P1 7, P3 6.
 
     With `speed` it is the inverse: an arm's speed as a share of the other's. `precision_over` is the other arm's
     precision, if it differs. Whether the arms fit is not checked.
@@ -148,7 +148,7 @@ def utilization(
     checkpointing: bool = False,
     **given,
 ) -> Finding:
-    """How much a GPU is used during a predicted step, with the interval of the step.
+    """Return how much a GPU is used during a predicted step, with the interval of the step.
 
     "operations": the share of its peak that the model's operations need (MFU). "kernels": the share of the time during
     which a kernel runs, as nvidia-smi counts it.
@@ -174,7 +174,7 @@ def offload_efficiency(
     hidden: int = 1,
     every: int = 1,
 ) -> Finding:
-    """The share of the peak that remains if transfers do not overlap. P3 equations 6 and 9 to 11."""
+    """Return the share of the peak that remains if transfers do not overlap. P3 equations 6 and 9 to 11."""
     intensity = papers.infinity_intensities(micro_batch, sequence, hidden, every)[moved]
     share = papers.infinity_efficiency(intensity, bytes_per_s, peak_flops_per_s)
     return Finding(share, f"{short(intensity)} operations a byte of {moved}, {size(bytes_per_s)}/s: {short(share)}")
@@ -189,7 +189,7 @@ def bound(
     tokens_per_s: Number = None,
     tokens_per_sample: Number = None,
 ) -> Finding:
-    """The operations per second that a claimed speed needs, as a share of the peak of all GPUs."""
+    """Return the operations per second that a claimed speed needs, as a share of the peak of all GPUs."""
     if samples_per_s is not None and tokens_per_sample is not None:
         tokens_per_s = samples_per_s * tokens_per_sample
     if tokens_per_s is None:

@@ -15,12 +15,15 @@ from study.oom.reading import OomError
 from study.oom.sizes import EXACT, OF_TOKENS, Match
 
 FILE = Path(__file__).with_name("causes.toml")
-CLUE, PROOF = 4, 5  # points of a line above the message, and of numbers that leave no other cause
+CLUE = 4  # points of a line above the message
+PROOF = 5  # points of numbers that leave no other cause
 LIKELY = 4
 MOST = 4  # causes that are shown
-OUTSIDE_BYTES, OUTSIDE_SHARE = 2.5 * 2**30, 0.1  # more than a CUDA context and NCCL take
+OUTSIDE_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
+OUTSIDE_SHARE = 0.1  # of the GPU
 # Shares of the GPU that PyTorch holds without use: so much is usual (memory_kinds.FRAGMENTATION), so much is not.
-USUAL_SHARE, UNUSUAL_SHARE = 0.05, 0.1
+USUAL_SHARE = 0.05
+UNUSUAL_SHARE = 0.1
 EMPTY = 0.05  # of the GPU: no model is there
 OF_A_SHAPE = ("optimizer", "gather", "saving", "loading")  # each may make a tensor of a weight's shape
 
@@ -67,7 +70,7 @@ def causes(error: OomError, found: list[Match], *, shards_weights: bool = False,
         points[id] += count
         reasons[id].append(reason)
     if error.where == "GPU" and error.allocated and not any(count > 1 for count in points.values()):
-        points["full"] += 1
+        points["large" if error.asked and error.asked.low > error.allocated else "full"] += 1
     values = _values(error, states)
     ranked = sorted(points, key=lambda id: -points[id])
     return [_cause(id, points[id], reasons[id], shapes.get(id), error, values) for id in ranked[:MOST]]
@@ -117,7 +120,9 @@ def _numbers(error: OomError) -> Iterator[tuple[str, int, str]]:
     """Yield what the sizes in the message show by themselves."""
     if error.where != "GPU" or error.asked is None or error.total is None or error.free is None:
         return
-    asked, unused, outside = error.asked.low, error.unallocated or 0, error.outside or 0
+    asked = error.asked.low
+    unused = error.unallocated or 0
+    outside = error.outside or 0
     if asked > error.total:
         if (error.allocated or 0) <= EMPTY * error.total:
             yield "capacity", PROOF, f"the GPU has {size(error.total)}, and nothing else is on it"
@@ -128,7 +133,7 @@ def _numbers(error: OomError) -> Iterator[tuple[str, int, str]]:
         is_proof = unused >= max(asked, UNUSUAL_SHARE * error.total)
         how = "the unused part alone is" if is_proof else "with what is free, the unused part is"
         yield "fragmentation", CLUE if is_proof else 2, f"{how} larger than what was asked for"
-    elif error.free >= error.asked.high:
+    elif error.free >= error.asked.segment:
         yield "refused", 2, "more is free than was asked for"
 
 

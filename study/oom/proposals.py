@@ -58,7 +58,8 @@ def _changes(training: Training) -> Iterator[tuple[str, Setup]]:
     if not setup.checkpointing and setup.model.has_checkpointing:
         cheap["--checkpointing"] = {"checkpointing": True}
     if setup.micro_batch > 1:
-        rows, passes = setup.micro_batch // 2, setup.accumulation * 2
+        rows = setup.micro_batch // 2
+        passes = setup.accumulation * 2
         yield f"--micro-batch {rows} --accumulation {passes}", replace(setup, micro_batch=rows, accumulation=passes)
     for change, values in cheap.items():
         yield change, replace(setup, **values)

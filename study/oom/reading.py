@@ -34,7 +34,9 @@ Where = Literal["GPU", "host", "pinned", "shared memory", "disk", "killed"]
 
 # CUDACachingAllocator.cpp asks the driver for 2 MiB, 20 MiB (for 1 to 10 MiB) or multiples of 2 MiB, and says that.
 MIB = 2**20
-SMALL, MIDDLE, ROUND = 2 * MIB, 20 * MIB, 2 * MIB
+SMALL = 2 * MIB
+MIDDLE = 20 * MIB
+ROUND = 2 * MIB
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
 # In this order: the first kind that a text has is explained. A message with sizes says more than its consequences do.
@@ -72,6 +74,13 @@ class Asked:
     def is_small(self) -> bool:
         """Return whether the tensor says nothing: the memory was full before it."""
         return self.high <= 10 * MIB
+
+    @property
+    def segment(self) -> int:
+        """Return the bytes that the allocator asks the driver for."""
+        if self.high <= MIB:
+            return SMALL
+        return MIDDLE if self.is_small else self.high
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,8 @@ def _until_next(message: str, after: int) -> str:
 
 def _sizes(where: Where, message: str) -> dict:
     found = {name: _first(pattern, message) for name, pattern in FIELDS.items()}
-    reserved, allocated = found.pop("reserved"), found["allocated"]
+    reserved = found.pop("reserved")
+    allocated = found["allocated"]
     if found["unallocated"] is None and reserved is not None and allocated is not None:
         found["unallocated"] = max(0, reserved - allocated)
     processes = re.findall(rf"Process (\d{{1,10}}) has {SIZE} memory in use", message)
@@ -185,8 +195,10 @@ def _asked(where: Where, message: str) -> Asked | None:
     match = re.search(rf"(?:to allocate|asking for) {SIZE}", message)
     if match is None or float(match[1]) == 0:
         return None
-    value, unit = match[1], match[2]
-    size, digits = _bytes(value, unit), len(value.partition(".")[2])
+    value = match[1]
+    unit = match[2]
+    size = _bytes(value, unit)
+    digits = len(value.partition(".")[2])
     half = 0 if unit == "bytes" else UNITS[unit] * 10**-digits / 2
     if where != "GPU":
         return Asked(f"{value} {unit}", int(size - half), int(size + half))

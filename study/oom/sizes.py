@@ -16,7 +16,9 @@ from study.spec.shapes import SHAPES
 ROUND = 256  # tokens: lengths and their products with rows are mostly multiples of it
 LONGEST = 2**21  # tokens of a pass
 FEWEST = 64
-EXACT, IS_ROUND, POSSIBLE = 3, 2, 1
+EXACT = 3
+IS_ROUND = 2
+POSSIBLE = 1
 OF_TOKENS = ("logits", "attention", "activations")  # they grow with the tokens of a pass
 # transformers' names of a config's numbers
 NAMES = {
@@ -34,7 +36,8 @@ VOCABULARIES = {
     "DeepSeek-V3": 129_280,
 }
 SMALL_SHAPES = ("-micro", "-tiny")
-COMMON_ODDNESS, MOST_COMMON = 7, 3  # without a model: a count must be this round, and so many are named
+COMMON_ODDNESS = 7  # without a model, a count must be this round
+MOST_COMMON = 3  # and so many are named
 DTYPES = {4: "4 bytes", 2: "2 bytes", 1: "1 byte"}
 
 
@@ -78,7 +81,8 @@ class Dimensions:
         """Return the shapes of the weights; without a model, those that its numbers make."""
         if self.weights:
             return self.weights
-        hidden, ffn = self.hidden, self.ffn
+        hidden = self.hidden
+        ffn = self.ffn
         shapes = {"the embedding or the head": (self.vocabulary, hidden), "a feed-forward layer": (ffn, hidden)}
         shapes |= {"a gated feed-forward layer": (ffn and 2 * ffn, hidden), "an attention layer": (hidden, hidden)}
         shapes["query, key and value"] = (hidden and 3 * hidden, hidden)
@@ -131,7 +135,8 @@ def _roundest(low: int, high: int) -> int:
 
 def _count(asked: Asked, unit: int, known: int | None) -> tuple[int, int] | None:
     """Return how many units the asked size has, and how sure that is: the known count, a round one, or any."""
-    low, high = -(-asked.low // unit), asked.high // unit
+    low = -(-asked.low // unit)
+    high = asked.high // unit
     if known and low <= known <= high:
         return known, EXACT
     if high < FEWEST or high < low or low > LONGEST:

@@ -25,6 +25,13 @@ from study.records.schema import Record
 
 MAX_BYTES = 64 * 2**20  # of a manifest: 200 bytes a record
 MANIFEST = "manifest.jsonl"  # a line for each record
+INPUTS = "inputs.jsonl"  # in reports/: a line for each file that decides verdicts beside the records
+SEALED_INPUTS = (
+    "study/ledger/claims/*.toml",
+    "reports/outside/*",
+    "reports/*/trials.json",
+    "reports/*/runs/manifest.jsonl",
+)
 
 
 class Line(BaseModel):
@@ -86,6 +93,36 @@ def _read(top: Path) -> dict[Path, Line]:
     except (OSError, ValueError, Stop):
         what = f"{top / MANIFEST} is not a manifest of sealed records"
         raise Stop(what, "restore it from the repository's history") from None
+
+
+def add_inputs(root: Path = store.ROOT) -> list[str]:
+    """Seal what people wrote and libraries answered. Return the names of the files that have changed since."""
+    changed = [sentence.partition(" ")[0] for sentence in changed_inputs(root) if not sentence.startswith("NO SEAL")]
+    sums = _inputs(root)
+    text = "".join(f"{json.dumps(Line(file=name, sha256=sums[name]).model_dump(exclude_none=True))}\n" for name in sums)
+    files.write_below(root / "reports", INPUTS, text.encode())
+    return changed
+
+
+def changed_inputs(root: Path = store.ROOT) -> list[str]:
+    """Return a sentence for each file of claims, answers or measurements of others that is not as it was sealed."""
+    try:
+        lines = files.read(root / "reports" / INPUTS, MAX_BYTES).decode().splitlines()
+        sealed = {line.file: line.sha256 for line in map(Line.model_validate_json, lines)}
+    except (OSError, ValueError):
+        return [f"NO SEAL of claims and answers: reports/{INPUTS} cannot be read. Restore it from the history"]
+    now = _inputs(root)
+    words = {
+        name: "changed after" if name in now else "removed after" for name in sealed if now.get(name) != sealed[name]
+    }
+    words |= {name: "added after" for name in now if name not in sealed}
+    return [f"{name} was {how} it was sealed. The history shows what changed" for name, how in sorted(words.items())]
+
+
+def _inputs(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that decides verdicts beside the records, by its name."""
+    paths = sorted(path for pattern in SEALED_INPUTS for path in root.glob(pattern))
+    return {path.relative_to(root).as_posix(): _sum(path) for path in paths if path.name != INPUTS}
 
 
 def _sum(path: Path) -> str:

@@ -206,6 +206,25 @@ def unknown_commits(commits: frozenset[str]) -> set[str] | None:
     return set(commits) - known
 
 
+@functools.cache
+def first_days(pattern: str) -> dict[str, datetime.date] | None:
+    """Return the day on which the history got each file that fits, by its name. None outside a checkout with all."""
+    try:
+        if commit_of_this_tree()[0] is None or _git("rev-parse", "--is-shallow-repository") == "true":
+            return None
+        lines = _git("log", "--format=%as", "--name-only", "--diff-filter=A", "--", pattern).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    days: dict[str, datetime.date] = {}
+    day = datetime.date.max
+    for line in filter(None, lines):  # the newest commit comes first
+        if "/" in line:
+            days[Path(line).name] = day
+        else:
+            day = datetime.date.fromisoformat(line)
+    return days
+
+
 def _git(*words: str, given: str = "") -> str:
     return subprocess.run(
         ["git", *words], cwd=ROOT, input=given, capture_output=True, text=True, timeout=10, check=True

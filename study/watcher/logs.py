@@ -30,7 +30,8 @@ def look(text: str, path: Path) -> Evidence:
     findings = [*_root(text), *_waits(text)]
     for id, pattern in LINES.items():
         if match := re.search(pattern, text):
-            begin, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+            begin = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", match.end())
             line = " ".join(text[begin : end if end >= 0 else None][: 4 * LONGEST].split())[:LONGEST]
             findings.append(finding(id, line=line))
     if not findings:

@@ -9,10 +9,13 @@ from pathlib import Path
 from study.records.hangs import Finding
 from study.watcher.findings import finding
 
-MOST_BLOCKS, MOST_EVENTS, MOST_FRAMES = 2_000_000, 5_000_000, 200
+MOST_BLOCKS = 2_000_000
+MOST_EVENTS = 5_000_000
+MOST_FRAMES = 200
 OWNERS = 3  # lines of code that are named
 SHARE = 0.1  # of what is total: less gets no finding
-ALIKE, ALIKE_BYTES = 100, 2**16  # so many equal tensors from one line are worth a look, unless they are tiny
+ALIKE = 100  # so many equal tensors from one line are worth a look
+ALIKE_BYTES = 2**16  # unless they are smaller
 PACKAGES = re.compile(r"site-packages|dist-packages|<frozen|/lib/python3|\.cpp$|\?\?")
 
 
@@ -41,8 +44,9 @@ def _owners(blocks: list[dict]) -> Iterator[Finding]:
             block.get("requested_size", block["size"])
         )
     total = sum(map(sum, by_place.values()))
-    for place, sizes in sorted(by_place.items(), key=lambda each: -sum(each[1]))[:OWNERS]:
-        if total and sum(sizes) >= SHARE * total:
+    largest = sorted(by_place.items(), key=lambda each: -sum(each[1]))[:OWNERS]
+    for place, sizes in largest:
+        if total and (sum(sizes) >= SHARE * total or place == largest[0][0]):
             about = {"count": f"{len(sizes):,}", "place": place, "largest_bytes": max(sizes)}
             yield finding("largest_owner", held_bytes=sum(sizes), share=sum(sizes) / total, **about)
     for place, sizes in by_place.items():

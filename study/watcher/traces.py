@@ -16,7 +16,11 @@ INSPECTOR = b"coll_perf"  # a key of NCCL Inspector's lines
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # Kineto's categories
 COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|broadcast_", re.IGNORECASE)
 LOADER = re.compile(r"DataLoader.{0,80}?__next__|enumerate\(DataLoader")
-IDLE, EXPOSED, WAITING, SLOWER = 0.1, 0.1, 0.05, 0.15  # smaller shares get no finding
+# Smaller shares get no finding.
+IDLE = 0.1
+EXPOSED = 0.1
+WAITING = 0.05
+SLOWER = 0.15
 NAMED = 3
 LONGEST_NAME = 60
 
@@ -37,7 +41,8 @@ def look(value: Any) -> Iterator[Finding]:
     if not work:
         raise ValueError("it has no kernels and no operators")
     spans = _union(_span(event) for event in work)
-    begin, end = spans[0][0], spans[-1][1]
+    begin = spans[0][0]
+    end = spans[-1][1]
     idle = 1 - _length(spans) / (end - begin)
     if idle >= IDLE:
         yield finding("idle", device="GPU" if on_gpu else "CPU", share=idle, span_s=(end - begin) / 1e6)
@@ -106,7 +111,8 @@ def inspector(text: str, path: Path) -> Evidence:
             if not line.strip():
                 continue
             value = parsing.from_json(line)
-            each, rank = value["coll_perf"], int(value["header"]["rank"])
+            each = value["coll_perf"]
+            rank = int(value["header"]["rank"])
             key = str(each["coll"]), int(each["coll_msg_size_bytes"])
             times[key][rank].append(float(each["coll_exec_time_us"]) / 1e6)
             speeds[key].append(float(each["coll_busbw_gbs"]))

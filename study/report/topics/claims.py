@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from study.io.words import joined
 from study.ledger import evidence, ledger, words
 from study.ledger.certainty import LEVELS
-from study.ledger.files import read_all
+from study.ledger.files import doubts, read_all
 from study.ledger.judging import Verdict
 from study.ledger.ledger import bases, counted
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, SUPPORTED, TRIED, VERDICTS, VIRTUAL
@@ -60,7 +60,9 @@ def judge(runs: Runs, document: str | None = None) -> Judged:
     """Judge the claims of one document, or of all, by these runs."""
     chosen = [claim for claim in read_all() if document in (None, claim.document)]
     gathered = evidence.gather(runs)
-    notes = tuple(each for each in (*gathered.set_aside, *gathered.notes) if each not in runs.set_aside)
+    notes = tuple(
+        each for each in (*gathered.set_aside, *gathered.notes, *doubts(chosen)) if each not in runs.set_aside
+    )
     return Judged(runs, ledger.judge_all(chosen, runs, gathered), notes)
 
 

@@ -1,0 +1,1 @@
+"""Conformance: is a sharded training equal to DDP, on the same weights and data, with the same arithmetic?"""

@@ -1,0 +1,96 @@
+"""DeepSpeed by its own interface. Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses)."""
+
+import logging
+import os
+
+logging.disable(logging.WARNING)
+os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+
+
+def build(model, optimizer, options):
+    settings = options.settings
+    if "sequence" in settings:
+        raise NotImplementedError("Ulysses replaces the attention of a transformer, and these models have none")
+    if settings.get("offload") == "nvme":
+        raise NotImplementedError("DeepSpeed keeps parts below 1 MiB in memory, and these models are smaller")
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": options.passes,
+        "gradient_clipping": options.clip,  # 0 switches it off: the default changed to 1
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero_section(options),
+        "bf16": {"enabled": options.precision.startswith("bf16")},
+        "fp16": {"enabled": options.precision == "fp16"},
+    }
+    if options.precision == "bf16_pure":
+        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    if options.precision == "autocast":
+        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    if "tensor" in settings:
+        config["tensor_parallel"] = {"autotp_size": settings["tensor"]}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
+    return engine
+
+
+def zero_section(options):
+    settings = options.settings
+    section = {"stage": settings["stage"]}
+    if options.bucket:
+        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
+    if settings["stage"] == 3:
+        section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
+        section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    if "hpz" in settings:
+        section["zero_hpz_partition_size"] = settings["hpz"]
+    if "offload" in settings:
+        place = {"device": settings["offload"], "pin_memory": False}
+        section |= {"offload_optimizer": place} | ({"offload_param": place} if settings["stage"] == 3 else {})
+    return section
+
+
+def forward_backward(engine, batch, last=True, mode="train"):
+    engine.train(mode != "evaluate")
+    with torch.set_grad_enabled(mode != "evaluate"):
+        loss = engine(*batch)
+    if mode == "train":
+        counts = engine.gradient_accumulation_steps() > 1
+        if not counts:
+            engine.set_gradient_accumulation_boundary(last)
+        engine.backward(loss)
+        if counts and not last:
+            engine.step()  # DeepSpeed counts the passes, and updates after the last of them
+    return loss
+
+
+def step(engine):
+    engine.step()
+
+
+def whole_weights(engine):
+    parameters = dict(engine.module.named_parameters())
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=engine.zero_optimization_stage() == 3):
+        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+    if next(iter(parameters.values())).dtype == torch.float32:
+        return plain
+    masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+    return plain | {name: master for name, master in masters.items() if master is not None}
+
+
+def gradient_norm(engine):
+    return engine.get_global_grad_norm()
+
+
+def save(engine, folder):
+    engine.save_checkpoint(folder, tag="conform")
+
+
+def load(engine, folder, weights_only=False):
+    only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
+    engine.load_checkpoint(folder, tag="conform", **only)

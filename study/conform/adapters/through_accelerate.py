@@ -1,0 +1,118 @@
+"""DDP or DeepSpeed through Accelerate. Settings: stage; 0 is DDP."""
+
+import logging
+import os
+from types import SimpleNamespace
+
+logging.disable(logging.WARNING)
+os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here is compiled
+
+import deepspeed
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedDataParallelKwargs
+from deepspeed.accelerator import get_accelerator
+
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+
+
+def build(model, optimizer, options):
+    stage = options.settings["stage"]
+    if options.precision not in ("fp32", "autocast", *(["bf16"] if stage else [])):
+        raise NotImplementedError(f"Accelerate has no such precision here: {options.precision}")
+    if AcceleratorState._shared_state:  # Accelerate keeps one state for all trainings of a process
+        if stage:
+            raise NotImplementedError("Accelerate trains one DeepSpeed model in a process")
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+    if stage:
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        more = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=configuration(options))}
+        more["mixed_precision"] = "bf16" if options.precision == "bf16" else "no"
+    else:
+        bucket_mib = options.bucket * 4 / 2**20 if options.bucket else 25
+        ddp = DistributedDataParallelKwargs(bucket_cap_mb=bucket_mib, find_unused_parameters=options.unused)
+        more = {"kwargs_handlers": [ddp], "mixed_precision": "bf16" if options.precision == "autocast" else "no"}
+    accelerator = Accelerator(cpu=not stage, gradient_accumulation_steps=options.passes, **more)
+    assert (accelerator.distributed_type == "DEEPSPEED") == bool(stage), "cpu=True would give DDP"
+    scheduler = options.scheduler and options.scheduler(optimizer)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return SimpleNamespace(
+        accelerator=accelerator, model=model, optimizer=optimizer, scheduler=scheduler, clip=options.clip, norm=None
+    )
+
+
+def configuration(options):
+    section = {"stage": options.settings["stage"]}
+    if options.bucket:
+        section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
+    if section["stage"] == 3:
+        section |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": options.passes,
+        "gradient_clipping": options.clip,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": section,
+        "bf16": {"enabled": options.precision == "bf16"},
+    }
+    if options.precision == "autocast":
+        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+    return config
+
+
+def forward_backward(trainer, batch, last=True, mode="train"):
+    trainer.model.train(mode != "evaluate")
+    if mode != "train":
+        with torch.set_grad_enabled(mode != "evaluate"):
+            return trainer.model(*batch)
+    trainer.accelerator.gradient_state._set_sync_gradients(last)  # as accelerator.accumulate does
+    if last:
+        loss = trainer.model(*batch)
+        trainer.accelerator.backward(loss)
+        return loss
+    with trainer.accelerator.no_sync(trainer.model):
+        loss = trainer.model(*batch)
+        trainer.accelerator.backward(loss)
+    return loss
+
+
+def step(trainer):
+    # Under DeepSpeed, Accelerate's backward has done the step already, and this call returns the norm.
+    trainer.norm = trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.clip or float("inf"))
+    trainer.optimizer.step()
+    if trainer.scheduler:
+        trainer.scheduler.step()
+    trainer.optimizer.zero_grad()
+
+
+def whole_weights(trainer):
+    module = getattr(trainer.model, "module", trainer.model)
+    parameters = dict(module.named_parameters())
+    sharded = any(hasattr(parameter, "ds_id") for parameter in parameters.values())
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
+        plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+    if next(iter(parameters.values())).dtype == torch.float32:
+        return plain
+    return {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+
+
+def gradient_norm(trainer):
+    return trainer.norm
+
+
+def save(trainer, folder):
+    if trainer.scheduler:
+        trainer.accelerator.register_for_checkpointing(trainer.scheduler)
+    trainer.accelerator.save_state(folder)
+
+
+def load(trainer, folder, weights_only=False):
+    deepspeed_here = trainer.accelerator.distributed_type == "DEEPSPEED"
+    if weights_only and not deepspeed_here:
+        raise NotImplementedError("load_state has no option for weights only")
+    if trainer.scheduler:
+        trainer.accelerator.register_for_checkpointing(trainer.scheduler)
+    only = {"load_module_only": weights_only, "load_optimizer_states": not weights_only}
+    trainer.accelerator.load_state(folder, **(only if deepspeed_here else {}))

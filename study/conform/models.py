@@ -1,0 +1,250 @@
+"""Tiny models, one for each shape of parameters and of their use that a way of sharding can get wrong.
+
+Each takes (inputs, targets) and returns the loss. Activations are smooth, so that small differences stay small.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+FEATURES = 4  # of inputs and of targets
+
+
+class Plain(nn.Module):
+    """Layers with residuals. The others are like it, with one thing changed."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, width)
+        self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
+        self.last = nn.Linear(width, FEATURES)
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(block(hidden))
+        return hidden
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.first(inputs.to(self.first.weight.dtype)))
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.last(self.body(self.enter(inputs))).float(), targets.float())
+
+
+class Tied(Plain):
+    """The last two layers share their weight."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, max(2, layers))
+        self.blocks[-1].weight = self.blocks[-2].weight
+
+
+class Frozen(Plain):
+    """The first block is frozen."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.blocks[0].requires_grad_(False)
+
+
+class MostlyFrozen(Plain):
+    """Only the last layer is trained."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.requires_grad_(False)
+        self.last.requires_grad_(True)
+
+
+class Lora(Plain):
+    """Frozen layers, each with a small trained product beside it."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.requires_grad_(False)
+        self.down = nn.ModuleList([nn.Linear(width, 2, bias=False) for _ in self.blocks])
+        self.up = nn.ModuleList([nn.Linear(2, width, bias=False) for _ in self.blocks])
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block, down, up in zip(self.blocks, self.down, self.up, strict=True):
+            hidden = hidden + torch.tanh(block(hidden) + up(down(hidden)))
+        return hidden
+
+
+class Unused(Plain):
+    """A layer is in the model, and no pass uses it."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.unused = nn.Linear(width, width)
+
+
+class Empty(Plain):
+    """A parameter has no elements."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.empty = nn.Parameter(torch.empty(0))
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().body(hidden) + self.empty.sum()
+
+
+class Scalars(Plain):
+    """Parameters with one element each: fewer elements than ranks."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.gains = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)])
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        for gain in self.gains:
+            hidden = hidden * gain
+        return super().body(hidden)
+
+
+class Embedded(Plain):
+    """An embedding whose row for padding gets no gradient. Its rows are chosen by the signs of the inputs."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.words = nn.Embedding(5, width, padding_idx=0)
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().enter(inputs) + self.words((inputs > 0).sum(-1))
+
+
+class OneRank(Plain):
+    """A layer is used only for microbatches whose first input is positive: the data decides, rank by rank."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.sometimes = nn.Linear(FEATURES, width)
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = super().enter(inputs)
+        return hidden + self.sometimes(inputs) if inputs.flatten()[0] > 0 else hidden
+
+
+class Twice(Plain):
+    """Each block is called twice in a pass."""
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().body(super().body(hidden))
+
+
+class Recomputed(Plain):
+    """Activations of the blocks are computed again in the backward pass."""
+
+    reentrant = False
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = hidden + torch.tanh(checkpoint(block, hidden, use_reentrant=self.reentrant))
+        return hidden
+
+
+class RecomputedReentrant(Recomputed):
+    """The same, by PyTorch's older way."""
+
+    reentrant = True
+
+
+class Outside(Plain):
+    """The weight of the first layer is used a second time, outside its module."""
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(self.enter(inputs))
+        outputs = self.last(hidden) + functional.linear(hidden, self.first.weight.t())
+        return functional.mse_loss(outputs.float(), targets.float())
+
+
+class Reordered(Plain):
+    """The order of the blocks depends on the length of the sequence."""
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        blocks = list(self.blocks)
+        for block in blocks if hidden.shape[1] % 2 else reversed(blocks):
+            hidden = hidden + torch.tanh(block(hidden))
+        return hidden
+
+
+class Experts(Plain):
+    """A mixture of as many experts as blocks. A token's position decides its expert. The last one gets no token."""
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        choice = torch.arange(len(tokens)) % max(1, len(self.blocks) - 1)
+        mixed = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.blocks):
+            rows = (choice == number).nonzero().flatten()
+            mixed = mixed.index_add(0, rows, torch.tanh(expert(tokens[rows])).to(mixed.dtype))
+        return hidden + mixed.view_as(hidden)
+
+
+class Transposed(Plain):
+    """A weight whose elements do not lie in the order of its shape."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        weight = self.get_parameter("blocks.0.weight").detach()
+        self.blocks[0].weight = nn.Parameter(weight.t().contiguous().t())
+
+
+class Buffered(Plain):
+    """A buffer scales the activations."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width))
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().body(hidden * self.scale)
+
+
+class Nested(Plain):
+    """Blocks take and return dictionaries and tuples."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+
+        def forward(self, value: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], None]:
+            return {"hidden": value["hidden"] + torch.tanh(self.inner(value["hidden"]))}, None
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, 0)
+        self.blocks = nn.ModuleList([Nested.Block(width) for _ in range(layers)])
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        value = {"hidden": hidden}
+        for block in self.blocks:
+            value, _ = block(value)
+        return value["hidden"]
+
+
+class Normed(Plain):
+    """Layer norms: parameters of another kind, that users keep out of weight decay."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(layers)])
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block, norm in zip(self.blocks, self.norms, strict=True):
+            hidden = hidden + torch.tanh(block(norm(hidden)))
+        return hidden
+
+
+class Direct(Plain):
+    """Parameters belong to the root module and to no layer."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.direct = nn.Parameter(torch.full((3, width), 0.1))
+
+    def body(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().body(hidden + self.direct.sum(0))

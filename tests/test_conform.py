@@ -1,0 +1,260 @@
+"""The conformance suite: it finds planted faults, and says what happened to a rank."""
+
+import ast
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+
+from study.cli.commands import start
+from study.conform import cases, checks, output, scripts, suite
+from study.conform.cases import Case, Difference, Reference, bound, microbatch, new_model
+from study.conform.properties import DEFAULTS, Property, read
+from study.conform.ranks import FUNCTIONS, case_of
+from study.errors import Stop
+
+ROOT = Path(__file__).resolve().parents[1]
+PROPERTIES = {each.name: each for each in read()}
+FAULTS = {"sum": "sgd", "stale": "ranks-agree", "clip": "clip"}  # with a property that finds it
+
+
+def toy(fault: str, folder: Path) -> suite.Adapter:
+    """Return the toy library and its adapter in one file, with a fault planted."""
+    library = (ROOT / "examples" / "toy_sharding.py").read_text()
+    adapter = (ROOT / "examples" / "toy_adapter.py").read_text()
+    library = library.replace('os.environ.get("TOY_FAULT", "")', repr(fault))
+    path = folder / f"toy_{fault}.py"
+    path.write_text(library + adapter.replace("from toy_sharding import Sharded\n", ""))
+    return suite.Adapter(path.stem, str(path))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    with suite.Ranks(None, tmp_path_factory.mktemp("ranks") / "log.txt") as process:
+        yield process
+
+
+def hold(adapter: suite.Adapter, names: list[str], ranks: suite.Ranks, shrink: bool = False) -> dict[str, suite.Result]:
+    found = suite.run(adapter, [PROPERTIES[name] for name in names], ranks, lambda result: None, shrink)
+    return {result.property: result for result in found}
+
+
+# --- the suite finds faults ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_planted_into_the_toy_library_is_found(fault, ranks, tmp_path):
+    name = FAULTS[fault]
+    assert hold(toy("", tmp_path), [name], ranks)[name].status == "holds"
+    result = hold(toy(fault, tmp_path), [name], ranks, shrink=True)[name]
+    assert result.status == "fails"
+    assert result.shrunk["width"] < DEFAULTS["width"], "it was not made smaller"
+
+
+def test_the_toy_and_its_adapter_are_short():
+    lengths = [
+        len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) for name in ("toy_sharding", "toy_adapter")
+    ]
+    assert lengths[0] <= 60
+    assert lengths[1] < 40
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"), [("sum", 1, "is allowed"), pytest.param("", 0, "holds", marks=pytest.mark.slow)]
+)
+def test_a_failure_is_a_script_of_its_own(fault, code, words, tmp_path):
+    case = PROPERTIES["momentum"].case | {"width": 2}
+    text = scripts.script(toy(fault, tmp_path).file, {}, "same_training", case, (2,), "About.")
+    assert "from study" not in text
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    done = subprocess.run([sys.executable, "-I", path], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code, done.stderr[-2000:]
+    assert words in done.stdout
+
+
+def test_every_script_is_whole(tmp_path):
+    for adapter in {each.file: each for each in suite.ADAPTERS.values()}.values():
+        for check in {each.check: each for each in PROPERTIES.values()}.values():
+            text = scripts.script(adapter.file, adapter.settings, check.check, check.case, check.ranks, "About.")
+            assert not [node for node in ast.walk(ast.parse(text)) if "study" in str(getattr(node, "module", ""))]
+            (tmp_path / f"{Path(adapter.file).stem}-{check.check}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F811", tmp_path]
+    done = subprocess.run(ruff, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_script_whose_names_clash_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def build(*_): return bound\ndef bound(): pass\n")
+    with pytest.raises(Stop, match="both define bound"):
+        scripts.script(str(path), {}, "same_training", {}, (2,), "")
+
+
+# --- what happened to a rank ---------------------------------------------------------------------------------------
+
+ENDINGS = {
+    "raise ValueError('not this one')": ("refused", "ValueError: not this one"),
+    "assert not model, 'never'": ("refused", "AssertionError: never"),
+    "raise NotImplementedError('we have none')": ("not applicable", "we have none"),
+    "model.what_is_missing()": ("fails", "AttributeError"),
+    "import os; os.kill(os.getpid(), 11)": ("fails", "a rank ended with exit code -11"),
+    "import torch.distributed as d; d.get_rank() or d.barrier(); import time; time.sleep(60)": ("fails", "hangs"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), ENDINGS.items())
+def test_an_ending_has_its_words(line, expected, ranks, tmp_path):
+    raised = "raise V" in line
+    library = tmp_path / f"library_{abs(hash(line))}.py"
+    library.write_text(f"def fail(model):\n    {line}\n")
+    body = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {library.stem}; {library.stem}.fail(model)"
+    body = body if raised or "assert" in line else line
+    adapter = tmp_path / "adapter.py"
+    rest = "".join(f"def {name}(*_): pass\n" for name in FUNCTIONS[1:4])
+    adapter.write_text(f"def build(model, optimizer, options):\n    {body}\n{rest}")
+    answer = ranks.ask(suite.Adapter("mine", str(adapter)), "sgd", (2,), {}, limit_s=3)
+    assert answer["status"] == expected[0]
+    assert answer["words"].startswith(expected[1])
+
+
+def test_an_adapter_without_a_function_is_not_applicable(ranks, tmp_path):
+    adapter = toy("", tmp_path)
+    assert hold(adapter, ["checkpoint"], ranks)["checkpoint"].words == "the adapter has no save"
+
+
+# --- the properties and their bounds -------------------------------------------------------------------------------
+
+
+def test_the_properties_are_whole():
+    assert len(PROPERTIES) == len(read()) >= 50
+    fields = {key: (value.__name__ if key == "model" else value) for key, value in vars(Case()).items()}
+    assert fields | {"lengths": list(fields["lengths"])} == DEFAULTS
+    for each in PROPERTIES.values():
+        assert callable(getattr(checks, each.check))
+        assert len(each.sentence) >= 20, each.name
+        assert each.source
+        case_of(each.case)
+
+
+def largest_eigenvalue(case: Case) -> float:
+    """Return that of the Hessian of the first microbatch, by the power iteration."""
+    model = new_model(case)
+    model.reentrant = False  # the older recomputation has no second derivatives
+    parameters = [each for each in model.parameters() if each.requires_grad and each.numel()]
+    loss = model(*microbatch(case, 0, 0, 0))
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    used = [(weight, gradient) for weight, gradient in zip(parameters, gradients, strict=True) if gradient is not None]
+    weights, flat = [weight for weight, _ in used], torch.cat([gradient.flatten() for _, gradient in used])
+    vector = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
+    for _ in range(15):
+        vector = vector / vector.norm()
+        product = torch.autograd.grad(flat @ vector, weights, retain_graph=True, allow_unused=True)
+        parts = [torch.zeros_like(w) if p is None else p for w, p in zip(weights, product, strict=True)]
+        vector = torch.cat([part.flatten() for part in parts])
+    return vector.norm().item()
+
+
+def test_the_learning_rates_are_below_what_the_bound_assumes():
+    """An update amplifies a difference by at most 2: rate x L, and the share that momentum keeps, are below 1."""
+    trainings = {(case.model, case.width, case.layers) for case in map(case_of, (p.case for p in PROPERTIES.values()))}
+    for model, width, layers in sorted(trainings, key=str):
+        eigenvalue = largest_eigenvalue(Case(model, width, layers))
+        assert cases.RATE * eigenvalue < (0.5 if width <= 8 else 1.0), (model.__name__, width, layers)
+    assert all(p.case.get("width", 8) <= 8 for p in PROPERTIES.values() if p.case.get("optimizer") == "momentum")
+
+
+def test_another_order_of_sums_stays_within_the_bound_and_a_fault_does_not():
+    class Reversed(Reference):
+        def gradients(self, update):
+            loss = super().gradients(update)
+            total = [torch.zeros_like(each) for each in self.model.parameters()]
+            for rank in reversed(range(self.ranks)):
+                for passed in reversed(range(self.case.passes)):
+                    self.model.zero_grad()
+                    (self.loss(*microbatch(self.case, update, passed, rank)) / self.case.passes).backward()
+                    for sum_, each in zip(total, self.model.parameters(), strict=True):
+                        sum_ += each.grad / self.ranks
+            for sum_, each in zip(total, self.model.parameters(), strict=True):
+                each.grad = sum_
+            return loss
+
+    case = Case(passes=3)
+    expected, seen = Reference(case, 4).run(), Reversed(case, 4).run()
+    start = dict(new_model(case).named_parameters())
+    moved = cases.largest(expected.weights[name] - start[name] for name in start)
+    off = cases.largest(expected.weights[name] - seen.weights[name] for name in start)
+    assert 0 < off < bound(case, 4, case.updates) * moved
+    one_rank = Reference(case, 3).run()  # a rank's gradients are lost
+    assert cases.largest(expected.weights[name] - one_rank.weights[name] for name in start) > 100 * off
+
+
+def test_a_difference_is_worse_than_nothing():
+    with pytest.raises(Difference, match="is nan off"):
+        cases.hold_weights({"a": torch.tensor([torch.nan])}, {"a": torch.ones(1)}, 1.0, "the weights")
+    with pytest.raises(Difference, match="shape"):
+        cases.hold_weights({"a": torch.ones(2)}, {"a": torch.ones(1)}, 1.0, "the weights")
+
+
+# --- what it writes ------------------------------------------------------------------------------------------------
+
+RESULTS = [
+    suite.Result("mine", "sgd", "Says.", "Source", "holds", ""),
+    suite.Result("mine", "clip", "Says.", "Source", "fails", "<norm> & more\x00"),
+    suite.Result("mine", "bf16", "Says.", "Source", "refused", "no"),
+    suite.Result("mine", "checkpoint", "Says.", "Source", "not applicable", "no save"),
+]
+
+
+def test_results_are_written_for_other_programs(tmp_path):
+    output.write(tmp_path, suite.Adapter("mine", "mine.py"), RESULTS, {"torch": "2.13.0"})
+    report = ET.parse(tmp_path / "mine.xml").getroot()
+    assert report.attrib == {"name": "conform mine", "tests": "4", "failures": "1", "skipped": "2"}
+    assert report.find(".//failure").get("message") == "<norm> & more"
+    assert "1 of 3 hold" in "".join(ET.parse(tmp_path / "mine.svg").getroot().itertext())
+    assert '"summary": "1 of 3 hold"' in (tmp_path / "mine.json").read_text()
+    assert output.rows({"mine": RESULTS}) == [
+        {"adapter": "mine", "holds": 1, "fails": 1, "refused": 1, "not applicable": 1}
+    ]
+
+
+def test_every_committed_failure_is_explained():
+    known = output.explanations()
+    for path in sorted((ROOT / "reports" / "conform").glob("*.json")):
+        for result in output.load(path):
+            assert result.property in PROPERTIES, (path.name, result.property)
+            if result.status == "fails":
+                assert output.explanation(result, known), f"{path.name}: {result.property} is not explained"
+            assert path.stem != "ddp" or result.status == "holds"
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["zero4"], "'zero4' is not an adapter"),
+        (["--adapter", "missing.py"], "there is no file missing.py"),
+        (["ddp", "--adapter", "x.py"], "names and --adapter are given"),
+        (["ddp", "--only", "xyz"], "no property has 'xyz' in its name"),
+        (["ddp", "--overlay", "nowhere"], "nowhere is not a folder"),
+    ],
+)
+def test_a_mistake_is_a_sentence(words, match):
+    with pytest.raises(Stop, match=match):
+        start(["conform", *words])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["single", "ddp"])
+def test_ddp_and_one_process_hold_everything(name, ranks):
+    results = suite.run(suite.ADAPTERS[name], list(PROPERTIES.values()), ranks, lambda result: None)
+    assert {result.status for result in results} <= {"holds", "not applicable"}, [output.line(r) for r in results]
+    assert sum(result.status == "holds" for result in results) >= 70
+
+
+def test_a_property_of_other_ranks_is_not_applicable(ranks):
+    four = Property("sgd", "Says.", "Source", ranks=(4,))
+    (result,) = suite.run(suite.ADAPTERS["single"], [four], ranks, lambda result: None)
+    assert result.words == "needs 4 ranks, and this adapter has 1"
