@@ -105,6 +105,10 @@ def _falsehoods(claim: Claim, cases: list[Case], before: Verdict, evidence: Evid
         for words, value in _of_answers(claim, cases[0], before):
             answered = [replace(case, function=_answering(case.function, value)) for case in cases]
             yield Planted(words, claim, answered, evidence)
+    elif claim.check == "published":
+        for factor in FACTORS:
+            faster = [replace(case, function=_times(case.function, factor)) for case in cases]
+            yield Planted(f"the speeds of the first side were {factor:.3g} times as large", claim, faster, evidence)
     else:
         plant = _of_source if claim.basis == READ else _of_inputs
         for words, changed, changed_cases in plant(claim, cases):
@@ -249,6 +253,14 @@ def _of_source(claim: Claim, cases: list[Case]) -> Iterator[tuple[str, Claim, li
         yield f"{' and '.join(as_list(call['source']))} said {said}", claim, falsified
 
 
+def _times(function: Callable[..., Finding], factor: float) -> Callable[..., Finding]:
+    def falsified(**given: Any) -> Finding:
+        found = function(**given)
+        return replace(found, value=scaled(found.value, factor), interval=scaled(found.interval, factor))
+
+    return falsified
+
+
 # --- libraries -----------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +379,7 @@ def _changed(content: Any, path: Path, change: Callable[[Any], Any]) -> Any:
         name = str(path[0])
         return content.model_copy(update={name: _changed(getattr(content, name), path[1:], change)})
     if isinstance(content, list):
-        chosen = range(len(content))[int(path[0])]
+        chosen = int(path[0]) % max(len(content), 1)  # -1 is the last one; there may be none
         return [_changed(each, path[1:], change) if place == chosen else each for place, each in enumerate(content)]
     if isinstance(content, dict):
         return content | {path[0]: _changed(content.get(path[0]), path[1:], change)}
