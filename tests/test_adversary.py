@@ -311,7 +311,7 @@ EXPECTED_MISSES = {
     "losses of the published script": "its losses are compared with no other run",
     "times and windows doubled": "a run may have been this slow; its wall time has room for it",
     "another answer, with its seal": "asking the library again would show it: remove the file, then study claims",
-    "a tolerance that has a reason": "the reason is words; README's counts change only if a verdict does",
+    "a tolerance that has a reason": "only the committed verdicts and the README show it",
     "a record of a GPU": "it is a record in agreement with itself, and nobody else has that machine",
 }
 

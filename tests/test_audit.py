@@ -140,6 +140,7 @@ PLANTED = [
 ]
 ON_A_GPU = [
     (GPU, {"hardware__devices": []}, "the run was on a GPU, but no GPU is recorded"),
+    (GPU, {f"{DEVICE}peak_reserved_bytes": None}, "rank 0: peak_reserved is not recorded"),
     (GPU, {f"{DEVICE}peak_allocated_bytes": None}, "whether a GPU's allocator has a peak is False, but should be True"),
     ({}, {f"{DEVICE}peak_allocated_bytes": 10**9}, "whether a GPU's allocator has a peak is True, but should be False"),
 ]

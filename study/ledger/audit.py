@@ -228,6 +228,7 @@ def _memory(record: Record, found: Audit) -> None:
     for number, rank in enumerate(record.memory.per_rank):
         allocated = rank.peak_allocated_bytes
         found.equal(f"rank {number}: whether a GPU's allocator has a peak", allocated is not None, on_gpu)
+        found.refuse(on_gpu and rank.peak_reserved_bytes is None, f"rank {number}: peak_reserved is not recorded")
         found.at_most(f"rank {number}: peak_allocated", allocated, rank.peak_reserved_bytes, "peak_reserved")
 
 
