@@ -138,7 +138,7 @@ def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
     common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
         if launches not in ((2,), (2, 2), (adapter.ranks,)):
-            words = f"needs {launches[-1]} ranks, and this adapter has {adapter.ranks}"
+            words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
             return Result(*common, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
     answer = ranks.ask(adapter, each.name, launches, {})
