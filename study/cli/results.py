@@ -77,8 +77,9 @@ def claims(
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     notes += files.doubts(known) if file == files.FOLDER else []
-    if as_json:
+    if as_json or claim:  # otherwise below the summary
         sys.stderr.write("".join(f"{note}\n" for note in notes))
+    if as_json:
         return [{"plainly": words.plainly(verdict)} | ledger.as_json(verdict) for verdict in verdicts]
     if not verdicts:
         given = [*claim, *(f"--{name} {wanted!r}" for name, wanted in filters.items())]

@@ -1,6 +1,8 @@
 """`study conform`: hold ways of sharding to one process, on the same weights and data, with the same arithmetic."""
 
+import functools
 import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 
@@ -65,11 +67,12 @@ def conform(
     provide_libaio()
     results: dict[str, list[Result]] = {}
     versions = output.installed() if overlay is None else output.installed() | _in_overlay(overlay)
+    tell = _silent if as_json else functools.partial(_tell, versions["deepspeed"])
     with tempfile.TemporaryDirectory() as logs:
         for each in chosen:
             say(*([] if as_json else ["", f"{each.name}: {each.about or each.file}"]))
             with Ranks(overlay, Path(logs, "log.txt")) as ranks:
-                results[each.name] = run(each, properties, ranks, _silent if as_json else _tell, shrink)
+                results[each.name] = run(each, properties, ranks, tell, shrink)
             if out:
                 output.write(out, each, results[each.name], versions)
                 _write_scripts(out, each, results[each.name], properties, versions)
@@ -78,11 +81,16 @@ def conform(
         return {"fine": fine} | {
             name: output.as_json(each, results[name], versions) for each in chosen for name in [each.name]
         }
+    _summarize(results)
+    sys.exit(0 if fine else 1)
+
+
+def _summarize(results: dict[str, list[Result]]) -> None:
     say("")
     show(output.rows(results))
-    if not fine:
-        raise SystemExit(1)
-    return None
+    if len(results) > 1:
+        say("", "What does not hold everywhere:")
+        show(output.matrix(results))
 
 
 def _chosen(names: tuple[str, ...], file: Path | None) -> list[Adapter]:
@@ -112,9 +120,9 @@ def _silent(result: Result) -> None:
     pass
 
 
-def _tell(result: Result) -> None:
+def _tell(release: str | None, result: Result) -> None:
     say(output.line(result))
-    if known := output.explanation(result, output.explanations()):
+    if known := output.explanation(result, output.explanations(), release):
         say_wrapped(f"{known.kind}: {known.why}", indent=" " * 16, first=" " * 16)
 
 

@@ -31,17 +31,22 @@ class Explanation:
     properties: tuple[str, ...]
     kind: str
     why: str
+    releases: tuple[str, ...] = ()  # of DeepSpeed; empty: any
 
 
 def explanations() -> list[Explanation]:
     rows = from_toml(EXPLAINED.read_bytes()).get("explained", [])
-    return [Explanation(tuple(row["adapters"]), tuple(row["properties"]), row["kind"], row["why"]) for row in rows]
+    lists = ("adapters", "properties", "releases")
+    return [Explanation(**row | {name: tuple(row.get(name, ())) for name in lists}) for row in rows]
 
 
-def explanation(result: Result, known: list[Explanation]) -> Explanation | None:
-    """Return the explanation of a failure. None if there is none yet."""
-    rows = (each for each in known if result.adapter in each.adapters and result.property in each.properties)
-    return next(rows, None) if result.status == "fails" else None
+def explanation(result: Result, known: list[Explanation], release: str | None) -> Explanation | None:
+    """Return the explanation of a failure under a release of DeepSpeed. None if there is none yet."""
+    for each in known:
+        named = result.adapter in each.adapters and result.property in each.properties
+        if result.status == "fails" and named and (release in each.releases or not each.releases):
+            return each
+    return None
 
 
 def line(result: Result) -> str:
@@ -79,9 +84,10 @@ def as_json(adapter: Adapter, results: list[Result], versions: dict[str, str | N
     return about | {"summary": summary(results), "results": [asdict(result) for result in results]}
 
 
-def load(path: Path) -> list[Result]:
-    """Read the results that `write` wrote."""
-    return [Result(**row) for row in from_json(path.read_bytes())["results"]]
+def load(path: Path) -> tuple[list[Result], dict[str, str | None]]:
+    """Read the results that `write` wrote, and the versions of the libraries."""
+    content = from_json(path.read_bytes())
+    return [Result(**row) for row in content["results"]], content["versions"]
 
 
 def installed() -> dict[str, str | None]:

@@ -104,7 +104,8 @@ def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:
     bad = sorted((each for each in outcomes if each["status"] != "holds"), key=lambda each: each["time"])
     if late:
         first = bad[0]["words"] if bad and bad[0]["time"] < float("inf") else ""
-        return {"status": "fails", "words": first or f"hangs: not done after {request['limit_s']} s"}
+        kind = bad[0]["kind"] if first else "hangs"
+        return {"status": "fails", "words": first or f"hangs: not done after {request['limit_s']} s", "kind": kind}
     return bad[0] if bad else {"status": "holds", "words": ""}
 
 
@@ -131,10 +132,10 @@ def _outcome(path: Path, code: int) -> dict:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text())
     if code == -signal.SIGKILL:  # by us, after another rank had failed or at the limit
-        return {"status": "fails", "words": "", "time": float("inf")}
+        return {"status": "fails", "words": "", "kind": "killed", "time": float("inf")}
     lines = path.with_suffix(".log").read_text(errors="replace").splitlines() or [""]
     last = " ".join(lines[-1].split())[:300]
-    return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "time": 0.0}
+    return {"status": "fails", "words": f"a rank ended with exit code {code}: {last}", "kind": str(code), "time": 0.0}
 
 
 def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
@@ -155,6 +156,11 @@ def _rank(module: ModuleType, request: dict, number: int, folder: Path) -> None:
     except Exception as error:
         traceback.print_exc()
         outcome = dict(zip(("status", "words"), explain(error, str(module.__file__)), strict=True))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        differs = isinstance(error, Difference)
+        outcome["kind"] = (
+            "differs" if differs else f"{type(error).__name__} in {Path(frame.filename).name}, {frame.lineno}"
+        )
     path.write_text(json.dumps(outcome | {"time": time.time()}))
     sys.stdout.flush()
     sys.stderr.flush()

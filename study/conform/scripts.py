@@ -4,6 +4,7 @@ Of each file, the script contains the definitions that the check needs, and no o
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,9 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
     blocks = [f'"""{about}\n"""', LAUNCHER.format(launches=launches)]
     blocks += [*(part.source for part in theirs), "\n".join(imports), f"ADAPTER = SimpleNamespace({pairs})"]
     blocks += [part.source for part in mine if not part.is_import]
-    return "\n\n".join(blocks) + "\n\n" + end
+    return (
+        "\n".join(f"{block}{'' if block.startswith(('import', 'from')) else chr(10)}" for block in blocks) + "\n" + end
+    )
 
 
 def _value(key: str, value: object) -> str:
@@ -84,19 +87,22 @@ def _value(key: str, value: object) -> str:
 
 
 def parts(path: Path) -> Iterator[Part]:
-    """Yield the statements of a file, without its docstring."""
-    text = path.read_text()
-    lines = text.splitlines()
-    for number, node in enumerate(ast.parse(text).body):
-        if number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+    """Yield the statements of a file, without docstrings and comments."""
+    for node in ast.parse(path.read_text()).body:
+        if _is_docstring(node):
             continue
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-        source = "\n".join(lines[first - 1 : node.end_lineno])
-        is_import = isinstance(node, ast.Import | ast.ImportFrom)
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef) and _is_docstring(inner.body[0]):
+                inner.body[0] = ast.Pass()
         uses = frozenset(name for inner in ast.walk(node) for name in _names(inner))
-        optional = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign | ast.Import | ast.ImportFrom)
+        is_import = isinstance(node, ast.Import | ast.ImportFrom)
+        optional = is_import or isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Assign)
+        source = re.sub(r"\n +pass(?=\n)", "", ast.unparse(node))
         yield Part(source, frozenset(_defined(node)), uses, is_import, optional)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _defined(node: ast.stmt) -> set[str]:
@@ -110,8 +116,6 @@ def _defined(node: ast.stmt) -> set[str]:
 def _names(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return {node.id}
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-        return {node.value}  # an annotation
     return set()
 
 

@@ -45,6 +45,7 @@ class Result:
     status: str
     words: str
     seconds: float = 0.0
+    kind: str = ""  # of a failure: what must stay alike when it is made smaller
     shrunk: dict | None = None  # a smaller case that fails as well
     ranks: tuple[int, ...] = (2,)
 
@@ -126,7 +127,7 @@ def run(
     for each in properties:
         result = _one(adapter, each, ranks)
         if result.status == "fails" and shrink:
-            result = Result(**asdict(result) | shrunk(adapter, each, result.ranks, ranks))
+            result = Result(**asdict(result) | shrunk(adapter, each, result, ranks))
         report(result)
         results.append(result)
     return results
@@ -137,11 +138,12 @@ def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
     common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
         if launches not in ((2,), (2, 2), (adapter.ranks,)):
-            words = f"needs {launches[-1]} ranks, and this adapter has {adapter.ranks}"
+            words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
             return Result(*common, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
     answer = ranks.ask(adapter, each.name, launches, {})
-    return Result(*common, answer["status"], answer["words"], answer.get("seconds", 0.0), ranks=launches)
+    seconds, kind = answer.get("seconds", 0.0), answer.get("kind", "")
+    return Result(*common, answer["status"], answer["words"], seconds, kind, ranks=launches)
 
 
 # --- shrinking -----------------------------------------------------------------------------------------------------
@@ -164,12 +166,15 @@ BY_STEPS = {"updates": (1, 2), "passes": (1, 2), "layers": (0, 1, 2, 3), "width"
 SHRINK_S = 60
 
 
-def shrunk(adapter: Adapter, each: Property, launches: tuple[int, ...], ranks: Ranks) -> dict:
-    """Return the smallest change of a case that still fails: field by field, then fewer ranks."""
-    until = time.monotonic() + SHRINK_S
+def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> dict:
+    """Return the smallest change of a case that still fails in the same way: field by field, then fewer ranks."""
+    until, launches = time.monotonic() + SHRINK_S, result.ranks
 
     def fails(case: dict, launches: tuple[int, ...]) -> bool:
-        return time.monotonic() < until and ranks.ask(adapter, each.name, launches, case, 15)["status"] == "fails"
+        if time.monotonic() > until:
+            return False
+        answer = ranks.ask(adapter, each.name, launches, case, 15)
+        return answer["status"] == "fails" and answer.get("kind") == result.kind
 
     case: dict = {}
     for key, simplest in SIMPLER.items():

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from study.io.validation import nearest
-from study.ledger import citations, loss_checks, memory_checks, probes, record_checks, step_checks, theory_checks
+from study.ledger import (
+    citations,
+    loss_checks,
+    memory_checks,
+    others,
+    probes,
+    record_checks,
+    step_checks,
+    theory_checks,
+)
 from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
 
@@ -63,7 +72,7 @@ KINDS: dict[str, Kind] = {
     **_kinds(PREDICTED, memory_checks.fits, texts=("fits", "does not fit")),
     **_kinds(PREDICTED, theory_checks.trend, **TRENDS),
     "theory": THEORY,
-    **_kinds(READ, citations.cited, citations.searched),
+    **_kinds(READ, citations.cited, citations.searched, others.published),
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
     **_kinds(MEASURED, record_checks.measured_trend, **RECORDS, **TRENDS),

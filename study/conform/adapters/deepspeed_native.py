@@ -1,5 +1,6 @@
 """DeepSpeed by its own interface. Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses)."""
 
+import contextlib
 import logging
 import os
 
@@ -10,14 +11,16 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
+getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
+with contextlib.suppress(ImportError):
+    import deepspeed.module_inject.auto_ep_layer
 
 
 def build(model, optimizer, options):
-    settings = options.settings
-    if "sequence" in settings:
+    if "sequence" in options.settings:
         raise NotImplementedError("Ulysses replaces the attention of a transformer, and these models have none")
-    if settings.get("offload") == "nvme":
+    if options.settings.get("offload") == "nvme":
         raise NotImplementedError("DeepSpeed keeps parts below 1 MiB in memory, and these models are smaller")
     config = {
         "train_micro_batch_size_per_gpu": 2,
@@ -33,25 +36,26 @@ def build(model, optimizer, options):
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if options.precision == "autocast":
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-    if "tensor" in settings:
-        config["tensor_parallel"] = {"autotp_size": settings["tensor"]}
+    if "tensor" in options.settings:
+        config["tensor_parallel"] = {"autotp_size": options.settings["tensor"]}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
     return engine
 
 
 def zero_section(options):
-    settings = options.settings
-    section = {"stage": settings["stage"]}
+    section = {"stage": options.settings["stage"]}
     if options.bucket:
         section |= {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket}
-    if settings["stage"] == 3:
+    if options.settings["stage"] == 3:
         section |= {"stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
         section |= {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-    if "hpz" in settings:
-        section["zero_hpz_partition_size"] = settings["hpz"]
-    if "offload" in settings:
-        place = {"device": settings["offload"], "pin_memory": False}
-        section |= {"offload_optimizer": place} | ({"offload_param": place} if settings["stage"] == 3 else {})
+    if "hpz" in options.settings:
+        section["zero_hpz_partition_size"] = options.settings["hpz"]
+    if "offload" in options.settings:
+        place = {"device": options.settings["offload"], "pin_memory": False}
+        section["offload_optimizer"] = place
+        if options.settings["stage"] == 3:
+            section["offload_param"] = place
     return section
 
 

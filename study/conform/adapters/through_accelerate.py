@@ -1,5 +1,6 @@
 """DDP or DeepSpeed through Accelerate. Settings: stage; 0 is DDP."""
 
+import contextlib
 import logging
 import os
 from types import SimpleNamespace
@@ -14,7 +15,10 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 from deepspeed.accelerator import get_accelerator
 
-get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
+getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
+with contextlib.suppress(ImportError):
+    import deepspeed.module_inject.auto_ep_layer
 
 
 def build(model, optimizer, options):

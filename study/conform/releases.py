@@ -1,0 +1,174 @@
+"""`study versions` and `study bisect`: properties over releases of a library.
+
+A release is installed beside the environment (an overlay), from the package index, by its exact version, and by its
+hash where `hashes.json` has one. Its code is run. Each release and adapter has one file of results: what exists is not
+run again.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+from packaging.version import InvalidVersion, Version
+
+from study.conform import output
+from study.conform.properties import Property, read
+from study.conform.suite import ADAPTERS, Adapter, Ranks, Result, run
+from study.errors import Stop
+from study.io.parsing import from_json
+from study.io.tables import say, show
+from study.io.validation import nearest
+from study.machine.software import put_programs_on_path
+
+OVERLAYS = Path("runs/overlays")
+RESULTS = Path("runs/releases")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of a package in a folder of its own; or the reason why it is not there."""
+
+    package: str
+    version: str
+    sha256: str | None = None
+    reason: str = ""
+
+
+def installed(package: str, version: str, overlays: Path) -> Release:
+    """Install a release, unless it was tried before."""
+    note = overlays / f"{package}-{version}.json"
+    if note.exists():
+        return Release(**from_json(note.read_bytes()))
+    overlays.mkdir(parents=True, exist_ok=True)
+    hashes = overlays / "hashes.json"
+    known = from_json(hashes.read_bytes()) if hashes.exists() else {}
+    sha256 = known.get(f"{package}=={version}")
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
+        wanted.write_text(f"{package}=={version}" + (f" --hash=sha256:{sha256}\n" if sha256 else "\n"))
+        target = ["--target", str(overlays / f"{package}-{version}"), "--report", str(report)]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        env = os.environ | {"DS_BUILD_OPS": "0"}
+        done = subprocess.run([*pip, *target, "-r", str(wanted)], env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = next((line for line in done.stderr.splitlines() if "ERROR" in line), "pip failed")
+            release = Release(package, version, sha256, f"cannot be installed: {reason}"[:300])
+        else:
+            archive = json.loads(report.read_text())["install"][0]["download_info"]["archive_info"]
+            release = Release(package, version, archive["hashes"]["sha256"])
+            hashes.write_text(json.dumps(known | {f"{package}=={version}": release.sha256}, indent=1) + "\n")
+    note.write_text(json.dumps(asdict(release), indent=1) + "\n")
+    return release
+
+
+def cell(adapter: Adapter, properties: list[Property], release: Release, overlays: Path, out: Path) -> list[Result]:
+    """Return the results of one release: from its file, or run now."""
+    name = f"{release.package}-{release.version}"
+    path = out / name / f"{adapter.name}.json"
+    before = output.load(path)[0] if path.exists() else []
+    lacking = [each for each in properties if each.name not in {result.property for result in before}]
+    if not lacking:
+        return before
+    if release.reason:
+        return [
+            Result(adapter.name, p.name, p.sentence, p.source, "not applicable", release.reason) for p in properties
+        ]
+    with Ranks(overlays / name, overlays / f"{name}.log") as ranks:
+        results = before + run(adapter, lacking, ranks, lambda result: None, shrink=False)
+    output.write(path.parent, adapter, results, output.installed() | {release.package: release.version})
+    return results
+
+
+def versions(
+    name: tyro.conf.Positional[str],
+    releases: tyro.conf.Positional[tuple[str, ...]],
+    /,
+    *,
+    package: str = "deepspeed",
+    only: str = "",
+    overlays: Path = OVERLAYS,
+    out: Path = RESULTS,
+) -> None:
+    """Hold releases of a library to the properties. Run it again to continue.
+
+    Each release is installed from the package index and its code is run. That takes a minute or two for the first time.
+
+    Args:
+        name: The adapter, as in study conform.
+        releases: The releases, such as 0.18.1.
+        package: The library.
+        only: Run only properties whose name contains this text.
+        overlays: The folder for installed releases.
+        out: The folder for results, one file for each release and adapter.
+    """
+    properties = [each for each in read() if only in each.name]
+    adapter, columns = _adapter(name), {}
+    for release in in_order(releases):
+        results = cell(adapter, properties, installed(package, release, overlays), overlays, out)
+        columns[release] = {result.property: result.status for result in results}
+        say(f"{package} {release}: {output.summary(results)}")
+    say("")
+    show([{"property": p.name} | {each: column.get(p.name) for each, column in columns.items()} for p in properties])
+
+
+def bisect(
+    name: tyro.conf.Positional[str],
+    wanted: tyro.conf.Positional[str],
+    releases: tyro.conf.Positional[tuple[str, ...]],
+    /,
+    *,
+    package: str = "deepspeed",
+    overlays: Path = OVERLAYS,
+    out: Path = RESULTS,
+) -> None:
+    """Find the first release where the answer of a property changes, by halving.
+
+    Args:
+        name: The adapter, as in study conform.
+        wanted: The property.
+        releases: The releases to look among, at least two: the first and the last must answer differently.
+        package: The library.
+        overlays: The folder for installed releases.
+        out: The folder for results, one file for each release and adapter.
+    """
+    adapter, by_name = _adapter(name), {each.name: each for each in read()}
+    if wanted not in by_name:
+        raise Stop(f"{wanted!r} is not a property", nearest(wanted, by_name))
+    ordered = in_order(releases)
+
+    def status(release: str) -> str:
+        (result,) = [
+            result
+            for result in cell(adapter, [by_name[wanted]], installed(package, release, overlays), overlays, out)
+            if result.property == wanted
+        ]
+        say(f"{package} {release}: {result.status}{': ' + result.words if result.words else ''}")
+        return result.status
+
+    low, high = 0, len(ordered) - 1
+    first, last = status(ordered[low]), status(ordered[high])
+    if first == last:
+        raise Stop(f"{wanted} is the same in {ordered[low]} and {ordered[high]}", "name releases that differ")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if status(ordered[middle]) == first else (low, middle)
+    say("", f"{wanted} changes in {package} {ordered[high]}: {first} in {ordered[low]}, then {status(ordered[high])}.")
+
+
+def in_order(releases: tuple[str, ...]) -> list[str]:
+    try:
+        return sorted(set(releases), key=Version)
+    except InvalidVersion as error:
+        raise Stop(str(error), "give exact releases, such as 0.18.1") from None
+
+
+def _adapter(name: str) -> Adapter:
+    put_programs_on_path()
+    if name not in ADAPTERS:
+        raise Stop(f"{name!r} is not an adapter", nearest(name, ADAPTERS))
+    return ADAPTERS[name]
