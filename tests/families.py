@@ -4,6 +4,7 @@ TEXT = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hid
 TEXT |= {"num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1}
 TEXT |= {"eos_token_id": 2}
 GROUPED = TEXT | {"num_key_value_heads": 2}
+GPT = {"vocab_size": 512, "n_positions": 128, "n_embd": 64, "n_inner": 160, "n_layer": 2, "n_head": 4}
 EXPERTS = GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
 SEES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -37,11 +38,16 @@ SEEING = {
     "clip": {"vision_config": SEES, "text_config": TEXT},
     "resnet": {"depths": [1, 1], "hidden_sizes": [32, 64], "embedding_size": 16, "layer_type": "basic"},
 }
+OLDER = {
+    "gpt2": GPT,
+    "gptj": GPT | {"rotary_dim": 8, "tie_word_embeddings": False},
+    "gpt_neox": TEXT | {"rotary_pct": 0.25},
+}
 
 
 def config_of(name: str, **changes) -> dict:
     """A small config.json of a family."""
-    return {"model_type": name} | (SMALL | SEEING)[name] | changes
+    return {"model_type": name} | (SMALL | SEEING | OLDER)[name] | changes
 
 
 # Dimensions as the authors' config.json gives them, and the number of parameters that they, or the hub, publish.

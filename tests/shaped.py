@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from study.predictor.architecture import flops_per_row, named, parameters
+from study.predictor.architecture import named
 from study.records import runs as records
 from study.records import store
 from study.records.runs import Run, Runs
@@ -49,7 +49,7 @@ def finished(
     **changes,
 ) -> dict:
     """A record that is done, as JSON. `step` and `loss` set its seconds and its end; see `changed` for `changes`."""
-    promised, count, weight_bytes = arms.read(arms.all_paths()[arm]), parameters(named(model)), BYTES[precision]
+    promised, count, weight_bytes = arms.read(arms.all_paths()[arm]), named(model).parameters, BYTES[precision]
     number = zlib.crc32(run_id.encode())  # no two runs start at once, or take the same times
     start = START + datetime.timedelta(milliseconds=number)
     held = -(-count // ranks) if promised.stage == 3 else count
@@ -97,7 +97,7 @@ def finished(
         "train": [first] + [loss * (1 + 0.5 / (number + 1)) for number in range(1, STEPS - 1)] + [loss],
         "eval": [evaluation],
     }
-    flops = flops_per_row(named(model), sequence) * micro_batch * accumulation
+    flops = named(model).flops_per_row(sequence) * micro_batch * accumulation
     record = Record(
         run_id=run_id,
         status="done",

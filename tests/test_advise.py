@@ -26,7 +26,7 @@ from study.predictor.advice.advise import (
 from study.predictor.advice.answer import assumptions, seconds
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, bytes_of, counts_of
-from study.predictor.architecture import describe, parameters
+from study.predictor.architecture import describe
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import (
     FRAGMENTATION,
@@ -118,7 +118,7 @@ def test_every_arm_is_a_row(gemma):
         assert row.fits == (row.step_s is not None) == (row.tokens_per_s is not None)
         assert GEMMA.gpus * row.micro_batch * row.accumulation == GEMMA.batch, row.arm
         assert row.fits == (row.headroom_bytes >= 0)
-    states = 16 * parameters(GEMMA.model)
+    states = 16 * GEMMA.model.parameters
     assert rows(gemma)["ddp"] == Untried("ddp", "GPU memory", "bf16", states), "states alone are too much"
 
 
@@ -178,7 +178,7 @@ def test_hosts_share_the_update():
     for size in (2, 1):
         question = replace(BERT, gpus_per_node=size, link="pcie4" if size == 2 else "ib-ndr")
         seconds_of[size] = step_of(question, arms.load_arm("zero2_cpu"), 1).parts["update on host"]
-    assert seconds_of[2] == pytest.approx(parameters(BERT.model) / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
+    assert seconds_of[2] == pytest.approx(BERT.model.parameters / 1e9 * papers.CPU_ADAM_S_PER_BILLION)
     assert seconds_of[1] == pytest.approx(seconds_of[2] / 2)
 
 
@@ -285,7 +285,7 @@ def test_when_nothing_fits_it_says_what_would_help():
     advice = advise(question)
     assert advice.choice is advice.alternative is None
     helps = remedies(question, given)
-    assert [remedy.what for remedy in helps] == ["more host memory", "more GPUs", "larger GPUs"]
+    assert [remedy.what for remedy in helps] == ["adapters", "more host memory", "more GPUs", "larger GPUs"]
     assert all(remedy.choice.fits for remedy in helps)
 
 

@@ -124,6 +124,8 @@ PLANTED = [
     ({}, {"observed__saved": SAVED | {"bytes": 10**9}}, "the bytes of the saved weights is 1e+09, more than"),
     ({}, {"observed__saved": SAVED | {"bytes": 10**5}}, "the bytes of the saved weights is 100000, less than"),
     ({}, {"observed__saved": SAVED | {"parameters": 10**5}}, "the number of saved weights is 100000, less than"),
+    ({}, {"observed__saved": SAVED | {"bytes": 3 * 10**6}}, "the bytes of the saved weights is 3e+06, less than"),
+    ({}, {"checkpoints__saved": [{"step": 4, "bytes": 10**6}]}, "less than those of the moments"),
     ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**9}]}, "the bytes of a checkpoint is"),
     ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**6}]}, "the bytes of a checkpoint is"),
     ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),

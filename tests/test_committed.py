@@ -8,8 +8,9 @@ import sys
 import pytest
 from conftest import ROOT
 
+from study.predictor.architecture import named
 from study.predictor.tracing import commit, committed, tracing, transformer
-from study.predictor.tracing.transformer import Pass, Transformer
+from study.predictor.tracing.transformer import TraceOptions, Transformer
 from study.spec.settings import CACHE
 
 IN_FILE = [source for source in commit.sources() if committed.has_passes(source.config, source.dropout)]
@@ -21,14 +22,14 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(transformer, "_seen", {})
 
 
-def compare(model: Transformer, way: Pass, rows: tuple[int, ...]) -> None:
+def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
     """Assert that a committed trace is the fresh one, byte for byte and kernel by kernel."""
     blocks = {tensor.name: tensor.block for tensor in model.tensors}
-    known = committed.lines(model.dimensions, model.dropout, way, rows, blocks)
-    assert known is not None, (model.name, way, rows)
-    known |= committed.allocations(model.dimensions, model.dropout, way, rows)
+    known = committed.lines(model.dimensions, model.dropout, options, rows, blocks)
+    assert known is not None, (model.name, options, rows)
+    known |= committed.allocations(model.dimensions, model.dropout, options, rows)
     assert json.loads(json.dumps(model.traced_look)) == json.loads(json.dumps(model.look))
-    assert json.loads(json.dumps(tracing.lines(model, way, rows))) == json.loads(json.dumps(known)), (way, rows)
+    assert json.loads(json.dumps(tracing.lines(model, options, rows))) == json.loads(json.dumps(known)), (options, rows)
 
 
 def drawn(source: commit.Source, chance: random.Random) -> Transformer:
@@ -50,19 +51,28 @@ def tokens(model: Transformer, chance: random.Random) -> int:
 def test_a_committed_trace_is_a_fresh_one(source):
     chance = random.Random(source.name)
     model = drawn(source, chance)
-    compare(model, source.ways[0]._replace(sequence=tokens(model, chance)), (2, 3))
+    compare(model, source.options[0]._replace(sequence=tokens(model, chance)), (2, 3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", IN_FILE, ids=lambda source: source.name)
 def test_every_committed_trace_is_a_fresh_one(source):
     chance = random.Random(source.name)
-    for way in source.ways:
+    for options in source.options:
         model = drawn(source, chance)
-        if committed.key(way, 1) in committed._content(source.name)["passes"]:
-            way = way._replace(sequence=tokens(model, chance))
-            compare(model, way, (1,))
-            compare(model, way, (2, 3))
+        if committed.key(options, 1) in committed._content(source.name)["passes"]:
+            options = options._replace(sequence=tokens(model, chance))
+            compare(model, options, (1,))
+            compare(model, options, (2, 3))
+
+
+def test_another_transformers_is_told_in_a_line(monkeypatch):
+    gpt2 = named("gpt2")
+    assert gpt2.remarks() == []
+    monkeypatch.setattr(committed, "installed", lambda: {"transformers": "99.0"})
+    (line,) = gpt2.remarks()
+    assert "99.0 is installed here" in line
+    assert Transformer.of(gpt2.dimensions, "adapted", lora_rank=4).remarks() == [], "it is traced here"
 
 
 CODE = """
@@ -76,7 +86,7 @@ from study.spec.shapes import config_of
 model = Transformer.of(config_of("gpt-j-6b"), "gpt-j-6b")
 values = {"precision": "bf16_cast", "attention": "eager", "micro_batch": 2, "sequence": 1024, "device": "cuda"}
 print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values)).peak_bytes)
-print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"precision": "fp32"})).peak_bytes)
+print(estimate(Setup.of_arm(model, "zero3", ranks=8, **values | {"loss": "chunked"})).peak_bytes)
 """
 
 

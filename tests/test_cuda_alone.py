@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import ROOT, launch
 
-from study.predictor.architecture import describe, parameters
+from study.predictor.architecture import describe
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.spec.arms import all_paths, read
@@ -62,7 +62,7 @@ def test_each_is_predicted(arm):
         estimate(Setup.of_arm(model, name, ranks=8, precision="bf16_cast", device="cuda")) for name in (arm, "zero3")
     )
     assert (ours.host_bytes > 0) is (arm in ("zero3_superoffload", "zero3_zenflow"))
-    whole = parameters(model)
+    whole = model.parameters
     if arm == "zero3_qwz":
         assert ours.traffic["all_gather"] == pytest.approx(plain.traffic["all_gather"] / 2, rel=0.01)
     elif arm == "zero3_qgz":

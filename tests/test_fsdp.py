@@ -10,7 +10,7 @@ from families import config_of
 from study.bench import fsdp_tracker
 from study.errors import Stop
 from study.models import config as configs
-from study.predictor.architecture import decoder, parameters
+from study.predictor.architecture import decoder
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.predictor.tracing import transformer
@@ -80,7 +80,7 @@ def test_bytes_of_a_parameter_in_bf16_alone():
     assert held == 8 * sum(t.numel() for t in weights)
     after = estimate(Setup(model=MISTRAL, fsdp="full_shard", ranks=8, precision="bf16_pure", micro_batch=1)).after_step
     states = sum(after[name] for name in ("weights", "gradients", "moments"))
-    assert states == pytest.approx(held / sum(t.numel() for t in weights) * parameters(MISTRAL) / 8, rel=1e-4)
+    assert states == pytest.approx(held / sum(t.numel() for t in weights) * MISTRAL.parameters / 8, rel=1e-4)
 
 
 def test_deepspeed_and_fsdp_exclude_each_other():

@@ -7,7 +7,7 @@ from conftest import TRAINED, launch, ranks_of, traceback_of_ours
 
 from study.machine.gpus import matrix_peak, peak_flops
 from study.predictor.architecture import named
-from study.predictor.memory.activations import activations
+from study.predictor.estimate import profile
 from study.predictor.papers import OF_PRECISION
 from study.predictor.setup import Setup
 
@@ -75,7 +75,7 @@ def test_without_deepspeed_it_needs_a_gpu(arm, tmp_path, cache):
 
 def test_it_takes_what_bf16_takes_and_is_held_against_its_own_peak():
     setups = {name: Setup(model=named("gpt2"), micro_batch=2, sequence=64, precision=name) for name in OF_PRECISION}
-    kept = {name: activations(setup) for name, setup in setups.items()}
+    kept = {name: profile(setup) for name, setup in setups.items()}
     assert kept["fp16"] == kept["bf16"] != kept["fp32"]
     assert peak_flops("Tesla T4", "fp16", True) == 65e12
     peaks = {"flops_per_s": {kind: {"median": number} for number, kind in enumerate(("bf16", "fp16", "tf32"))}}

@@ -9,7 +9,7 @@ from shaped import finished, put, rows, runs
 
 from study.bench.prediction import setup_of
 from study.predictor import nodes
-from study.predictor.architecture import describe, parameters
+from study.predictor.architecture import describe
 from study.predictor.setup import Setup
 from study.records import metrics
 from study.records.schema import Collective, Record
@@ -60,7 +60,7 @@ def test_gloo_writes_as_much_as_each_group_has_ranks():
 
 
 MODEL = describe("bert-large")
-SIZE = 4 * parameters(MODEL)
+SIZE = 4 * MODEL.parameters
 
 
 def between(arm: str, ranks: int = 16, node_ranks: int = 8, **changes) -> dict[str, float]:

@@ -9,7 +9,7 @@ from shaped import changed, finished, put, run
 from study.bench import gpu_scores
 from study.bench.prediction import architecture, predicted
 from study.bench.scoreboard import score, scored
-from study.predictor.architecture import describe, parameters
+from study.predictor.architecture import describe
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.records import runs
 from study.records.runs import Run
@@ -65,11 +65,11 @@ def estimate_of(record: dict):
 def test_a_run_on_real_text_is_predicted_for_its_own_vocabulary_and_rows():
     embedded = finished()
     assert estimate_of(embedded).parameters == embedded["observed"]["parameters"]
-    count = parameters(describe("gpt-tiny", 50257))
+    count = describe("gpt-tiny", 50257).parameters
     real = changed(embedded, requested__data="hub", observed__parameters=count)
     assert estimate_of(real) is None, "the number of rows that a rank holds is not known"
     real["requested"]["train_rows"], real["requested"]["eval_rows"] = 10, 2
-    assert architecture(Record.model_validate(real)).vocabulary == 50257
+    assert architecture(Record.model_validate(real)).look.vocabulary == 50257
     assert estimate_of(real).parameters == count
     few, many = (estimate_of(changed(real, requested__train_rows=rows)).peak_bytes for rows in (10, 1610))
     assert many - few == 1600 * 8 * real["requested"]["sequence"]
@@ -152,6 +152,6 @@ def test_errors_are_what_they_are_by_hand():
     ideal_s = quantities_of()["step"].predicted
     runs = [run(**ON_GPU, run_id=f"run-{times}", time__step_s=[times * ideal_s]) for times in (1, 2)]
     ours, published = [row for row in gpu_scores.errors(gpu_scores.scored(runs)) if row["quantity"] == "step"]
-    assert (ours["cells"], ours["off by (median)"], ours["worst"], ours["within 10 %"]) == (2, "25%", "-50%", "50%")
+    assert (ours["rows"], ours["off by"], ours["worst"], ours["within 10 %"]) == (2, "25%", "-50%", "50%")
     assert published["measured"] == "published"
-    assert published["cells"] > 100
+    assert published["rows"] > 100

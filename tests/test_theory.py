@@ -1,13 +1,11 @@
 """Compares formulas with the papers' tables, and predicted peaks with the peaks that DeepSpeed was seen to hold."""
 
-import dataclasses
-
 import pytest
 from conftest import DECODERS_ALONE
 
 from study.errors import Stop
 from study.predictor import papers
-from study.predictor.architecture import Architecture, describe, generic, parameters
+from study.predictor.architecture import describe, generic
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.deepspeed_memory import gathered, last_fetches
 from study.predictor.memory.engine import Engine, first_part, padded
@@ -61,12 +59,6 @@ def test_cpu_adam_is_as_fast_as_published():
         assert billions * papers.CPU_ADAM_S_PER_BILLION == pytest.approx(seconds, rel=0.2)
 
 
-def test_links_say_where_they_are_from():
-    for link in papers.LINKS.values():
-        assert 3e9 < link.bytes_per_s < 1e12
-        assert len(link.source) > 20
-
-
 # --- partitions, by hand -------------------------------------------------------------------------------------------
 
 
@@ -84,7 +76,7 @@ def test_parts():
 
 def test_what_stage_3_keeps_gathered():
     """With DeepSpeed's defaults, all of a small model; in the textbook arm, small weights and one fetch ahead."""
-    everything = parameters(describe("bert-base"))
+    everything = describe("bert-base").parameters
     assert gathered(engine("zero3", 8)) == 4 * everything
     assert gathered(engine("zero3_textbook", 8)) < everything
     assert 0.4e9 < gathered(engine("zero3", 8, "gemma2-9b")) / 4 < 1.2e9
@@ -103,7 +95,6 @@ def of_arm(arm: str, model="bert-base", **values) -> Estimate:
 
 
 def of_model(model, deepspeed: dict | None = None, **values) -> Estimate:
-    model = model if isinstance(model, Architecture) else describe(model)
     return estimate(Setup(model=model, deepspeed=deepspeed, **values))
 
 
@@ -123,6 +114,7 @@ SEEN = [  # model, ranks, precision, rows, tokens, accumulation, MB at the peak 
     (MID_BERT, 4, "bf16_cast", 4, 64, 2, {"zero1": 375.6, "zero2": 326.9, "zero3": 331.1, "zero2_cpu": 502.9}),
     (MID_GPT, 4, "fp32", 8, 128, 1, {"zero1": 917.9, "zero2": 917.9, "zero3": 1003.2, "zero1_cpu": 1010.5}),
     (MID_GPT, 4, "fp32", 2, 64, 2, {"zero1": 469.2, "zero2": 380.9, "zero3": 386.6}),
+    (SHAPES["bert-large"], 128, "bf16", 8, 128, 1, {"zero3": 3323.8}),
 ]
 
 
@@ -141,7 +133,7 @@ def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
     """bf16_cast after the step: weights, master and moments are P1's 2, 4 and 8 bytes, partitioned as it says."""
     ranks = 1 if arm == "single" else 8
     after = of_arm(arm, ranks=ranks, precision="bf16_cast").after_step
-    count = parameters(describe("bert-base"))
+    count = describe("bert-base").parameters
     ours = arms.read(arms.all_paths()[arm])
     paper = papers.states_bytes(count, 3 if ours.fsdp else ours.stage or 0, ours.sharing_ranks(ranks))
     if arm != "zero3_nvme":
@@ -152,7 +144,7 @@ def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
 def test_offloading_leaves_the_device():
     """The same bytes, in two memories on a GPU and in one on a CPU."""
     gpu, cpu = (of_arm("zero2_cpu", ranks=8, device=device) for device in ("cuda", "cpu"))
-    count = parameters(describe("bert-base"))
+    count = describe("bert-base").parameters
     assert gpu.host_bytes > 12 * count / 8
     assert "master" not in gpu.at_peak
     assert "master" in cpu.at_peak
@@ -162,7 +154,7 @@ def test_offloading_leaves_the_device():
 
 def test_traffic_with_accumulation():
     """Stage 1 and DDP reduce once a step, stages 2 and 3 every microbatch."""
-    count = 4 * parameters(describe("bert-base"))
+    count = 4 * describe("bert-base").parameters
     moved = {arm: of_arm(arm, ranks=4, accumulation=4).traffic for arm in ("ddp", "zero1", "zero2", "zero3")}
     assert moved["ddp"] == {"all_reduce": count}
     assert moved["zero1"] == pytest.approx({"all_reduce": count, "all_gather": count}, rel=1e-3)
@@ -175,16 +167,6 @@ def test_traffic_with_accumulation():
     assert textbook > 1.9 * of_arm("zero3", ranks=4).traffic["all_gather"]
 
 
-def test_more_of_anything_is_not_less():
-    for arm in FOR_BERT:
-        ranks = 1 if arm == "single" else 4
-        peak = of_arm(arm, ranks=ranks).peak_bytes
-        assert of_arm(arm, ranks=ranks, micro_batch=32).peak_bytes > peak
-        assert of_arm(arm, model="bert-large", ranks=ranks).peak_bytes > peak
-    large = of_arm("zero2", ranks=4, micro_batch=64).peak_bytes
-    assert of_arm("zero2", ranks=4, micro_batch=64, checkpointing=True).peak_bytes < 0.5 * large
-
-
 def test_a_generic_model_is_partitioned():
     values = {"ranks": 64, "precision": "bf16_cast", "micro_batch": 1, "sequence": 1024, "device": "cuda"}
     prediction = of_model(generic(7.5e9, 72, 2928), {"zero_optimization": {"stage": 3}}, **values)
@@ -194,7 +176,7 @@ def test_a_generic_model_is_partitioned():
 def test_silence_is_deepspeeds_default():
     """The default is a bucket of half a billion elements, and two of them with overlap_comm."""
     quiet, both = (
-        of_model("bert-tiny", {"zero_optimization": {"stage": 2} | overlap}, ranks=2).at_peak["buckets"]
+        of_model(describe("bert-tiny"), {"zero_optimization": {"stage": 2} | overlap}, ranks=2).at_peak["buckets"]
         for overlap in ({}, {"overlap_comm": True})
     )
     assert (quiet, both) == (500_000_000 * 4, 2 * 500_000_000 * 4)
@@ -205,18 +187,11 @@ def test_there_are_four_stages():
         papers.states_bytes(1e9, 4, 2)
 
 
-def test_deeper_is_linear():
-    """Twice the layers add twice the bytes: the formulas are linear in the number of layers."""
-    base = describe("bert-base")
-    peaks = [of_model(dataclasses.replace(base, layers=layers)).peak_bytes for layers in (6, 12, 18)]
-    assert peaks[2] - peaks[1] == pytest.approx(peaks[1] - peaks[0], rel=1e-6)
-
-
 def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
     """DeepSpeed's default. By hand for BERT-large in fp32: its matrices are powers of two; its words are rounded up."""
     ours = arms.read(arms.all_paths()["zero3_cpu"]).deepspeed
     default = ours | {"zero_optimization": ours["zero_optimization"] | {"offload_param": {"device": "cpu"}}}
-    held = [of_model("bert-large", config, device="cuda").host_bytes for config in (ours, default)]
+    held = [of_model(describe("bert-large"), config, device="cuda").host_bytes for config in (ours, default)]
     layer = 4 * 2**22 + 2 * 2**24 + 9 * 2**12 + 2**14
     assert held[1] - held[0] == pytest.approx(2**27 + 2**21 + 24 * layer + 2**22, rel=0.001)
 

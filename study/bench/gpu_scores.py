@@ -9,9 +9,9 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpu_named
 from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.outside.errors import Compared, Errors
+from study.predictor.outside.errors import summary
 from study.predictor.outside.stored import predictions
-from study.predictor.outside.tables import percent
+from study.predictor.outside.trainings import Compared
 from study.predictor.timing.steptime import Machine, step_time
 from study.records.runs import Run
 
@@ -38,7 +38,7 @@ def scored(runs: Iterable[Run]) -> list[Scored]:
 
 
 def _quantities(run: Run) -> dict[str, Compared]:
-    setup = setup_of(run.record, look=True)
+    setup = setup_of(run.record)
     if setup is None:
         return {}
     try:
@@ -79,27 +79,15 @@ def lines(everything: list[Scored]) -> list[dict]:
 def errors(everything: list[Scored]) -> list[dict]:
     """Return a row for each quantity: how far off its predictions are here, and those of published measurements."""
     groups = [(name, [each.quantities[name] for each in everything if name in each.quantities]) for name in NAMES]
-    here = [(name, "these runs", Errors.of(members)) for name, members in groups if members]
-    published = [(name, "published", errors) for name, errors in _published().items()] if here else []
-    return [
-        {
-            "quantity": name,
-            "measured": where,
-            "cells": errors.count,
-            "off by (median)": percent(errors.median_absolute),
-            "worst": f"{errors.worst:+.0%}",
-            "within 10 %": percent(errors.within_10),
-            "within 30 %": percent(errors.within_30),
-            "in the interval": percent(errors.inside),
-        }
-        for name, where, errors in here + published
-    ]
+    here = [(name, "these runs", members) for name, members in groups if members]
+    published = [(name, "published", members) for name, members in _published().items()] if here else []
+    return [{"quantity": name, "measured": where} | summary(members) for name, where, members in here + published]
 
 
 @functools.cache
-def _published() -> dict[str, Errors]:
-    """Return the errors over what others measured: memory, and the rows of time that nothing was fitted to."""
+def _published() -> dict[str, list[Compared]]:
+    """Return the predictions of what others measured: memory, and the rows of time that nothing was fitted to."""
     compared = [(member.row.role, quantity) for member in predictions() for quantity in member.quantities]
     memory = [quantity for _, quantity in compared if quantity.quantity == "memory"]
     step = [quantity for role, quantity in compared if quantity.quantity == "time" and role != "fit"]
-    return {"memory": Errors.of(memory), "step": Errors.of(step)}
+    return {"memory": memory, "step": step}

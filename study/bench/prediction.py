@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from study.predictor.architecture import FAMILIES, Architecture, describe, parameters
+from study.errors import Stop
+from study.predictor.architecture import describe
 from study.predictor.estimate import Estimate, estimate, inputs_bytes
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
@@ -11,27 +12,27 @@ from study.records.schema import Observed, Record, Requested
 from study.spec.shapes import SHAPES, VOCABULARY, config_of, shape_of
 
 
-def predicted(
-    record: Record, ranks: int | None = None, deepspeed: dict | None = None, look: bool = False
-) -> Estimate | None:
+def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Estimate | None:
     """Return the estimate of a run, or of the same run on other ranks or with another DeepSpeed config.
 
-    With `look` the model is looked at even where there are formulas for it, which needs torch the first time.
     None if its model, or the size of its data in the same memory, is not known here, for scripts that are not ours, and
     for compiled models.
     """
-    setup = setup_of(record, ranks, deepspeed, look)
-    return None if setup is None else estimate(setup)
+    setup = setup_of(record, ranks, deepspeed)
+    try:
+        return None if setup is None else estimate(setup)
+    except Stop as stop:
+        if stop.status != "unavailable":
+            raise
+        return None  # it has to be traced, and torch is not installed
 
 
-def setup_of(
-    record: Record, ranks: int | None = None, deepspeed: dict | None = None, look: bool = False
-) -> Setup | None:
+def setup_of(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Setup | None:
     """Return what theory needs to know of a run; None where `predicted` is."""
     requested, observed = record.requested, record.observed
     if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
-        return None  # what a compiler keeps and fuses is in no formula
-    model = architecture(record, look)
+        return None  # what a compiler keeps and fuses is unknown here
+    model = architecture(record)
     rows = _data_rows(requested)
     if model is None or (rows is None and observed.device == "cpu"):
         return None
@@ -51,10 +52,8 @@ def setup_of(
     )
     # The rows are in the same memory as everything else, and so are those of the window that was read last.
     read = setup.micro_batch * (setup.accumulation * _last_window(requested, observed) - 1)
-    # A row is what a pass reads, and for reviews a label, which a model that was looked at reads too. A rank keeps
-    # whole rows, also where it reads a part of each.
-    label_bytes = 8 if requested.task == "imdb" and isinstance(model, Architecture) else 0
-    row_bytes = inputs_bytes(replace(setup, sequence_ranks=1)) // setup.micro_batch + label_bytes
+    # A row is all that a pass reads. A rank keeps whole rows, also where it reads a part of each.
+    row_bytes = inputs_bytes(replace(setup, sequence_ranks=1)) // setup.micro_batch
     return replace(setup, data_bytes=((rows or 0) + read) * row_bytes)
 
 
@@ -81,21 +80,17 @@ def _data_rows(requested: Requested) -> int | None:
     return None if train_rows is None else train_rows + (requested.eval_rows or 0)  # None: all rows of the data set
 
 
-def architecture(record: Record, look: bool = False) -> Architecture | Transformer | None:
+def architecture(record: Record) -> Transformer | None:
     """Return what a run trained. None if it is not a built-in shape, or has other parameters than that."""
     requested = record.requested
     size = record.observed.parameters
     name = shape_of(requested.model or "")
     if name not in SHAPES:
         return None
-    model: Architecture | Transformer
     part = {"lora_rank": requested.lora_rank, "train_only": requested.train_only}
-    if look or SHAPES[name]["model_type"] not in FAMILIES or any(part.values()):
-        model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
-    else:
-        model = describe(name, VOCABULARY, requested.dropout)
-        if SHAPES[name]["vocab_size"] is None and requested.data != "embedded" and size:
-            # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
-            more = (size - parameters(model)) // model.hidden
-            model = replace(model, vocabulary=model.vocabulary + more)
-    return model if size in (None, parameters(model)) else None
+    model = Transformer.of(config_of(name), name, dropout=requested.dropout, **part)
+    if SHAPES[name].get("vocab_size", 0) is None and requested.data != "embedded" and size:
+        # The model has its data's vocabulary, which no record says: the embeddings make up the difference.
+        vocabulary = VOCABULARY + (size - model.parameters) // model.dimensions["n_embd"]
+        model = describe(name, vocabulary, requested.dropout)
+    return model if size in (None, model.parameters) else None

@@ -17,16 +17,15 @@ from study.bench import fsdp_tracker, gpu_scores
 from study.bench.prediction import architecture, predicted
 from study.errors import Stop
 from study.io.tables import say, show
-from study.predictor.architecture import FAMILIES, Architecture, tensors
 from study.predictor.estimate import Estimate
+from study.predictor.tracing.transformer import Transformer
 from study.records import runs
 from study.records.runs import Run, Runs
 from study.spec.shapes import SHAPES, shape_of
 
 HELD_OUT = "held-out"  # parts of the protocol that no constant was derived from
-# "ours" looks at the model; "formulas" is the second way, for the families that have them.
 # PyTorch's FSDPMemTracker follows FSDP2, and stands beside stage 3 without offloading, the arm that is most like it.
-PREDICTORS = ("ours", "formulas", "deepspeed", "accelerate", "torch")
+PREDICTORS = ("ours", "deepspeed", "accelerate", "torch")
 STATES_ONLY = "deepspeed, states"
 ESTIMATED = ("weights", "master", "moments", "gradients", "buckets")  # all that DeepSpeed's estimators predict
 HIDDEN = ("family", "arm", "held out", "acc", STATES_ONLY)  # columns for JSON alone: a line has 100 characters
@@ -122,13 +121,11 @@ def score(run: Run, tracker: bool = False) -> dict:
     """Return one run's peak, and the relative error of each prediction of it; None where a predictor has none."""
     record = run.record
     rank = run.record.memory.components.per_rank[0]
-    ours = cast(Estimate, predicted(record, look=True))  # left_out has looked for a prediction
+    ours = cast(Estimate, predicted(record))  # left_out has looked for a prediction
     measured_bytes = rank.tracked_peak_bytes
     at_peak = rank.at_peak or {}
     family = SHAPES[shape_of(run.model or "")]["model_type"]
-    bytes_of = {"ours": ours.peak_bytes, "formulas": None, "torch": None} | library_estimates(run)
-    if family in FAMILIES:
-        bytes_of["formulas"] = cast(Estimate, predicted(record)).peak_bytes
+    bytes_of = {"ours": ours.peak_bytes, "torch": None} | library_estimates(run)
     if tracker and fsdp_tracker.applies(record):
         bytes_of["torch"] = fsdp_tracker.peak_bytes(record)
     off = {name: None if bytes_of[name] is None else bytes_of[name] / measured_bytes - 1 for name in PREDICTORS}
@@ -154,8 +151,8 @@ def score(run: Run, tracker: bool = False) -> dict:
 
 def library_estimates(run: Run) -> dict:
     """Return what the libraries' own estimators give. None of them includes activations."""
-    model = cast(Architecture, architecture(run.record))
-    sizes = [tensor.elements for tensor in tensors(model)]
+    model = cast(Transformer, architecture(run.record))
+    sizes = [tensor.elements for tensor in model.tensors]
     on_host = run.record.observed.offload_optimizer != "none"
     options = {"num_gpus_per_node": run.ranks, "num_nodes": 1, "cpu_offload": on_host, "additional_buffer_factor": 1}
     deepspeed = None  # it has none for DDP and stage 1

@@ -14,7 +14,6 @@ from study.predictor.advice import answer, configure
 from study.predictor.advice.advise import advise as recommend
 from study.predictor.advice.purchase import fewest, remedies
 from study.predictor.advice.question import Given, Question, counts_of
-from study.predictor.architecture import Architecture
 from study.predictor.outside.stored import accuracy
 from study.predictor.tracing.transformer import Transformer
 from study.predictor.wanted import Wanted, asked_for
@@ -63,12 +62,12 @@ def advise(
     show(answer.table(advice))
     say("", "Assumed:")
     say_wrapped(*assumed, indent="  ", first="- ")
-    say_wrapped("", accuracy())
+    say_wrapped("", accuracy(), *model.remarks())
     return None
 
 
 def _advise_number(
-    model: Architecture | Transformer, counts: tuple[int, ...], kinds: list[str], given: Given, as_json: bool
+    model: Transformer, counts: tuple[int, ...], kinds: list[str], given: Given, as_json: bool
 ) -> dict | None:
     """Print the fewest GPUs of each kind that are enough."""
     enough = [advice for kind in kinds for advice in fewest(model, counts, kind, given)]

@@ -1,14 +1,15 @@
 """`study outside`: compares our predictions with measurements that others published."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, show
-from study.predictor.outside import errors, published, ratios, side_by_side, stored, tables
-from study.predictor.outside.errors import Compared, ComparedRow
+from study.predictor.outside import errors, published, ratios, side_by_side, stored
 from study.predictor.outside.published import Row
+from study.predictor.outside.trainings import Compared, ComparedRow, compare
 from study.spec.options import AsJson
 
 
@@ -34,7 +35,7 @@ def outside(
     if write:
         if file or source:
             raise Stop("--write renews all of the project's own rows", "leave out --file and --source")
-        stored.write()
+        errors.write()
         stored.read.cache_clear()
         stored.predictions.cache_clear()
         ratios.write()
@@ -47,16 +48,16 @@ def outside(
     if file is None:
         members = [member for member in stored.predictions() if member.row in rows]
     else:
-        members = [errors.compare(row) for row in rows]
+        members = [compare(row) for row in rows]
     if as_json:
-        return stored.as_json(members)
+        return {"rows": [member.as_json() for member in members], "summary": errors.lines(members)}
     if verbose:
         _show_rows(members)
-    groups = stored.as_json(members)["summary"]
-    show(tables.lines(groups))
-    if without := tables.unpredicted(groups):
+    show(errors.lines(members))
+    predicted = {member.row.source for member in members if member.quantities}
+    if without := Counter(member.row.source for member in members if member.row.source not in predicted):
         say("", "No row has a prediction of (--verbose says why):")
-        say(*(f"- {each['source']}: {each['rows']} rows" for each in without))
+        say(*(f"- {name}: {count} rows" for name, count in without.items()))
     if file is None and source is None:
         say("", stored.accuracy())
     return None
@@ -103,7 +104,7 @@ def _show_rows(members: list[ComparedRow]) -> None:
     show(lines)
     if missed := errors.misses(members):
         say("", "Off by more than 10 % (memory) or 30 % (time):")
-        show(tables.misses(missed))
+        show(missed)
         say("")
 
 

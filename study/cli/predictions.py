@@ -127,7 +127,7 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        say_wrapped("", accuracy())
+        say_wrapped("", accuracy(), *prediction.setup.model.remarks())
     if explain and prediction and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))

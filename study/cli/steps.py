@@ -11,7 +11,6 @@ from study.io.numbers import short
 from study.io.tables import say, show
 from study.machine.gpus import GPUS, gpu_named
 from study.predictor.advice.question import Precision, link_named, node_size
-from study.predictor.architecture import Architecture
 from study.predictor.setup import Setup
 from study.predictor.timing import pace
 from study.predictor.timing.replay import Span
@@ -44,7 +43,7 @@ class Training:
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
 
-    def values(self, model: Architecture | Transformer) -> dict:
+    def values(self, model: Transformer) -> dict:
         """Return the fields of a setup that do not depend on the arm."""
         values = {name: value for name, value in vars(self).items() if name not in ("arm", "sequence")}
         values["sequence"] = default_sequence(model) if self.sequence is None else self.sequence
@@ -80,7 +79,7 @@ class Links:
         )
 
 
-def default_sequence(model: Architecture | Transformer) -> int:
+def default_sequence(model: Transformer) -> int:
     """Return the tokens of a row where the user leaves them to the model."""
     return min(DEFAULT_SEQUENCE, model.positions or DEFAULT_SEQUENCE)
 

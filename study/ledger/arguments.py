@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from study.errors import Stop
 from study.io.validation import nearest, sentence
 from study.machine.gpus import GPUS
-from study.predictor.architecture import Architecture, generic, named
-from study.predictor.architecture import parameters as count_parameters
+from study.predictor.architecture import generic, named
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
@@ -103,7 +102,7 @@ def one_of(known: Mapping[str, Thing], name: str | None, what: str) -> Thing:
 def size_of(*, model: Name = None, parameters: Number = None) -> float:
     """Return a number of parameters, or that of a built-in shape."""
     if model and parameters is None:
-        return count_parameters(named(model))
+        return named(model).parameters
     if parameters is None or model:
         raise Stop("exactly one of model and parameters is needed", "give one of them")
     return parameters
@@ -120,7 +119,7 @@ def device_bytes(*, gpu: Name = None, memory_bytes: Number = None) -> float:
 
 def model_of(
     *, model: Name = None, parameters: Number = None, layers: Whole = None, hidden: Whole = None
-) -> Architecture | Transformer:
+) -> Transformer:
     """Return a built-in shape, or a model of so many parameters."""
     if model:
         return named(model)

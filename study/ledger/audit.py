@@ -23,7 +23,7 @@ EXACT, EXACT_ELEMENTS = 0.01, 2000  # parts are padded to equal sizes, by at mos
 SMALL_ELEMENTS = 100_000  # a tolerance for small collectives besides weights and gradients
 LINK, HEADERS = 0.02, 0.1  # tolerances of an emulated link: a burst at the start; headers and acknowledgements
 KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # tolerances of the kernel's count, which includes frames and log lines
-FILES, HEADER_BYTES = 1.2, 2**20  # of checkpoints and saved weights: stage 3 pads, and each file has a header
+FILES, HEADER_BYTES = 1.2, 2**16  # of checkpoints and saved weights: stage 3 pads, and each file has a header
 MOST_WATTS = 3000  # more than one GPU can draw
 MUON_GATHERS = 6  # stage 3: whole gradients and momenta, and both again for each matrix, padded in its round
 WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
@@ -290,10 +290,8 @@ def _states(record: Record, found: Audit) -> None:
         elements = {"moments": share and 2 * share, "master": share}
         elements["weights"] = None if observed.second_partition_parameters else held  # hpZ holds some of them twice
         after = elements | {"gradients": held if whole else None}
-        for moment, expected, sizes in (
-            ("the peak", elements, part.at_peak or {}),
-            ("the end", after, part.after_step),
-        ):
+        at_peak, at_end = part.at_peak or {}, part.after_step
+        for moment, expected, sizes in (("the peak", elements, at_peak), ("the end", after, at_end)):
             for name, count in expected.items():
                 each = ELEMENT_BYTES.get(observed.dtypes.get(name) or "")
                 if sizes.get(name) and each and count is not None:
@@ -301,19 +299,21 @@ def _states(record: Record, found: Audit) -> None:
 
 
 def _saved(record: Record, found: Audit) -> None:
-    """The files that were saved hold each weight once; those of a checkpoint, the states of Adam as well."""
+    """Saved files hold each weight once. Those of a checkpoint also hold Adam's moments, and the kernel saw them."""
     if saved := record.observed.saved:
-        weights = saved.parameters * max(ELEMENT_BYTES.get(dtype, 8) for dtype in saved.dtypes)
+        sizes = [ELEMENT_BYTES.get(dtype, 8) for dtype in saved.dtypes] or [1, 8]
+        least, most = saved.parameters * min(sizes), saved.parameters * max(sizes) * (1 + EXACT) + HEADER_BYTES
         found.at_least("the number of saved weights", saved.parameters, found.trained, "those that were trained")
-        found.at_most(
-            "the number of saved weights", saved.parameters, 2 * found.parameters, "all, with copies of tied ones"
-        )
-        found.at_most("the bytes of the saved weights", saved.bytes, weights + HEADER_BYTES, "their elements")
-        found.at_least("the bytes of the saved weights", saved.bytes, weights / 2, "their elements")
+        found.at_most("the number of saved weights", saved.parameters, 2 * found.parameters, "all, and tied ones again")
+        found.at_most("the bytes of the saved weights", saved.bytes, most, "their elements")
+        found.at_least("the bytes of the saved weights", saved.bytes, least, "their elements")
+    has_moments = record.observed.optimizer in ADAM and record.observed.dtypes.get("moments") == "float32"
     for each in record.checkpoints.saved:
         written = sum(filter(None, each.written_bytes_per_rank))
         found.at_most("the bytes of a checkpoint", each.bytes - HEADER_BYTES, written or None, "the kernel saw written")
         found.at_least("the bytes of a checkpoint", each.bytes * FILES, written, "the kernel saw written")
+        moments_bytes = 8 * found.trained if has_moments else None
+        found.at_least("the bytes of a checkpoint", each.bytes, moments_bytes, "those of the moments")
 
 
 def _share_of_states(record: Record, found: Audit, rank: int) -> float | None:

@@ -13,7 +13,6 @@ from study.ledger.verdict import Finding
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.architecture import named
-from study.predictor.architecture import parameters as count_parameters
 from study.predictor.estimate import estimate, profile
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.spec import arms
@@ -25,7 +24,7 @@ MIXED = "mixed-adam"
 
 def parameters(*, model: str) -> Finding:
     """Return the parameters of a built-in shape, counted tensor by tensor. Tied matrices count once."""
-    number = count_parameters(named(model))
+    number = named(model).parameters
     return Finding(number, f"the tensors of {model} have {number:,} elements")
 
 

@@ -16,7 +16,6 @@ from study.machine.gpus import GPUS
 from study.predictor import nodes, papers
 from study.predictor.advice.advise import step_of
 from study.predictor.advice.question import Question
-from study.predictor.architecture import flops_per_row
 from study.predictor.estimate import estimate, traffic
 from study.predictor.memory.engine import Engine
 from study.predictor.outside import ratios
@@ -159,7 +158,7 @@ def utilization(
     step = _step(question, arm, micro_batch)
     used_s = sum(step.parts.get(part, 0.0) for part in (*ON_GPU, "update"))
     if counts == "operations":
-        used_s = flops_per_row(model, sequence) * batch / gpus / one_of(GPUS, gpu, "GPU").half_flops_per_s
+        used_s = model.flops_per_row(sequence) * batch / gpus / one_of(GPUS, gpu, "GPU").half_flops_per_s
     share, low, high = (min(1.0, used_s / seconds) for seconds in (step.seconds, step.high_s, step.low_s))
     working = f"{arm}, {micro_batch} rows a pass: {short(used_s)} s of {counts} in {short(step.seconds)} s a step"
     return Finding(share, f"{working}: {short(share)}, {short(low)} to {short(high)}", (low, high))

@@ -223,7 +223,7 @@ def _buckets(asked: Asked, setup: Setup) -> Iterator[Match]:
 
 def _traced(asked: Asked, model: Transformer, setup: Setup, found: list[Match]) -> Iterator[Match]:
     """Yield the matches. Those of tokens gain or lose by what the traced pass has of the asked size."""
-    sizes, _ = model.allocations(setup.way, setup.micro_batch)
+    sizes, _ = model.allocations(setup.trace_options, setup.micro_batch)
     numbers = [number for number, size in enumerate(sizes) if asked.low <= size <= asked.high]
     tensors = f"{len(numbers)} of the {len(sizes):,} tensors of this pass have this size, as traced"
     for match in found:

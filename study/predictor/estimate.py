@@ -1,4 +1,4 @@
-"""What a rank will hold, move and compute in a step, predicted from a model's dimensions and the arm's config."""
+"""Predicts the bytes that a rank holds and moves, and its operations in a step, from a model and an arm's config."""
 
 import functools
 from collections import Counter
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from study.predictor import papers
-from study.predictor.architecture import Architecture, flops_per_row, parameters
-from study.predictor.memory import activations, deepspeed_memory, fsdp_memory, muon, sequence, tensor
+from study.predictor.memory import deepspeed_memory, fsdp_memory, muon, sequence, tensor
 from study.predictor.memory.deepspeed_memory import NORM_BYTES
 from study.predictor.memory.engine import (
     Engine,
@@ -23,7 +22,6 @@ from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.memory.moments import held_bytes
 from study.predictor.memory.profile import Held, Profile
 from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
 
 SWAPPED_FROM_BYTES = 2**20  # smaller parts stay in memory (swap_tensor/utils.py, MIN_AIO_BYTES)
 SUB_GROUP_ELEMENTS = 10**9  # stage 3 updates so many at a time (zero/config.py, sub_group_size)
@@ -49,13 +47,13 @@ class Estimate:
 
 @functools.cache
 def estimate(setup: Setup) -> Estimate:
-    """The prediction for a setup. It is cached, so callers must not change it.
+    """Return the prediction for a setup. It is cached, so callers must not change it.
 
     On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
     offloaded states are in `host_bytes`.
     """
-    model, engine = setup.model, Engine(setup)
-    count, sharded = parameters(model), Sharding(setup) if setup.fsdp else None
+    engine, count = Engine(setup), setup.model.parameters
+    sharded = Sharding(setup) if setup.fsdp else None
     states, times, host_bytes = memory(setup, profile(setup))
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, at_peak = _peak(states, times)
@@ -82,7 +80,7 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
     Inputs and data are not included. `kept` may have other numbers that add up, such as lines.
     """
-    constant = {"constants": constants(setup.model)}
+    constant = {"constants": setup.model.look.buffers_bytes}
     if setup.fsdp:
         sharding = Sharding(setup)
         states, times = constant | fsdp_memory.standing(sharding), [*fsdp_memory.moments(sharding, kept)]
@@ -101,42 +99,32 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
 
 
 def _peak(states: dict, times: Iterable[tuple[str, dict]]) -> tuple[str, dict[str, int]]:
-    """The moment with the most bytes: when it is, and what is held then."""
+    """Return when the most bytes are held, and what is held then."""
     when, now = max(times, key=lambda moment: sum(map(int, moment[1].values())))
     return when, _summed(states, now)
 
 
 def profile(setup: Setup) -> Profile:
-    """The activations of a microbatch: traced if the model is a transformers config, else by formulas."""
+    """Return the activations of a microbatch, as a trace of the model shows them."""
     if setup.tensor_ranks > 1:
-        return tensor.profile_of_a_rank(profile(one_of_a_layer(setup)), setup.tensor_ranks)
-    if isinstance(setup.model, Transformer):
-        seen = setup.model.profile(setup.way, setup.micro_batch)
-        most = seen.most
-        return replace(seen, most=Held(most.kept + _cached_bytes(setup), most.in_use)) if setup.keeps_cache else seen
-    return activations.profile(setup)
-
-
-def one_of_a_layer(setup: Setup) -> Setup:
-    """The setup of a model that computes what one rank computes of divided layers."""
-    return replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
-
-
-def _cached_bytes(setup: Setup) -> int:
-    """Bytes of GPT-BigCode's cache of keys and values. These are parts of tensors, which stay whole."""
-    widths = (tensor.shape[0] for tensor in setup.model.tensors if tensor.name.endswith("c_attn.weight"))
-    return setup.tokens * setup.product_bytes * sum(widths)
+        one = replace(setup, model=tensor.of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1)
+        return tensor.profile_of_a_rank(profile(one), setup.tensor_ranks)
+    traced = setup.model.profile(setup.trace_options, setup.micro_batch)
+    if not setup.keeps_cache:
+        return traced
+    # GPT-BigCode's cache of keys and values: these are parts of tensors, which stay whole.
+    widths = sum(each.shape[0] for each in setup.model.tensors if each.name.endswith("c_attn.weight"))
+    cached = setup.tokens * setup.product_bytes * widths
+    return replace(traced, most=Held(traced.most.kept + cached, traced.most.in_use))
 
 
 def inputs_bytes(setup: Setup) -> int:
-    """Bytes of a microbatch's inputs: token ids, masks, images, sound."""
-    if isinstance(setup.model, Transformer):
-        return setup.model.inputs_bytes(setup.way, setup.micro_batch)
-    return setup.tokens * 8 * (2 if setup.model.family == "bert" else 1)  # BERT has an attention mask
+    """Return the bytes of a microbatch's inputs: token ids, masks, images, sound."""
+    return setup.model.inputs_bytes(setup.trace_options, setup.micro_batch)
 
 
 def operations(setup: Setup) -> int:
-    """Operations of a rank's matrix products in a step, including those that checkpointing repeats.
+    """Return the operations of a rank's matrix products in a step, including those that checkpointing repeats.
 
     Ranks that share rows or layers share the operations, too. Of shared rows, each rank computes all tokens of some
     heads in attention, and some of the tokens everywhere else.
@@ -144,22 +132,19 @@ def operations(setup: Setup) -> int:
     if setup.sequence_ranks > 1 or setup.tensor_ranks > 1:
         whole = replace(setup, sequence_ranks=1, tensor_ranks=1)
         return operations(whole) // (setup.sequence_ranks * setup.tensor_ranks)
-    if isinstance(setup.model, Transformer):
-        return setup.model.flops(setup.way, setup.micro_batch) * setup.accumulation
-    once = flops_per_row(setup.model, setup.sequence) * setup.micro_batch * setup.accumulation
-    return once * 4 // 3 if setup.checkpointing else once  # another forward pass (ZeRO paper, 3.2)
+    return setup.model.flops(setup.trace_options, setup.micro_batch) * setup.accumulation
 
 
 def _summed(states: dict, now: dict) -> dict[str, int]:
-    """The sum of both, by the component names of records, without empty components."""
-    sizes = Counter()
+    """Return the sum of both, by the component names of records, without empty components."""
+    sizes: Counter[str] = Counter()
     for role, size in [*states.items(), *now.items()]:
         sizes[role.removeprefix("host_")] += int(size)
     return {role: size for role, size in sizes.items() if size}
 
 
 def standing(engine: Engine) -> dict[str, int]:
-    """What stays during the whole step. With `host_`: what an offloading engine keeps with the optimizer states."""
+    """Return what stays during the whole step. `host_`: what an offloading engine keeps with the optimizer states."""
     w, b, part, trained = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
     frozen = engine.frozen_part * engine.frozen_bytes
     if engine.stage == 0:
@@ -204,17 +189,8 @@ def _moments_bytes(engine: Engine) -> int:
     return held_bytes(engine.optimizer, engine.pieces, engine.state_bytes)
 
 
-def constants(model: Architecture | Transformer) -> int:
-    """Bytes of a model's buffers that are not parameters."""
-    if isinstance(model, Transformer):
-        return model.look.buffers_bytes
-    if model.family == "bert":
-        return 2 * 8 * model.positions  # position and token type ids
-    return 4 * model.layers * model.positions * model.rotary if model.family == "gptj" else 0
-
-
 def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
-    """The moments of a step's last backward pass and of its update, each with what is held besides the states."""
+    """Yield the moments of a step's last backward pass and of its update, each with what is held besides the states."""
     yield from (("backward", now) for now in deepspeed_memory.backward(engine, kept))
     yield from (("update", now) for now in _update(engine))
 
@@ -254,7 +230,7 @@ def _after_step(engine: Engine) -> dict[str, int]:
 
 
 def pinned_padding(engine: Engine) -> int:
-    """Bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured yet.
+    """Return the bytes that pinned host memory takes beyond its content, on a GPU. Read in the sources, not measured.
 
     PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer versions
     have an option). Stage 3 has all weights in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
@@ -279,14 +255,14 @@ def _rounding(size: int) -> int:
 
 
 def disk_bytes(engine: Engine) -> dict[str, int]:
-    """Bytes held on disk, and read and written in a step: master and two moments. The gradients stay in memory."""
+    """Return the bytes held on disk, and read and written in a step: master and two moments, but no gradients."""
     part = 4 * engine.part
     held = 3 * part if engine.optimizer_home == "nvme" and part >= SWAPPED_FROM_BYTES else 0
     return dict.fromkeys(("held", "read_per_step", "written_per_step"), held)
 
 
 def traffic(engine: Engine) -> dict[str, int]:
-    """Bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
+    """Return the bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if engine.ranks == 1 and engine.stage == 0:
         return {}
     w, passes = engine.weight_bytes, engine.accumulation

@@ -11,12 +11,13 @@ from study.spec.node_traffic import Groups
 
 
 def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
-    """What an optimizer step of the first rank moves, and among which ranks. ZeRO++'s gradients need `node_ranks`."""
+    """Return the bytes that the first rank moves in a step, by ranks. ZeRO++'s gradients need `node_ranks`."""
     everyone = tuple(range(setup.ranks))
     if setup.fsdp:
-        moved, sharing = fsdp_memory.traffic(Sharding(setup)), setup.sharing_ranks
-        replicas = tuple(range(0, setup.ranks, sharing))
-        return {kind: {replicas if kind == "all_reduce" else everyone[:sharing]: size} for kind, size in moved.items()}
+        sharing = setup.sharing_ranks
+        groups = {"all_reduce": everyone[::sharing]}
+        sent = fsdp_memory.traffic(Sharding(setup))
+        return {kind: {groups.get(kind, everyone[:sharing]): size} for kind, size in sent.items()}
     engine = Engine(setup)
     alike = everyone[:: setup.tensor_ranks]  # the ranks that have the same part of each layer
     moved: Groups = {kind: {alike: size} for kind, size in traffic(Engine(_unquantized(setup))).items()}
@@ -28,8 +29,8 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
         moved["all_gather"][second] = moved["all_gather"].get(second, 0) + everything - once
     near = everyone[: setup.sequence_ranks * setup.tensor_ranks]
     for kind, size in {**sequence.exchanged(setup), **tensor.exchanged(setup)}.items():
-        groups = moved.setdefault(kind, {})
-        groups[near] = groups.get(near, 0) + size
+        of_kind = moved.setdefault(kind, {})
+        of_kind[near] = of_kind.get(near, 0) + size
     zero = (setup.deepspeed or {}).get("zero_optimization", {})
     if engine.stage == 3 and zero.get("zero_quantized_weights"):
         moved["all_gather"] = _in_8_bits(engine, moved["all_gather"])

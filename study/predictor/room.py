@@ -34,8 +34,8 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
     """
     if settings.init == "none":
         return 0
-    ranks, device = settings.virtual_ranks, "cuda" if gpu else "cpu"
-    values = distribution(arm, ranks) | {"ranks": ranks, "device": device}
+    ranks = settings.virtual_ranks or 1
+    values = distribution(arm, ranks) | {"ranks": ranks, "device": "cuda" if gpu else "cpu"}
     try:
         prediction = estimate(Setup.of_settings(named(settings.model), settings, **values))
     except Stop:
@@ -48,11 +48,13 @@ def needed_bytes(settings: Settings, arm: Arm, gpu: bool) -> float:
 def host_is_too_small(
     model: str, arm: Arm, precision: str, ranks: int, virtual_ranks: int | None, host_memory_bytes: int
 ) -> Stop | None:
-    """Why the host cannot hold what an arm offloads; None if it can. Linux would kill the ranks without a message."""
+    """Return why the host cannot hold what an arm offloads; None if it can. Linux would kill the ranks silently."""
     if model not in SHAPES:
         return None
-    values = {"ranks": virtual_ranks or ranks, "precision": precision, "micro_batch": 1, "device": "cuda"}
-    offloaded = estimate(Setup.of_arm(named(model), arm.name, **values)).host_bytes
+    setup = Setup.of_arm(
+        named(model), arm.name, ranks=virtual_ranks or ranks, precision=precision, micro_batch=1, device="cuda"
+    )
+    offloaded = estimate(setup).host_bytes
     needed = (offloaded + HOST_PROCESS_BYTES) * (1 if virtual_ranks else ranks)
     if not offloaded or needed <= host_memory_bytes:
         return None

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from study.errors import Stop
-from study.predictor.architecture import Architecture
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec import arms, library_defaults
 from study.spec.settings import AUTOCAST, HALF_WEIGHTS
 
@@ -20,7 +19,7 @@ Frozen = Literal["as_weights", "bf16"]
 class Setup:
     """A model and how it is trained."""
 
-    model: Architecture | Transformer
+    model: Transformer
     deepspeed: dict | None = field(default=None, hash=False)  # an arm's config; None: one process, or DDP
     ranks: int = 1
     precision: str = "fp32"
@@ -29,6 +28,11 @@ class Setup:
     sequence: int = 128
     attention: str = "sdpa"
     checkpointing: bool = False
+    # Checkpointing computes whole layers again, as Megatron's and PyTorch's reentrant kind do. Else a layer is computed
+    # until the backward pass has all it needs, which spares its last product. Only times depend on it here.
+    recomputes_whole_layers: bool = False
+    # Megatron's attention: one row needs as many kernels as two. transformers' needs fewer copies for one row.
+    one_row_as_two: bool = False
     device: str = "cpu"
     data_bytes: int = 0  # the part of the data set that a rank holds
     # The loss: from all logits at once, as in the trainer; by a kernel that overwrites them; or chunked, as in Liger.
@@ -64,18 +68,20 @@ class Setup:
                 raise Stop(f"{name} must be at least 1 (got {getattr(self, name)})", "give 1 or more")
 
     @classmethod
-    def of_arm(cls, model: Architecture | Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
-        """The setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
+    def of_arm(cls, model: Transformer, arm_name: str, *, ranks: int = 1, **values) -> "Setup":
+        """Return the setup of an arm in `accelerate_configs/`. An arm for one process has one rank."""
         arm = arms.load_arm(arm_name)
         ranks = 1 if arm.distributed_type == "NO" else ranks
         return cls(model=model, ranks=ranks, **distribution(arm, ranks), **values)
 
     @classmethod
-    def of_settings(cls, model: Architecture | Transformer, settings, **values) -> "Setup":
-        """The setup of a run, from its settings or from the requested values of its record."""
+    def of_settings(cls, model: Transformer, settings, **values) -> "Setup":
+        """Return the setup of a run, from its settings or from the requested values of its record."""
         names = ("precision", "micro_batch", "accumulation", "sequence", "attention", "checkpointing")
-        optimizer = "fused" if settings.optimizer in ("adamw", None) else settings.optimizer  # None: of older records
-        return cls(model=model, optimizer=optimizer, **{name: getattr(settings, name) for name in names}, **values)
+        values |= {name: getattr(settings, name) for name in names}
+        if settings.optimizer not in ("adamw", None):  # None: of older records
+            values["optimizer"] = settings.optimizer
+        return cls(model=model, **values)
 
     @property
     def stage(self) -> int:
@@ -88,7 +94,7 @@ class Setup:
 
     @property
     def second_partition(self) -> int | None:
-        """How many ranks share a second copy of the weights for the backward pass (ZeRO++'s hpZ). None: no copy."""
+        """Return the number of ranks that share a second copy of the weights (ZeRO++'s hpZ). None: no copy."""
         among = self._zero["zero_hpz_partition_size"]
         return min(among, self.ranks) if self.stage == 3 and among > 1 else None
 
@@ -111,22 +117,23 @@ class Setup:
         return self.sequence // self.sequence_ranks
 
     @property
-    def way(self) -> Pass:
-        """What a trace of the model depends on."""
+    def trace_options(self) -> TraceOptions:
+        """Return all that a trace of the model depends on."""
         cuda = self.cuda if self.on_gpu else ()
         own_linear = self.stage == 3 and self._zero.get("memory_efficient_linear", True)
         precision = "bf16_cast" if self.precision in HALF_WEIGHTS else self.precision
-        if self.fsdp and self.precision in AUTOCAST:
-            precision = "bf16_gathered"
-        return Pass(
-            *(self.row_tokens, precision, self.attention, self.checkpointing, self.loss, own_linear, cuda),
+        if self.precision in AUTOCAST:  # fp16 is as wide as bf16
+            precision = "bf16_gathered" if self.fsdp else "bf16"
+        attention = self.attention if self.model.has_fused_attention else "eager"
+        return TraceOptions(
+            *(self.row_tokens, precision, attention, self.checkpointing, self.loss, own_linear, cuda),
             logits=self.logits,
-            frozen=self.frozen if self.autocast else "as_weights",
+            frozen=self.frozen if self.autocast and self.model.is_partly_frozen else "as_weights",
         )
 
     @property
     def autocast(self) -> bool:
-        """Whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
+        """Return whether products use 16-bit copies of fp32 weights. FSDP gathers the weights in 16 bits already."""
         return self.precision in AUTOCAST and not self.fsdp
 
     @property
@@ -165,7 +172,7 @@ def trainers_name(optimizer: Optimizer) -> str:
 
 
 def distribution(arm: arms.Arm, ranks: int) -> dict:
-    """The fields of a setup that say how an arm distributes the training over `ranks` ranks."""
+    """Return the fields of a setup that say how an arm distributes the training over `ranks` ranks."""
     sharing = arm.sharing_ranks(ranks)
     if arm.fsdp is None:
         shared = {"sequence_ranks": arm.sequence_ranks, "tensor_ranks": arm.tensor_ranks}

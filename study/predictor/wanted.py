@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from study.errors import Stop
-from study.predictor.architecture import NUMBERS, Architecture, decoder, generic, named
+from study.predictor.architecture import NUMBERS, decoder, generic, named
 from study.predictor.tracing.transformer import Transformer
 from study.spec.settings import flag
 
@@ -47,28 +47,34 @@ def count_of(params: float | str) -> float:
     return float(match[1]) * 1000 ** (1 + "KMBT".index(match[2].upper()))
 
 
-def asked_for(wanted: Wanted, sequence: int) -> Architecture | Transformer:
-    """The model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
-    given = {flag(name): value for name, value in vars(wanted).items() if value not in (None, False)}
-    which = {flag(name): getattr(wanted, name) for name in ("lora_rank", "train_only", "trust_remote_code")}
-    others = [name for name in given if name != "--model" and name not in which]
-    if wanted.model is not None and others:
-        raise Stop(f"{' and '.join(['--model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
-    if wanted.model is not None:
-        options = {"lora_rank": wanted.lora_rank, "train_only": wanted.train_only}
-        model = named(wanted.model, trust_remote_code=wanted.trust_remote_code, **options)
-        if model.positions and sequence > model.positions:
-            what = f"--sequence {sequence} is more than the model's {model.positions} positions"
-            raise Stop(what, f"give {model.positions} or fewer")
-        return model
-    if alone := [name for name in given if name in which]:
-        raise Stop(f"{' and '.join(alone)} need a model whose tensors are known", "give --model")
-    if missing := [name for name in ("--params", "--layers", "--hidden") if name not in given]:
-        if not given:
-            raise Stop("no model is given", f"give --model, or {NUMBERS}")
-        raise Stop(f"{' and '.join(given)} do not describe a model", f"give {' and '.join(missing)} as well")
-    if wanted.kv_heads is not None and wanted.ffn is None:
+def asked_for(wanted: Wanted, sequence: int) -> Transformer:
+    """Return the model that --model names, if it reads `sequence` tokens; or a generic model from the other flags."""
+    given = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
+    with_model = [name for name in given if name in ("lora_rank", "train_only", "trust_remote_code")]
+    if wanted.model is None:
+        if with_model:
+            raise Stop(f"{_flags(with_model)} need a model whose tensors are known", "give --model")
+        return _of_numbers(given)
+    if others := [name for name in given if name not in ("model", *with_model)]:
+        raise Stop(f"{_flags(['model', *others])} cannot be combined", f"give --model, or {NUMBERS}")
+    options = {name: given[name] for name in with_model}
+    model = named(wanted.model, **options)
+    if model.positions and sequence > model.positions:
+        what = f"--sequence {sequence} is more than the model's {model.positions} positions"
+        raise Stop(what, f"give {model.positions} or fewer")
+    return model
+
+
+def _of_numbers(given: dict) -> Transformer:
+    if not given:
+        raise Stop("no model is given", f"give --model, or {NUMBERS}")
+    if missing := [name for name in ("params", "layers", "hidden") if name not in given]:
+        raise Stop(f"{_flags([*given])} do not describe a model", f"give {_flags(missing)} as well")
+    if "kv_heads" in given and "ffn" not in given:
         raise Stop("--kv-heads alone does not describe a decoder", "give --ffn, the width of its feed-forward layers")
-    numbers = {name: value for name, value in vars(wanted).items() if value not in (None, False)}
-    numbers["params"] = count_of(wanted.params)
-    return generic(**numbers) if wanted.ffn is None else decoder(**numbers)
+    numbers = given | {"params": count_of(given["params"])}
+    return decoder(**numbers) if "ffn" in given else generic(**numbers)
+
+
+def _flags(names: list[str]) -> str:
+    return " and ".join(map(flag, names))

@@ -101,8 +101,8 @@ class Pass:
     """A pass over a microbatch in all samples."""
 
     def __init__(self, model: Transformer, setup: Setup):
-        ways = [(replace(setup, sequence=tokens).way, rows) for rows, tokens in SAMPLES]
-        tapes = [committed.tape(model.dimensions, model.dropout, way, rows) or [] for way, rows in ways]
+        every_option = [(replace(setup, sequence=tokens).trace_options, rows) for rows, tokens in SAMPLES]
+        tapes = [committed.tape(model.dimensions, model.dropout, options, rows) or [] for options, rows in every_option]
         self.flops = numpy.array([sum(entry[2] for entry in tape if entry[0] == "kernel") for tape in tapes])
         self.inputs = numpy.array([sum(entry[1] for entry in tape if entry[0] == "inputs") for tape in tapes])
         by_name = {tensor.name: tensor for tensor in model.tensors}
@@ -188,8 +188,8 @@ def setup_of(model: Transformer, precision: str, arm: str, gpus: int, **values) 
 
 
 def _is_known(model: Transformer, precision: str) -> bool:
-    ways = [setup_of(model, precision, arm, 2).way for arm in ARMS]
-    return all(committed.tape(model.dimensions, None, way, 2) is not None for way in ways)
+    every_option = [setup_of(model, precision, arm, 2).trace_options for arm in ARMS]
+    return all(committed.tape(model.dimensions, None, options, 2) is not None for options in every_option)
 
 
 def _of_precision(model: Transformer, precision: str) -> dict:
@@ -220,13 +220,13 @@ def _of_passes(model: Transformer, precision: str, checkpointing: bool) -> dict:
         if arm == "single" and gpus > 1:
             continue
         setups = [setup_of(model, precision, arm, gpus, checkpointing=checkpointing, accumulation=n) for n in (1, 2)]
-        way = setups[0].way
-        if way not in passes:
-            passes[way] = Pass(model, setups[0])
-        one, more = (peaks(setup, passes[way].profile, tables) for setup in setups)
+        options = setups[0].trace_options
+        if options not in passes:
+            passes[options] = Pass(model, setups[0])
+        one, more = (peaks(setup, passes[options].profile, tables) for setup in setups)
         of_arms[arm].append([one] if one == more else [one, more])
-    ways = {arm: setup_of(model, precision, arm, 1, checkpointing=checkpointing).way for arm in ARMS}
-    flops = {arm: _polynomials(passes[way].flops) for arm, way in ways.items()}
+    every_option = {arm: setup_of(model, precision, arm, 1, checkpointing=checkpointing).trace_options for arm in ARMS}
+    flops = {arm: _polynomials(passes[options].flops) for arm, options in every_option.items()}
     inputs = _polynomials(next(iter(passes.values())).inputs)
     return {"flops": flops, "inputs": inputs, "activations": [[*table] for table in tables], "arms": of_arms}
 

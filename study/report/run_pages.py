@@ -11,7 +11,6 @@ from study.io import files
 from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
 from study.ledger.judging import Verdict
-from study.predictor.architecture import FAMILIES
 from study.records import metrics, store
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
@@ -19,14 +18,13 @@ from study.records.schema import Record, ScriptTraining
 from study.report import charts, claim_pages, style
 from study.report.templating import write_page
 from study.report.topics import memory, speed
-from study.spec.shapes import SHAPES, shape_of
 from study.watcher import diagnosis
 
 MOST_RAW_BYTES = 256 * 2**20  # of one of them: a longer one is left out
 LOGS = ("log.txt", "output.txt", "steps.jsonl")  # what of a run folder goes into the site, beside its record
 MOST_LOG = 200_000  # characters of a log that a page shows; the file beside it has all of them
 RENAMED = ("precision", "attention", "optimizer", "data")  # settings whose observed value has other names
-FORMULAS = "by formulas"  # the bar of what was predicted
+PREDICTED = "predicted"  # the bar of what was predicted
 
 
 def slugs(runs: Runs) -> dict[Run, str]:
@@ -144,14 +142,14 @@ def _seconds(run: Run) -> dict | None:
 
 
 def _memory(run: Run) -> dict | None:
-    """Return the memory of the rank with the highest peak, at its peak and after a step, and the peak by formulas."""
+    """Return the memory of the rank with the highest peak, at its peak and after a step, and the predicted peak."""
     ranks = run.record.memory.components.per_rank
     if not ranks:
         return None
     fullest = max(ranks, key=lambda rank: rank.tracked_peak_bytes)
     at_peak = fullest.at_peak or {}
     after = fullest.after_step
-    held = {"at the peak": at_peak, "after the step": after, FORMULAS: _predicted(run)}
+    held = {"at the peak": at_peak, "after the step": after, PREDICTED: _predicted(run)}
     stacks = {name: memory.part_bytes(components) for name, components in held.items() if components}
     if not stacks:
         return None
@@ -161,17 +159,16 @@ def _memory(run: Run) -> dict | None:
     names = sorted({*at_peak, *after}, key=lambda name: -at_peak.get(name, 0))
     return {
         "title": f"A rank holds {size(sum(parts.values()))} {when}, {share:.0%} of it {largest}",
-        "bars": charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", FORMULAS),
-        "has_prediction": FORMULAS in stacks,
+        "bars": charts.bars(stacks, style.PARTS, f"Memory of a rank of {run.arm} by component", PREDICTED),
+        "has_prediction": PREDICTED in stacks,
         "components": [{"name": name, "peak": at_peak.get(name), "after": after.get(name)} for name in names],
         "peaks": sorted(rank.tracked_peak_bytes for rank in ranks if rank.tracked_peak_bytes),
     }
 
 
 def _predicted(run: Run) -> dict[str, int] | None:
-    """Return components by formulas. None for a model without formulas: tracing it would take seconds."""
-    shape = SHAPES.get(shape_of(run.record.requested.model or ""), {})
-    estimate = predicted(run.record) if shape.get("model_type") in FAMILIES and run.done else None
+    """Return the predicted components; None for a run that is not predicted."""
+    estimate = predicted(run.record) if run.done else None
     return estimate.at_peak if estimate else None
 
 

@@ -13,7 +13,6 @@ from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor import papers
 from study.predictor.advice.question import Question, check
-from study.predictor.architecture import parameters, trained
 from study.predictor.estimate import estimate
 from study.predictor.memory import sequence, tensor
 from study.predictor.memory.memory_kinds import reserve_bytes
@@ -240,11 +239,11 @@ def least_bytes(question: Question, arm: Arm, precision: str) -> int:
     if arm.offload_optimizer != "none":
         return 0
     stage = 3 if arm.fsdp else arm.stage or 0
-    trains = trained(question.model)
+    trains = question.model.trained
     ranks = arm.sharing_ranks(question.gpus)
     recipe = papers.recipe_of(precision, question.optimizer)
     states = sum(papers.states_bytes(trains, stage, ranks, recipe).values())
-    frozen = (parameters(question.model) - trains) / (ranks if stage == 3 else 1)
+    frozen = (question.model.parameters - trains) / (ranks if stage == 3 else 1)
     return int(states + frozen * (2 if question.frozen == "bf16" else papers.RECIPES[recipe][0]))
 
 

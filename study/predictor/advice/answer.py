@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from study.io.numbers import UNKNOWN, short, size
 from study.machine.gpus import GPUS
-from study.predictor import architecture, papers
+from study.predictor import papers
 from study.predictor.advice.advise import MISS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import Question
@@ -136,7 +136,7 @@ def assumptions(question: Question) -> list[str]:
     constants = pace()
     reached = ceilings(question.gpu)["products"][0] * constants.product_share
     return [
-        f"the model is {architecture.in_words(question.model)}",
+        f"the model is {question.model.in_words()}",
         f"{question.gpu} is {gpu.name}: {size(gpu.memory_bytes)} ({gpu.memory_bytes / 2**30:.1f} GiB), "
         f"{gpu.half_flops_per_s / 1e12:.0f} TFLOP/s in {half}, {size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
         *_by_default(question),
@@ -147,7 +147,7 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(architecture.parameters(question.model)):.2f}",
+        f"{interval_factor(question.model.parameters):.2f}",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
@@ -179,7 +179,7 @@ def _of_values(question: Question) -> list[str]:
         lines.append(f"the time of {question.optimizer} is that of the bytes that it reads and writes{muon}")
     if not question.has_bf16:
         lines.append(f"{question.gpu} has no bf16, so fp16 with loss scaling is used; it needs as many bytes")
-    if architecture.trained(question.model) < architecture.parameters(question.model):
+    if question.model.trained < question.model.parameters:
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
         lines.append(f"frozen weights are loaded in {kind} (--frozen)")
     return lines

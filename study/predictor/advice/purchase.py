@@ -1,12 +1,13 @@
 """How many GPUs of which kind a training needs, and what would help if nothing fits."""
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from study.errors import Stop
 from study.machine.gpus import GPUS
 from study.predictor.advice.advise import Advice, Row, advise
 from study.predictor.advice.question import Given, Question
-from study.predictor.architecture import Architecture
 from study.predictor.tracing.transformer import Transformer
 
 LORA_RANK = 16  # a usual one; others need about as much memory
@@ -23,7 +24,7 @@ class Remedy:
     choice: Row
 
 
-def fewest(model: Architecture | Transformer, counts: tuple[int, ...], gpu: str, given: Given) -> list[Advice]:
+def fewest(model: Transformer, counts: tuple[int, ...], gpu: str, given: Given) -> list[Advice]:
     """Return the advice for the fewest GPUs that suffice; before it, that for fewer GPUs with states in host memory."""
     enough: list[Advice] = []
     for gpus in counts:
@@ -42,8 +43,9 @@ def remedies(question: Question, given: Given) -> list[Remedy]:
     """Return what would make the training fit: only adapters, more host memory, more GPUs, larger GPUs."""
     found: list[tuple[Change, Advice]] = []
     model = question.model
-    if isinstance(model, Transformer) and model.lora_rank is None and model.train_only is None:
-        found.append(("adapters", advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))))
+    if not model.is_partly_frozen:
+        with contextlib.suppress(Stop):  # adapters have to be traced, and torch may not be installed
+            found.append(("adapters", advise(replace(question, model=replace(model, lora_rank=LORA_RANK)))))
     if lacking := [row.host_bytes for row in advise(question).tried if row.limit == "host memory"]:
         found.append(("more host memory", advise(replace(question, host_memory_bytes=min(lacking)))))
     more = tuple(question.gpus * 2**n for n in range(1, 7) if question.gpus * 2**n <= MOST_GPUS)

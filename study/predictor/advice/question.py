@@ -8,7 +8,6 @@ from study.errors import Stop
 from study.io.validation import nearest
 from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.predictor import papers
-from study.predictor.architecture import Architecture
 from study.predictor.setup import Frozen, Optimizer
 from study.predictor.tracing.transformer import Transformer
 
@@ -52,7 +51,7 @@ class Given:
 class Question:
     """What to train, and on which machine. `batch` is the rows of an optimizer step, over all GPUs."""
 
-    model: Architecture | Transformer
+    model: Transformer
     gpus: int
     gpu: str
     link: str | None  # the slowest link between GPUs, a name in papers.LINKS; None for a single GPU
@@ -76,7 +75,7 @@ class Question:
         return GPUS[self.gpu].has_bf16
 
     @classmethod
-    def of(cls, model: Architecture | Transformer, gpus: int, gpu: str, given: Given) -> "Question":
+    def of(cls, model: Transformer, gpus: int, gpu: str, given: Given) -> "Question":
         """The question, with a default for everything that is not given."""
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, given.gpus_per_node)

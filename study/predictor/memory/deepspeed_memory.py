@@ -1,4 +1,4 @@
-"""What a rank holds at each moment of the last backward pass of a step, as DeepSpeed 0.19.8 and DDP do it.
+"""Bytes that a rank holds at each moment of the last backward pass of a step, as DeepSpeed 0.19.8 and DDP do it.
 
 The pass is followed tensor by tensor, last first. Each moment is a dict from component to bytes; the components are
 those of a record. Comments name the DeepSpeed file that a step follows; sizes were seen in runs.
@@ -17,9 +17,8 @@ from study.predictor.memory.engine import (
     second_copy,
     stays_gathered,
 )
-from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
+from study.predictor.memory.profile import Held, Profile, Tensor
 
-END = Gradient(None, Held(0, 0), Held(0, 0))  # after the last gradient of a pass
 NORM_BYTES = 8  # DeepSpeed takes norms in fp64, one tensor at a time (zero/utils.py, get_norm_dtype)
 
 
@@ -31,7 +30,7 @@ def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 
 def _at_start(engine: Engine) -> dict:
-    """What the engine holds when the backward pass begins."""
+    """Return what the engine holds when the backward pass begins."""
     gradients, accumulates = engine.elements * engine.weight_bytes, engine.accumulation > 1
     if engine.stage == 3:
         second = second_copy(engine, engine.fetches.released_at_turn)
@@ -141,7 +140,9 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     w, limit = engine.weight_bytes, engine.bucket_elements
     alive = gathered(engine)
     stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
-    bucket, filled, large, released = [], 0, 0, engine.fetches.released_at_turn
+    bucket: list[Tensor] = []
+    filled = large = 0  # elements of the bucket, and of gradients that are larger than a bucket
+    released = engine.fetches.released_at_turn
     all_stay = engine.fetches.at_turn == all_elements(engine) and refetched(engine) == 0
     for last, flat in last_fetches(engine):
         states = {"activations": profile.at_use[last.name], "gathered_weights": alive, "temporaries": flat * w}
@@ -151,25 +152,30 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
         states = {"activations": activations.kept, "gathered_weights": alive, "gradients": large * w}
         return states | {"temporaries": activations.in_use + extra} | second_copy(engine, released)
 
-    for tensor, most, complete in [*profile.gradients, END]:
-        elements = tensor.elements if tensor else 0
-        if bucket and (tensor is None or filled + elements > limit):
-            in_place = len(bucket) == 1 and bucket[0].elements % engine.ranks == 0
-            norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in bucket) * engine.offloads
-            if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
-                norm = max(norm, 4 * ceil(filled / engine.ranks))
-            yield moment(complete, filled * (not in_place) * w + norm + elements * w)
-            bucket, filled, large = [], 0, 0
-        if tensor is None:
-            break
+    def reduced(complete: Held, next_elements: int) -> dict:
+        in_place = len(bucket) == 1 and bucket[0].elements % engine.ranks == 0
+        norm = NORM_BYTES * max(ceil(each.elements / engine.ranks) for each in bucket) * engine.offloads
+        if engine.optimizer_home == "nvme" and w == 2:  # on their way to the disk, in fp32
+            norm = max(norm, 4 * ceil(filled / engine.ranks))
+        return moment(complete, filled * (not in_place) * w + norm + next_elements * w)
+
+    for tensor, most, complete in profile.gradients:
+        elements = tensor.elements
+        if bucket and filled + elements > limit:
+            yield reduced(complete, elements)
+            bucket = []
+            filled = large = 0
         if tensor.name not in stay and not all_stay and engine.gathers:
             alive, released = engine.fetches.backward[tensor.name] * w, engine.fetches.released[tensor.name]
         yield moment(most, elements * w)
-        bucket, filled = [*bucket, tensor], filled + elements
+        bucket.append(tensor)
+        filled += elements
         large += elements if elements > limit else 0
         # The backward hook of the embeddings comes after the last reduce.
         if tensor.name not in stay and all_stay and tensor.block != "embeddings":
             alive, released = max(alive - elements * w, stay_bytes), released + elements
+    if bucket:
+        yield reduced(Held(0, 0), 0)
 
 
 # --- stage 3's gathered weights ------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ def last_fetches(engine: Engine) -> list[tuple[Tensor, int]]:
     queue = [tensor for tensor in queue if tensor.name.rpartition(".")[0] != module]
     batches = []
     while queue and engine.prefetch_elements:
-        batch = []
+        batch: list[Tensor] = []
         while queue and sum(tensor.elements for tensor in batch) < engine.prefetch_elements:
             batch.append(queue.pop(0))
         batches.append(batch)

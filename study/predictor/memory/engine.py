@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil
 
-from study.predictor.architecture import tensors
 from study.predictor.memory import moments
 from study.predictor.memory.fetches import Fetches, Limits, fetches
 from study.predictor.memory.moments import Piece
@@ -29,7 +28,7 @@ class Engine:
         if self.divides_layers:
             self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
         else:
-            self.all_tensors = tensors(setup.model)
+            self.all_tensors = setup.model.tensors
         self.tensors = tuple(tensor for tensor in self.all_tensors if tensor.trains)
         self.elements = sum(tensor.elements for tensor in self.tensors)
         frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]

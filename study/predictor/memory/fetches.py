@@ -1,4 +1,4 @@
-"""Which weights stage 3 holds whole, and when: DeepSpeed's coordinator, followed through both passes.
+"""The weights that stage 3 holds whole, and when: DeepSpeed's coordinator, followed through both passes.
 
 Read in DeepSpeed 0.19.8 (partitioned_param_coordinator.py).
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from study.predictor.architecture import Architecture, tensors
 from study.predictor.tracing.transformer import Transformer
 
 
@@ -35,7 +34,7 @@ class Limits(NamedTuple):
 
 
 @functools.cache  # ranks and rows change nothing here
-def fetches(model: Architecture | Transformer, limits: Limits) -> Fetches:
+def fetches(model: Transformer, limits: Limits) -> Fetches:
     """Follow DeepSpeed's coordinator through both passes, module by module.
 
     Modules that appear in no tensor's name are unknown here.
@@ -70,9 +69,9 @@ class Coordinator:
     tensors of their own fetch ahead as well.
     """
 
-    def __init__(self, model: Architecture | Transformer, order: list[list[str]], limits: Limits):
+    def __init__(self, model: Transformer, order: list[list[str]], limits: Limits):
         self.limits, self.order = limits, order
-        self.size = {tensor.name: tensor.elements for tensor in tensors(model)}
+        self.size = {tensor.name: tensor.elements for tensor in model.tensors}
         self.stay = {name for name, elements in self.size.items() if elements <= limits.persistent}
         self.queue = deque((name, step) for step, names in enumerate(order) for name in names)
         self.uses: dict[str, list[int]] = defaultdict(list)  # the steps in which a tensor is used
@@ -129,29 +128,27 @@ class Coordinator:
         return again is not None and self.before[again] - self.before[step + 1] < self.limits.reuse
 
 
-def _without_backward(model: Architecture | Transformer) -> set[str]:
+def _without_backward(model: Transformer) -> set[str]:
     """Frozen tables besides the input embeddings: no gradient comes through them.
 
     One does come through frozen input embeddings, because checkpointed layers need it (enable_input_require_grads).
     """
-    beside = (tensor for tensor in tensors(model)[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
+    beside = (tensor for tensor in model.tensors[1:] if tensor.block == "embeddings" and len(tensor.shape) == 2)
     return {tensor.name for tensor in beside if not tensor.trains}
 
 
-def _modules(model: Architecture | Transformer) -> list[list[str]]:
+def _modules(model: Transformer) -> list[list[str]]:
     """The tensors of each module in the order of the forward pass. Empty for a module that only contains modules."""
     modules: dict[str, list[str]] = {}
-    for tensor in tensors(model):
+    for tensor in model.tensors:
         parts = tensor.name.split(".")[:-1]
         for depth in range(1, len(parts) + 1):
             modules.setdefault(".".join(parts[:depth]), [])
         modules[".".join(parts)].append(tensor.name)
-    return [*modules.values(), *([[tensors(model)[0].name]] if reads_out_by_embeddings(model) else [])]
+    return [*modules.values(), *([[model.tensors[0].name]] if reads_out_by_embeddings(model) else [])]
 
 
-def reads_out_by_embeddings(model: Architecture | Transformer) -> bool:
-    """Whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
-    if isinstance(model, Architecture):
-        return model.tied and model.family != "bert"
-    has_logits, all_tensors = model.look.kind in ("decoder", "seq2seq", "speech"), tensors(model)
+def reads_out_by_embeddings(model: Transformer) -> bool:
+    """Return whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
+    has_logits, all_tensors = model.look.kind in ("decoder", "seq2seq", "speech"), model.tensors
     return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)

@@ -1,4 +1,4 @@
-"""What a rank holds at each moment of a step under PyTorch's FSDP.
+"""Bytes that a rank holds at each moment of a step under PyTorch's FSDP.
 
 The code follows FSDP2 of torch 2.13 (`torch/distributed/fsdp/_fully_shard`). The weights of a unit are gathered and
 reduced together. By default each layer is a unit, and the rest is the root, which stays whole from its forward pass to
@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from math import ceil
 
-from study.predictor.architecture import tensors
 from study.predictor.memory import moments as moment_bytes
 from study.predictor.memory.fetches import reads_out_by_embeddings
 from study.predictor.memory.moments import Piece
@@ -41,7 +40,7 @@ class Sharding:
         units: dict[str, list[Tensor]] = {ROOT: []}
         if self.by_accelerate:
             units[TAIL if tied else EMBEDDINGS] = []
-        for tensor in tensors(setup.model):
+        for tensor in setup.model.tensors:
             units.setdefault(self._unit(tensor, tied), []).append(tensor)
         self.units = {unit: held for unit, held in units.items() if held or unit == ROOT}
         self.stay = ({ROOT, TAIL} if self.releases else set(units)) & self.units.keys()
@@ -72,12 +71,12 @@ class Sharding:
 
     @property
     def releases(self) -> bool:
-        """Whether a layer's weights are released after the forward pass."""
+        """Return whether a layer's weights are released after the forward pass."""
         return self.setup.fsdp == "full_shard"
 
     @property
     def keeps_whole_gradients(self) -> bool:
-        """Whether a pass begins with the whole gradients of the passes before it."""
+        """Return whether a pass begins with the whole gradients of the passes before it."""
         return self.by_accelerate and self.setup.accumulation > 1
 
     def rows(self, tensor: Tensor) -> int:
@@ -122,7 +121,7 @@ class Sharding:
 
 
 def standing(sharding: Sharding) -> dict[str, int]:
-    """What stays during the whole step."""
+    """Return what stays during the whole step."""
     setup, trains = sharding.setup, sharding.part(trains=True)
     master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
     return {
@@ -147,7 +146,7 @@ def gradients(sharding: Sharding) -> int:
 
 
 def after_step(sharding: Sharding) -> dict[str, int]:
-    """What stays besides the states: FSDP1 keeps the gradients until the next forward pass begins."""
+    """Return what stays besides the states: FSDP1 keeps the gradients until the next forward pass begins."""
     return {} if sharding.by_accelerate else {"gradients": gradients(sharding)}
 
 
@@ -233,20 +232,15 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
     The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
     """
     state, unit, held = Backward(sharding), ROOT, profile.most
-    for gradient in [*profile.gradients, None]:
-        next_unit = sharding.unit_of[gradient.tensor.name] if gradient else None
+    for gradient in profile.gradients:
+        next_unit = sharding.unit_of[gradient.tensor.name]
         if unit not in sharding.late and next_unit != unit:
             yield from state.reduced(unit, held, state.ahead(unit))
-            unit = ROOT
-        if gradient is None:
-            break
         begins = gradient is profile.gradients[0]  # until then the loss holds the most, and nothing is gathered yet
         most = gradient.most
-        if (
-            begins and next_unit not in state.alive
-        ):  # a frozen head: its part of the loss is freed before the layer's begins
-            held = most = gradient.complete
         if next_unit not in state.alive:
+            if begins:  # a frozen head: its part of the loss is freed before the layer's begins
+                held = most = gradient.complete
             state.alive.add(next_unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(held, 0, sharding.buffer(next_unit))
@@ -257,6 +251,8 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             state.gradients[unit] += size
         held = gradient.complete
         yield state.moment(held, size if sharding.keeps_whole_gradients else 0, ahead)
+    if unit not in sharding.late:
+        yield from state.reduced(unit, held, state.ahead(unit))
     if not sharding.by_accelerate:
         state.alive.clear()
     for late in [ROOT, *(sharding.late - {ROOT})]:

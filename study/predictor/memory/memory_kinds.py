@@ -19,7 +19,6 @@ from study.predictor.memory.allocator import Allocator, Block, rounded, segment_
 from study.predictor.memory.engine import Engine
 from study.predictor.memory.fsdp_memory import Sharding
 from study.predictor.setup import Setup
-from study.predictor.tracing.transformer import Transformer
 
 # A CUDA context with PyTorch's kernels: 300 MB if kernels are loaded when needed (since CUDA 11.7), more than
 # 1 GB before (a maintainer in pytorch#107667). It grows with the kernels: 0.4 GB is assumed.
@@ -63,7 +62,7 @@ def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
 def in_words(kinds: MemoryKinds) -> str:
     """The three numbers in a sentence."""
     tensors = f"allocated {size(kinds.allocated)} (what PyTorch's tensors take)"
-    if kinds.reserved is None:
+    if kinds.reserved is None or kinds.driver is None:
         return f"{tensors}; reserved and what nvidia-smi shows are only known for models with a config."
     if kinds.reserved < kinds.allocated:
         return f"{tensors}, more than the {size(kinds.reserved)} that a process can have of this GPU: it does not fit."
@@ -78,7 +77,7 @@ def reserved_bytes(setup: Setup, capacity_bytes: int | None = None) -> int | Non
     The replay leaves out what an engine allocates only briefly, so it can end below the allocated bytes. Reserved
     memory is never less than those.
     """
-    if not isinstance(setup.model, Transformer) or not setup.on_gpu:
+    if not setup.on_gpu:
         return None
     streams = sum(segment_bytes(rounded(size)) for size in _other_streams(setup))
     replay = _Replay(setup, Allocator((capacity_bytes or float("inf")) - streams))
@@ -95,7 +94,7 @@ class _Replay:
 
     def __init__(self, setup: Setup, allocator: Allocator):
         self.setup, self.allocator = setup, allocator
-        self.made, self.log = setup.model.allocations(setup.way, setup.micro_batch)
+        self.made, self.log = setup.model.allocations(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
         self.beside, self.update = _beside(setup), _update(setup)
@@ -114,18 +113,19 @@ class _Replay:
 
     def _pass(self, gradients: list[Block], keeps: bool) -> None:
         """A forward and a backward pass. Without an engine, gradients stay until the update."""
-        beside, blocks = self._take(self.beside), []
-        sizes, kept = iter(self.made), set()
+        beside = self._take(self.beside)
+        live: dict[int, Block] = {}  # by the number of the tensor
+        made, kept = 0, set()
         for entry in self.log:
             if entry == 0:
-                blocks.append(self.allocator.take(next(sizes)))
+                live[made] = self.allocator.take(self.made[made])
+                made += 1
             elif entry < 0:
                 kept |= {-entry - 1} if keeps else set()
             elif entry - 1 not in kept:
-                self.allocator.give(blocks[entry - 1])
-                blocks[entry - 1] = None
-        gradients += [blocks[number] for number in kept]
-        self._give([block for number, block in enumerate(blocks) if block and number not in kept])  # such as the loss
+                self.allocator.give(live.pop(entry - 1))
+        gradients += [live.pop(number) for number in kept]
+        self._give([*live.values()])  # such as the loss
         self._give(beside)
 
     def _take(self, sizes: list[int]) -> list[Block]:

@@ -33,7 +33,7 @@ class Piece:
 
 
 def is_for_muon(tensor: Tensor) -> bool:
-    """Whether DeepSpeed lets Muon update a tensor."""
+    """Return whether DeepSpeed lets Muon update a tensor."""
     return len(tensor.shape) >= 2 and not any(word in tensor.name.lower() for word in NOT_FOR_MUON)
 
 

@@ -1,9 +1,8 @@
-"""What DeepSpeed's Muon holds and makes beside its gradients and weights, in an engine with a stage (0.19.8).
+"""Bytes that DeepSpeed's Muon holds and makes beside its gradients and weights, in an engine with a stage (0.19.8).
 
 Comments name the functions of stage_1_and_2.py and stage3.py that each formula follows.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 from study.predictor.memory import moments
@@ -36,7 +35,7 @@ def momentum_bytes(engine: Engine) -> int:
 
 
 def buffers_bytes(engine: Engine) -> int:
-    """What DeepSpeed keeps for Muon from step to step beside its momentum.
+    """Return what DeepSpeed keeps for Muon from step to step beside its momentum.
 
     Stages 1 and 2: the momentum again, for steps that are skipped (_muon_staging_momentum). Stage 3: parts of gradients
     as they are sent, and whole ones as they come (_partitioned_buffers_all_gather), at most a bucket.
@@ -87,7 +86,7 @@ def made_bytes(engine: Engine) -> int:
     return most
 
 
-def _in_buckets(engine: Engine) -> list[Sequence[Tensor]]:
+def _in_buckets(engine: Engine) -> list[list[Tensor]]:
     """The matrices in their order, as many at a time as a bucket takes."""
     groups: list[list[Tensor]] = []
     for tensor in matrices(engine):

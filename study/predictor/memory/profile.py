@@ -1,6 +1,6 @@
-"""Bytes of activations from moment to moment of a forward and backward pass: all that the formulas of memory need.
+"""Bytes of activations from moment to moment of a forward and backward pass: what a trace of a model shows.
 
-Formulas (`activations.py`) and traces of a model (`tracing.py`) both make such a profile. Weights, complete gradients
+Weights, complete gradients
 and all that the engine holds come on top (`deepspeed_memory.py`, `fsdp_memory.py`).
 """
 
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What is held until a tensor's gradient is complete. The gradient itself is not included."""
+    """Bytes that are held until a tensor's gradient is complete. The gradient itself is not included."""
 
     tensor: Tensor
     most: Held  # the most since the gradient before it

@@ -7,7 +7,6 @@ tokens of some heads; after attention they exchange back. The backward pass does
 from dataclasses import dataclass
 
 from study.errors import Stop
-from study.predictor.architecture import Architecture
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
@@ -25,11 +24,9 @@ class Heads:
     width: int
 
 
-def heads(model: Architecture | Transformer) -> Heads:
-    """What Ulysses reads from a model's config. A Stop if DeepSpeed or Accelerate refuse the model."""
-    if isinstance(model, Architecture) and model.family == "llama":
-        return Heads(model.layers, model.heads, model.kv_heads, model.head_width)
-    config = {} if isinstance(model, Architecture) else model.dimensions
+def heads(model: Transformer) -> Heads:
+    """Return what Ulysses reads from a model's config. Raise Stop if DeepSpeed or Accelerate refuse the model."""
+    config = model.dimensions
     queries, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if not queries or not keys or not model.has_fused_attention:
         what = f"Ulysses divides attention by heads of keys, and the config of {model.family} names none"
@@ -42,8 +39,8 @@ def heads(model: Architecture | Transformer) -> Heads:
     return Heads(config["num_hidden_layers"], queries, keys, width)
 
 
-def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
-    """Why `ranks` ranks cannot share rows of a model; None if they can."""
+def refusal(model: Transformer, ranks: int) -> str | None:
+    """Return why `ranks` ranks cannot share rows of a model; None if they can."""
     try:
         attention = heads(model)
     except Stop as stop:

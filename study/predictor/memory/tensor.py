@@ -8,7 +8,6 @@ import functools
 from dataclasses import replace
 
 from study.errors import Stop
-from study.predictor.architecture import Architecture, tensors
 from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.tracing.transformer import Transformer
 
@@ -18,20 +17,16 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
 
 
-def config_of(model: Architecture | Transformer) -> dict:
+def config_of(model: Transformer) -> dict:
     """The config of a model, if this code knows how AutoTP divides it; else a Stop."""
-    if isinstance(model, Transformer) and model.family in TRIED and not model.lora_rank:
+    if model.family in TRIED and not model.lora_rank:
         return model.dimensions
-    if isinstance(model, Architecture) and model.family == "llama":
-        sizes = {"hidden_size": model.hidden, "num_hidden_layers": model.layers, "vocab_size": model.vocabulary}
-        sizes |= dict(zip(DIVIDED, (model.heads, model.kv_heads, model.inner), strict=True))
-        return {"model_type": "llama", "head_dim": model.head_width, "tie_word_embeddings": model.tied} | sizes
     what = f"how AutoTP divides {model.family} is unknown here"
     raise Stop(what, f"use one of {', '.join(TRIED)}, or another arm", "unavailable")
 
 
-def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
-    """Why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
+def refusal(model: Transformer, ranks: int) -> str | None:
+    """Return why the layers of a model cannot be divided among `ranks` ranks; None if they can."""
     try:
         config = config_of(model)
     except Stop as stop:
@@ -43,20 +38,20 @@ def refusal(model: Architecture | Transformer, ranks: int) -> str | None:
 
 
 @functools.cache
-def of_a_rank(model: Architecture | Transformer, ranks: int) -> Transformer:
-    """What each rank computes, as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
+def of_a_rank(model: Transformer, ranks: int) -> Transformer:
+    """Return the part of a rank as a model: fewer heads, narrower feed-forward layers, and the whole output matrix."""
     if reason := refusal(model, ranks):
         raise Stop(reason, "give another model, or fewer ranks for a layer", "unavailable")
     config = config_of(model)
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     parts = {name: config[name] // ranks for name in DIVIDED}
-    return Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {getattr(model, 'name', 'it')}")
+    return Transformer.of(config | parts | {"head_dim": width}, f"a rank's part of {model.name}")
 
 
 @functools.cache
-def tensors_of_a_rank(model: Architecture | Transformer, ranks: int) -> tuple[Tensor, ...]:
+def tensors_of_a_rank(model: Transformer, ranks: int) -> tuple[Tensor, ...]:
     """The parameter tensors of a rank, with its part of the output matrix."""
-    return tuple(_part(tensor, ranks) for tensor in tensors(of_a_rank(model, ranks)))
+    return tuple(_part(tensor, ranks) for tensor in of_a_rank(model, ranks).tensors)
 
 
 def _part(tensor: Tensor, ranks: int) -> Tensor:
@@ -90,7 +85,7 @@ def exchanged(setup) -> dict[str, int]:
     again = 2 if setup.checkpointing else 1
     layers = again * layer_bytes(setup, "forward")[1] + layer_bytes(setup, "backward")[1]
     moved = {"all_reduce": layers * config["num_hidden_layers"]}
-    if any(tensor.name == "lm_head.weight" for tensor in tensors(of_a_rank(setup.model, setup.tensor_ranks))):
+    if any(tensor.name == "lm_head.weight" for tensor in of_a_rank(setup.model, setup.tensor_ranks).tensors):
         moved["all_reduce"] += setup.tokens * config["hidden_size"] * setup.weight_bytes
         moved["all_gather"] = setup.tokens * config["vocab_size"] * setup.product_bytes
     return {kind: size * setup.accumulation for kind, size in moved.items()}

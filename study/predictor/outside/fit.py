@@ -2,7 +2,8 @@
 
 `python -m study.predictor.outside.fit` fits the constants on the rows whose role is "fit"
 (`reports/outside/sources.toml`). The width of the interval also uses the rows with the role "interval". It prints
-both, and writes them with `--write`. Rows with the role "test" decide neither.
+both, and writes them with `--write`. With `--keep`, the constants stay as they are, and only the interval is new. Rows
+with the role "test" decide neither.
 
 The interval covers the errors on sources that were not used to fit. The errors of one source's rows are correlated, so
 each source has the same weight, however many rows it has. Large and small models have separate intervals: small models
@@ -19,7 +20,6 @@ import numpy
 from scipy.optimize import least_squares
 
 from study.io.tables import say
-from study.predictor.architecture import parameters
 from study.predictor.outside.trainings import Training, timed
 from study.predictor.timing import pace
 from study.predictor.timing.pace import LARGE, Pace
@@ -100,7 +100,7 @@ def off_by_size(fitted: Sequence[Timed], others: Sequence[Timed], constants: Pac
         rest = [each for each in fitted if each[0].row.source != source]
         without = fit_to(rest) if len(rest) < len(fitted) else constants
         for training, machine in members:
-            size = "large" if parameters(training.setup.model) >= LARGE else "small"
+            size = "large" if training.setup.model.parameters >= LARGE else "small"
             sizes[size][source].append(_off(training, machine, without))
     return {size: {source: numpy.array(rows) for source, rows in off.items()} for size, off in sizes.items()}
 
@@ -115,7 +115,7 @@ def _off(training: Training, machine: Machine, constants: Pace) -> float:
 def main() -> None:
     fitted = timed("fit")
     names = [name for name, constant in pace.origins().items() if constant["origin"].startswith("fitted")]
-    constants = fit(fitted, names, pace.pace())
+    constants = pace.pace() if "--keep" in sys.argv else fit(fitted, names, pace.pace())
 
     def fit_to(rows: Sequence[Timed]) -> Pace:
         return fit(rows, identified(rows, names, constants), constants)

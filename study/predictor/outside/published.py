@@ -70,8 +70,8 @@ class Row(BaseModel):
     deepspeed: Text  # zero_optimization of the DeepSpeed config, as JSON
     fsdp: Fsdp | None
     group: int | None  # ranks that share the states, if not all
-    recompute: bool | None
-    attention: Literal["sdpa", "eager"] | None
+    recompute: bool | Literal["whole"] | None  # whole: all of a layer, also what no gradient needs
+    attention: Literal["sdpa", "eager", "megatron"] | None  # megatron: eager, also one row as two
     loss: Loss | None
     logits: Literal["fp32", "as_computed"] | None  # of the loss
     optimizer: Literal["fused", "foreach"] | None
@@ -121,7 +121,7 @@ class Part(BaseModel):
 
 
 class Miss(BaseModel):
-    """Why predictions of some rows have missed: an explanation, not a correction."""
+    """The reason why predictions of some rows have missed: an explanation, not a correction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

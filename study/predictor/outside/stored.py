@@ -1,30 +1,14 @@
-"""Keeps the predictions of the published rows in a file, so that pages and answers need not compute them."""
+"""The stored predictions of the published rows, so that pages and answers need not compute them."""
 
 import functools
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from study.errors import Stop
-from study.predictor.outside.errors import Accuracy, Compared, ComparedRow, accuracy_of, compare, key_of, summary
-from study.predictor.outside.published import FOLDER, Quantity, rows
-from study.predictor.outside.tables import accuracy_in_words
+from study.predictor.outside.published import FOLDER, rows
+from study.predictor.outside.trainings import Compared, ComparedRow, key_of
 
 PREDICTIONS = FOLDER / "predictions.json"
-KEPT = ("key", "reason", "quantities")  # what is kept of a row besides the row itself
-
-
-def write() -> None:
-    """Predict all own rows again, and write the file, a line for each row."""
-    compared = as_json([compare(row) for row in rows()])
-    lines = ",\n".join(json.dumps({name: row[name] for name in KEPT}) for row in compared["rows"])
-    text = json.dumps(compared["summary"], indent=1)
-    PREDICTIONS.write_text(f'{{"rows": [\n{lines}\n],\n"summary": {text}}}\n')
-
-
-def as_json(members: list[ComparedRow]) -> dict:
-    groups = {name: asdict(group) for name, group in summary(members).items()}
-    return {"rows": [member.as_json() for member in members], "summary": groups}
 
 
 @functools.cache
@@ -38,27 +22,37 @@ def read(file: Path = PREDICTIONS) -> dict:
 
 @functools.cache
 def predictions() -> tuple[ComparedRow, ...]:
-    """Return the project's own rows with their kept predictions. A Stop if rows have changed since."""
-    kept = read()["rows"]
-    if [row["key"] for row in kept] != [key_of(row) for row in rows()]:
+    """Return the project's own rows with their stored predictions. A Stop if rows have changed since."""
+    stored = read()["rows"]
+    if [row["key"] for row in stored] != [key_of(row) for row in rows()]:
         raise Stop(f"{PREDICTIONS.name} does not match the rows", "write it again: study outside --write")
     return tuple(
-        ComparedRow(row, tuple(_compared(**each) for each in stored["quantities"]), stored["reason"])
-        for row, stored in zip(rows(), kept, strict=True)
+        ComparedRow(row, tuple(map(_compared, each["quantities"])), each["reason"])
+        for row, each in zip(rows(), stored, strict=True)
     )
 
 
-def _compared(interval: list[float] | None, **values) -> Compared:
-    return Compared(**values, interval=None if interval is None else (interval[0], interval[1]))
-
-
-@functools.cache
-def accuracies() -> dict[Quantity, Accuracy | None]:
-    """Return how accurate the predictions of the project's own rows are."""
-    members = list(predictions())
-    return {"memory": accuracy_of("memory", members), "time": accuracy_of("time", members)}
+def _compared(values: dict) -> Compared:
+    interval = values["interval"] and tuple(values["interval"])
+    return Compared(**values | {"interval": interval})
 
 
 def accuracy() -> str:
     """Return in a sentence how accurate the predictions of others' measurements are."""
-    return accuracy_in_words(accuracies())
+    parts = [
+        f"{quantity} is {percent(each['median_error'])} off over {each['rows']} rows of {each['sources']} sources "
+        f"({percent(each['too_low'])} of rows over 10% too low)"
+        for quantity, each in read()["accuracy"].items()
+    ]
+    inside = percent(read()["accuracy"]["time"]["inside"])
+    text = f"Compared with what others measured, each source with the same weight: {'; '.join(parts)}"
+    text += f"; the interval of the time holds {inside} of the rows that did not decide it"
+    return f"{text} (study outside --against ours)."
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if abs(share) < 0.1 else f"{share:.0%}"
+
+
+def signed(share: float) -> str:
+    return f"{share:+.1%}" if abs(share) < 0.1 else f"{share:+.0%}"

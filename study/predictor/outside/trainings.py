@@ -1,22 +1,28 @@
-"""The training that a published row describes, and what we predict of it."""
+"""The training that a published row describes, what we predict of it, and how far that is from the measurement."""
 
 import functools
 import json
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 
-from study.predictor.architecture import Architecture, describe, named
+from study.errors import Stop
+from study.machine.gpus import GPUS
+from study.predictor.architecture import describe, named
 from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import memory_kinds
-from study.predictor.outside.published import FOLDER, MemoryKind, Role, Row, rows
+from study.predictor.outside.published import FOLDER, Quantity, Role, Row, rows, sources
 from study.predictor.setup import Setup
 from study.predictor.timing.steptime import Machine, step_time
 from study.predictor.tracing.transformer import Transformer
 from study.spec.shapes import SHAPES
 
+FLAT_MFU = 0.4  # a common assumption: this share of the peak, for the operations without recomputation
+OFF_BY = {"memory": 0.1, "time": 0.3}  # a prediction that is off by more has missed, and needs an explanation
+NOTHING = "neither memory nor time was published"
+
 
 class NotPredicted(Exception):
-    """Why a row, or a quantity of it, is not predicted: a sentence without its full stop."""
+    """The reason why a row, or a quantity of it, is not predicted: a sentence without its full stop."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,56 @@ class Training:
     machine: Machine | None
 
 
-class Prediction(NamedTuple):
-    """A value, and the ends of its interval if there is one."""
+@dataclass(frozen=True)
+class Compared:
+    """One number of a row, predicted and measured: bytes, or seconds of a step."""
 
-    value: float
+    quantity: Quantity
+    predicted: float
+    measured: float
     interval: tuple[float, float] | None = None
+    others: dict[str, float] = field(default_factory=dict)  # the predictions of simpler methods
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def missed(self) -> bool:
+        return abs(self.error) > OFF_BY[self.quantity]
+
+    @property
+    def inside(self) -> bool | None:
+        return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """A row with its quantities. `reason` says why a measured quantity has no prediction."""
+
+    row: Row
+    quantities: tuple[Compared, ...]
+    reason: str | None
+
+    @property
+    def complete(self) -> bool:
+        """Return whether nothing was assumed."""
+        return not self.row.assumptions
+
+    def why_off(self, compared: Compared) -> str | None:
+        """Return why a prediction missed, if that is known."""
+        source = sources().get(self.row.source)
+        return source.why_off(self.row, compared.quantity) if source and compared.missed else None
+
+    def as_json(self) -> dict:
+        row = self.row.model_dump(exclude={"memory_GB", "mfu", "assumed", "not_predicted"}, exclude_none=True)
+        ours = {"key": key_of(self.row), "role": self.row.role, "assumed": self.row.assumptions, "reason": self.reason}
+        return row | ours | {"quantities": [asdict(compared) for compared in self.quantities]}
+
+
+def key_of(row: Row) -> str:
+    """Return the identity of a row: it changes whenever the row changes."""
+    return sha256(row.model_dump_json().encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -42,13 +93,15 @@ def configs() -> dict[str, dict]:
 
 
 @functools.cache
-def model_of(name: str) -> Architecture | Transformer:
+def model_of(name: str) -> Transformer:
     """Return the model of a name in configs.json, or of a built-in shape. A GPT-2 lists what differs from GPT-2."""
     if name not in configs():
         return named(name)
     config = configs()[name]
     if config["model_type"] == "gpt2":
-        return describe(SHAPES["gpt2"] | config, dropout=config.get("dropout"))
+        config = SHAPES["gpt2"] | config
+        dropout = config.pop("dropout", None)
+        return describe(config, dropout=dropout)
     return Transformer.of(config, name)
 
 
@@ -69,14 +122,22 @@ def training_of(row: Row) -> Training:
         accumulation=1 if row.grad_acc is None else _count(row, "grad_acc"),
         precision=row.dtype,
         checkpointing=bool(row.recompute),
-        attention=row.attention or "sdpa",
+        recomputes_whole_layers=row.recompute == "whole",
+        attention="eager" if row.attention == "megatron" else row.attention or "sdpa",
+        one_row_as_two=row.attention == "megatron",
         optimizer=row.optimizer or "fused",
         loss=row.loss or "whole",
         logits=row.logits or "fp32",
         keeps_cache=bool(row.keeps_cache),
         device="cuda",
     )
-    return Training(row, setup, _machine(row, setup.ranks))
+    if row.gpu_name is None:
+        return Training(row, setup, None)
+    per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
+    machine = Machine(
+        gpu=row.gpu_name, gpus_per_node=per_node, network=row.network, fused_kernels=bool(row.fused_kernels)
+    )
+    return Training(row, setup, machine)
 
 
 def _count(row: Row, name: str) -> int:
@@ -86,38 +147,59 @@ def _count(row: Row, name: str) -> int:
     return value
 
 
-def _machine(row: Row, ranks: int) -> Machine | None:
-    if row.gpu_name is None:
-        return None
-    return Machine(
-        gpu=row.gpu_name,
-        gpus_per_node=min(ranks, row.gpus_per_node or ranks),
-        network=row.network,
-        fused_kernels=bool(row.fused_kernels),
-    )
-
-
 def timed(role: Role) -> list[tuple[Training, Machine]]:
     """Return the rows of a role that have a step time and can be predicted."""
     measured = [training_of(row) for row in rows() if row.role == role and row.step_s is not None and row.config]
     return [(training, training.machine) for training in measured if training.machine]
 
 
-def memory(training: Training, kind: MemoryKind | None) -> Prediction:
-    """Return the bytes that a GPU holds at the peak of a step. Without a kind: allocated, as most programs print."""
-    if kind in (None, "allocated"):
-        return Prediction(float(estimate(training.setup).peak_bytes))
-    gpu = training.machine.gpu if training.machine else None
-    held = memory_kinds(training.setup, gpu)
-    value = held.reserved if kind == "reserved" else held.driver
-    if value is None:
-        raise NotPredicted(f"memory as {kind} is not predicted for a model of formulas")
-    return Prediction(float(value))
+def compare(row: Row) -> ComparedRow:
+    """Predict the quantities of a row."""
+    if row.memory_bytes is None and row.step_s is None:
+        return ComparedRow(row, (), NOTHING)
+    try:
+        training = training_of(row)
+    except (NotPredicted, Stop) as reason:
+        return ComparedRow(row, (), str(reason))
+    compared: list[Compared] = []
+    reasons = []
+    for quantity, predict in (("memory", _memory), ("time", _time)):
+        try:
+            compared += predict(training)
+        except (NotPredicted, Stop) as reason:
+            reasons.append(f"{quantity}: {reason}")
+    return ComparedRow(row, tuple(compared), "; ".join(reasons) or None)
 
 
-def step(training: Training) -> Prediction:
-    """Return the seconds of a step with their interval."""
+def _memory(training: Training) -> list[Compared]:
+    """Compare the bytes that a GPU holds at the peak. A row without a kind: allocated, as most programs print."""
+    row = training.row
+    if row.memory_bytes is None:
+        return []
+    predicted: float = estimate(training.setup).peak_bytes
+    if row.kind in ("reserved", "driver"):
+        held = memory_kinds(training.setup, training.machine.gpu if training.machine else None)
+        predicted = getattr(held, row.kind)
+    return [Compared("memory", _short(predicted), _short(row.memory_bytes))]
+
+
+def _time(training: Training) -> list[Compared]:
+    """Compare the seconds of a step."""
+    row, setup = training.row, training.setup
+    if row.step_s is None:
+        return []
     if training.machine is None:
-        raise NotPredicted(training.row.not_predicted or "the column gpu_name is empty")
-    predicted = step_time(training.setup, training.machine)
-    return Prediction(predicted.seconds, (predicted.low_s, predicted.high_s))
+        raise NotPredicted(row.not_predicted or "the column gpu_name is empty")
+    step = step_time(setup, training.machine)
+    gpu = GPUS[training.machine.gpu]
+    peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
+    flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation
+    others = {"flat 40 % MFU": _short(flops / (FLAT_MFU * peak))}
+    return [
+        Compared("time", _short(step.seconds), _short(row.step_s), (_short(step.low_s), _short(step.high_s)), others)
+    ]
+
+
+def _short(value: float) -> float:
+    """Return six significant digits, so that the file of predictions stays small."""
+    return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""How fast GPUs compute and links move bytes. The constants and their origins are in `pace.toml`."""
+"""The pace of GPUs and links. The constants and their origins are in `pace.toml`."""
 
 import functools
 import tomllib
@@ -147,8 +147,8 @@ def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace)
 
 def filled(product: Product, processors: int) -> float:
     """The share of a GPU's processors that do useful work, over all waves of tiles."""
-    tiles = product.count * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
-    padding = product.m * product.n * product.count / (tiles * TILE[0] * TILE[1])
+    tiles = product.number * ceil(product.m / TILE[0]) * ceil(product.n / TILE[1])
+    padding = product.m * product.n * product.number / (tiles * TILE[0] * TILE[1])
     return padding * tiles / (ceil(tiles / processors) * processors)
 
 
@@ -157,7 +157,7 @@ def filled(product: Product, processors: int) -> float:
 
 @dataclass(frozen=True)
 class Links:
-    """What connects the ranks of a training. `network` is between nodes."""
+    """The connections of the ranks of a training. `network` is between nodes."""
 
     ranks: int
     gpus_per_node: int

@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 
 def replay(tasks: Sequence[Task]) -> list[Span]:
-    """When each task runs. Tasks only wait for earlier tasks, so one pass over the list is enough."""
+    """Return when each task runs. Tasks only wait for earlier tasks, so one pass over the list is enough."""
     free_s = dict.fromkeys(STREAMS, 0.0)
     spans: list[Span] = []
     for task in tasks:

@@ -23,7 +23,7 @@ UPDATE_BYTES = {"fp32": 36, "bf16": 36, "fp16": 36, "bf16_cast": 42, "bf16_pure"
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a rank gathers and reduces, by its arm."""
+    """The weights that a rank gathers and the gradients that it reduces, by its arm."""
 
     stage: int  # 3: weights are gathered for each pass, as also under FSDP
     gathers_again: float  # the share of the weights that the backward pass gathers again
@@ -48,19 +48,21 @@ class Sharing:
             again = 1.0 if setup.fsdp == "full_shard" else 0.0
             size = setup.product_bytes
             each_pass = setup.fsdp_by == "torch"
-            way = cls(3, again, each_pass, True, "reduce_scatter", size, size, float("inf"), None)
-            return replace(way, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
+            sharing = cls(3, again, each_pass, True, "reduce_scatter", size, size, float("inf"), None)
+            return replace(sharing, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
         engine, w = Engine(setup), setup.weight_bytes
         if engine.stage == 0:
             return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, None)
         bucket = engine.bucket_elements * w
         if engine.stage < 3:
             kind = "all_reduce" if engine.reduces_by_all_reduce else "reduce"
-            way = cls(engine.stage, 0.0, engine.stage == 2, engine.overlap, kind, w, w, bucket, None)
-            return replace(way, gathers_within=(setup.group, None))
+            sharing = cls(engine.stage, 0.0, engine.stage == 2, engine.overlap, kind, w, w, bucket, None)
+            return replace(sharing, gathers_within=(setup.group, None))
         again = deepspeed_memory.refetched(engine) / max(1, engine.part * engine.ranks)
-        way = cls(3, min(1.0, again), True, engine.overlap, "reduce_scatter", w, w, bucket, engine.persistent_elements)
-        return replace(way, gathers_within=(None, setup.second_partition))
+        sharing = cls(
+            3, min(1.0, again), True, engine.overlap, "reduce_scatter", w, w, bucket, engine.persistent_elements
+        )
+        return replace(sharing, gathers_within=(None, setup.second_partition))
 
 
 @dataclass

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from study.machine.gpus import GPUS
 from study.predictor import papers
-from study.predictor.architecture import parameters, trained
 from study.predictor.estimate import disk_bytes, operations
 from study.predictor.memory.engine import Engine
 from study.predictor.setup import Setup
@@ -71,7 +70,7 @@ def step_time(setup: Setup, machine: Machine, constants: Pace | None = None) -> 
     parts = {name: part_s for name, part_s in parts.items() if part_s}
     gpu = GPUS[machine.gpu]
     peak_s = operations(setup) / (gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s)
-    return StepTime(seconds, least_s, peak_s, interval_factor(parameters(setup.model)), parts, tuple(spans))
+    return StepTime(seconds, least_s, peak_s, interval_factor(setup.model.parameters), parts, tuple(spans))
 
 
 def _step(setup: Setup, machine: Machine, constants: Pace) -> tuple[float, dict[str, float], list[Span]]:
@@ -141,7 +140,7 @@ def update_bytes(setup: Setup) -> float:
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
     engine, gpu = Engine(setup), GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
-    owned = trained(setup.model) / (setup.sharing_ranks if shared else 1)
+    owned = setup.model.trained / (setup.sharing_ranks if shared else 1)
     offloads = engine.optimizer_home != "none" or setup.fsdp_offload
     update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
     local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0

@@ -1,44 +1,35 @@
-"""What a GPU has to do for a microbatch: matrix products by their sizes, attention, bytes moved, kernels.
+"""The work of a GPU for a microbatch: matrix products by their sizes, attention, bytes moved, kernels.
 
-A traced model is followed kernel by kernel (`tracing.py`). For the shapes that have formulas, the products follow from
-their matrices, and `kernels.json` has the bytes and the number of all other kernels, as lines through traces of
-transformers' own modules. A test compares both ways.
+The model is followed kernel by kernel (`tracing/tracing.py`).
 """
 
 import functools
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import NamedTuple
 
-from study.predictor.architecture import NAMES, Architecture, tensors
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import of_a_rank, tensors_of_a_rank
 from study.predictor.setup import Setup
 from study.predictor.tracing.transformer import Transformer
 
-PHASES = ("forward", "backward")
-GROUPED = ("llama", "gemma2")  # families whose heads may share keys and values
-TRANSPOSED = ("gpt2",)  # families that store their matrices as inputs x outputs
 
+@dataclass(frozen=True)
+class Product:
+    """`number` products of an m x k with a k x n matrix."""
 
-class Product(NamedTuple):
-    """`count` products of an m x k with a k x n matrix."""
-
-    count: int
+    number: int
     m: int
     n: int
     k: int
 
     @property
     def flops(self) -> int:
-        return 2 * self.count * self.m * self.n * self.k
+        return 2 * self.number * self.m * self.n * self.k
 
     @property
     def elements(self) -> int:
         """Elements of both factors and of the product."""
-        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return self.number * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,10 @@ class Work:
     @property
     def flops(self) -> float:
         return sum(product.flops for product in self.products) + self.attention_flops
+
+    def and_then(self, other: "Work") -> "Work":
+        """Return the kernels of both."""
+        return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Work)))
 
     @property
     def kernels(self) -> int:
@@ -78,7 +73,7 @@ class Block:
         return sum(tensor.elements for tensor in self.tensors)
 
     def modules_above(self, elements: int) -> int:
-        """How many modules have a tensor with more than `elements` elements."""
+        """Return the number of modules that have a tensor with more than `elements` elements."""
         return len({tensor.name.rpartition(".")[0] for tensor in self.tensors if tensor.elements > elements})
 
     @functools.cached_property
@@ -86,50 +81,59 @@ class Block:
         return sum(tensor.elements for tensor in self.tensors if tensor.trains)
 
 
-def has_single_kernels(model: Architecture | Transformer) -> bool:
-    """Whether norms and activation functions already are single kernels, so that fusing them only saves casts."""
-    return isinstance(model, Architecture) and (model.family == "bert" or model.activation == "gelu")
+def has_single_kernels(model: Transformer) -> bool:
+    """Return whether norms and activation functions are single kernels already. Fusing them only saves casts then."""
+    return model.family == "bert" or model.dimensions.get("activation_function") == "gelu"
 
 
 @functools.cache
 def blocks(setup: Setup) -> tuple[Block, ...]:
-    """The work of a microbatch, block by block, in the order of the forward pass."""
+    """Return the work of a microbatch, block by block, in the order of the forward pass."""
     if setup.tensor_ranks > 1:
         seen = blocks(replace(setup, model=of_a_rank(setup.model, setup.tensor_ranks), tensor_ranks=1))
         own = {tensor.name: tensor for tensor in tensors_of_a_rank(setup.model, setup.tensor_ranks)}
         return tuple(replace(block, tensors=tuple(own[each.name] for each in block.tensors)) for block in seen)
     if setup.sequence_ranks > 1:  # attention has all tokens in some heads: more work than some tokens in all heads
-        return tuple(
-            replace(block, **{phase: _more_attention(getattr(block, phase), setup.sequence_ranks) for phase in PHASES})
-            for block in blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
-        )
-    if isinstance(setup.model, Transformer):
-        return _seen(setup)
-    return _by_formulas(setup)
+        parts = blocks(replace(setup, sequence=setup.row_tokens, sequence_ranks=1))
+        more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
+        return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
+    if setup.checkpointing and setup.recomputes_whole_layers:
+        return _with_whole_layers_again(blocks(replace(setup, checkpointing=False)))
+    return _traced(setup)
 
 
-def _more_attention(work: Work, times: int) -> Work:
-    return replace(work, attention_flops=work.attention_flops * times)
+def _with_whole_layers_again(kept: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks whose layers are computed again from end to end, from those that keep their activations."""
+    same: dict[Work, Work] = {}
+
+    def backward(block: Block) -> Work:
+        both = block.forward.and_then(block.backward)
+        return same.setdefault(both, both) if block.is_layer else block.backward
+
+    return tuple(replace(block, backward=backward(block)) for block in kept)
 
 
-# --- traced --------------------------------------------------------------------------------------------------------
+def _more_attention(work: Work, setup: Setup) -> Work:
+    return replace(work, attention_flops=work.attention_flops * setup.sequence_ranks)
 
 
-def _seen(setup: Setup) -> tuple[Block, ...]:
-    model, rows, passes = setup.model, setup.micro_batch, defaultdict(list)
-    for phase, block, kind, count, *line in model.work(setup.way, rows):
+def _traced(setup: Setup) -> tuple[Block, ...]:
+    rows = setup.micro_batch
+    traced = max(2, rows) if setup.one_row_as_two else rows
+    passes: dict[tuple[str, str], list[tuple[str, int, list[int]]]] = defaultdict(list)
+    for phase, block, kind, count, *line in setup.model.work(setup.trace_options, traced):
         numbers = [start + slope * rows for start, slope in zip(line[::2], line[1::2], strict=True)]
         passes[phase, block].append((kind, count, numbers))
+    tensors: dict[str, list[Tensor]] = defaultdict(list)
+    for tensor in setup.model.tensors:
+        tensors[tensor.block].append(tensor)
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
-        seen = _work(passes[phase, name])
-        return same.setdefault(seen, seen)
+        traced = _work(passes[phase, name])
+        return same.setdefault(traced, traced)
 
-    return tuple(
-        Block(name, work("forward", name), work("backward", name), of_block)
-        for name, of_block in _by_block(setup.model).items()
-    )
+    return tuple(Block(name, work("forward", name), work("backward", name), tuple(tensors[name])) for name in tensors)
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
@@ -146,111 +150,3 @@ def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:
         moved_bytes=sum(size for _, size in moved),
         moving_kernels=sum(count for count, _ in moved),
     )
-
-
-@functools.cache
-def _by_block(model: Architecture | Transformer) -> dict[str, tuple[Tensor, ...]]:
-    of_block = defaultdict(list)
-    for tensor in tensors(model):
-        of_block[tensor.block].append(tensor)
-    return {name: tuple(each) for name, each in of_block.items()}
-
-
-# --- by formulas ---------------------------------------------------------------------------------------------------
-
-
-def features(model: Architecture, rows: int, sequence: int, block: str) -> list[float]:
-    """The values of which the bytes that a block moves are a linear function."""
-    tokens, matrices = rows * sequence, [t for t in tensors(model) if t.block == "layer.0" and len(t.shape) == 2]
-    if block != "layer":
-        table = model.vocabulary * model.hidden
-        return [tokens * model.vocabulary, tokens * model.hidden, table, rows * sequence**2]
-    widths = [model.hidden, model.inner]
-    if model.family in GROUPED:
-        widths += [model.heads * model.head_width, model.kv_heads * model.head_width]
-    scores = rows * model.heads * sequence**2
-    return [*(tokens * width for width in widths), scores, sum(t.elements for t in matrices)]
-
-
-def _by_formulas(setup: Setup) -> tuple[Block, ...]:
-    of_kind = {}
-    for name in _by_block(setup.model):
-        kind = name.partition(".")[0]
-        if kind not in of_kind:
-            of_kind[kind] = _formula(setup, kind)
-    return tuple(
-        Block(name, *of_kind[name.partition(".")[0]], of_block) for name, of_block in _by_block(setup.model).items()
-    )
-
-
-def _formula(setup: Setup, kind: str) -> tuple[Work, Work]:
-    """The forward and the backward pass over a block."""
-    model, rows, sequence = setup.model, setup.micro_batch, setup.sequence
-    products = [product for tensor in _matrices(model, kind) for product in _times(model, tensor, setup)]
-    back = [each for p in products for each in (Product(p.count, p.m, p.k, p.n), Product(p.count, p.k, p.n, p.m))]
-    fused, heads = 0, rows * model.heads
-    if kind == "layer" and setup.attention == "eager":
-        width = model.head_width
-        scores = [Product(heads, sequence, sequence, width), Product(heads, sequence, width, sequence)]
-        back += [p for p in scores for _ in range(2)]
-        products += scores
-    elif kind == "layer":
-        fused = 4 * heads * sequence**2 * model.head_width
-    passes = []
-    values = features(model, rows, sequence, kind)
-    for phase, of_phase, flops in (("forward", products, fused), ("backward", back, 2.5 * fused)):
-        kernels, *line = lines()[f"{_family(model)} {_precision(setup)} {setup.attention} {kind} {phase}"]
-        moved = sum(a * b for a, b in zip(line, values, strict=True))
-        passes.append(Work(tuple(of_phase), flops, 1 if flops else 0, max(0, moved), kernels))
-    if setup.checkpointing and kind == "layer":
-        passes[1] = _sum(passes)
-    return tuple(passes)
-
-
-def _family(model: Architecture) -> str:
-    return f"{model.family} {model.activation}" if model.activation else model.family
-
-
-def _precision(setup: Setup) -> str:
-    """The precision whose lines apply: fp16 is as wide as bf16, and the optimizer's states do not matter."""
-    return {"fp16": "bf16", "bf16_pure": "bf16_cast"}.get(setup.precision, setup.precision)
-
-
-def _sum(passes: list[Work]) -> Work:
-    """The work of several passes together."""
-    return Work(*(sum((getattr(each, part.name) for each in passes), part.default) for part in fields(Work)))
-
-
-def _matrices(model: Architecture, kind: str) -> list[Tensor]:
-    """The matrices of a block's products. Embeddings are looked up, but a tied head multiplies with them."""
-    if kind == "embeddings":
-        return []
-    if kind == "head" and model.tied and model.family != "bert":
-        return [next(tensor for tensor in tensors(model) if tensor.block == "embeddings")]
-    name = "layer.0" if kind == "layer" else kind
-    return [tensor for tensor in tensors(model) if tensor.block == name and len(tensor.shape) == 2]
-
-
-def _times(model: Architecture, tensor: Tensor, setup: Setup) -> list[Product]:
-    out, into = tensor.shape
-    if model.family in TRANSPOSED and tensor.block.startswith("layer"):
-        out, into = into, out
-    # BERT's pooler and classifier see the first token of each row alone.
-    tokens = setup.micro_batch if model.family == "bert" and tensor.block == "head" else setup.tokens
-    return [Product(1, tokens, out, into)]
-
-
-@functools.cache
-def lines() -> dict[str, list[float]]:
-    """By family, precision, attention, block and phase: the number of kernels, then the bytes for each feature."""
-    return json.loads(Path(__file__).with_name("kernels.json").read_text())
-
-
-def as_architecture(config: dict) -> Architecture:
-    """A modern decoder from its config, as `architecture.decoder` makes it from a few numbers."""
-    sizes = {key: next(config[name] for name in names if name in config) for key, names in NAMES.items()}
-    sizes |= {"vocabulary": config["vocab_size"], "kv_heads": config.get("num_key_value_heads", sizes["heads"])}
-    sizes["head_width"] = config.get("head_dim") or sizes["hidden"] // sizes["heads"]
-    fixed = dict.fromkeys(("hidden_dropout", "attention_dropout", "embedding_dropout", "rotary"), 0)
-    fixed |= {"biases": False, "parallel": False, "tied": config.get("tie_word_embeddings", False)}
-    return Architecture(family="llama", **sizes | fixed)

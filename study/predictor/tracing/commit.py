@@ -19,7 +19,7 @@ from study.predictor.tracing import committed, tracing
 from study.predictor.tracing.committed import sizes_of, without_sizes
 from study.predictor.tracing.repeating import Unlike, repeat
 from study.predictor.tracing.tape import Tape, in_order
-from study.predictor.tracing.transformer import CUDA_DIFFERENCES, Pass, Transformer
+from study.predictor.tracing.transformer import CUDA_DIFFERENCES, TraceOptions, Transformer
 from study.spec.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 
 MOST_TERMS = 3
@@ -31,29 +31,32 @@ TERMS = {
     None: "- t tt",
 }
 PRECISIONS = ("bf16_cast", "bf16_gathered", "bf16", "fp32")
+ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been known without torch, and runs need a CPU's
 SAMPLES = 5
 ROWS_SAMPLES = 2  # for other numbers of rows
 MANY = committed.MANY_LAYERS
 
 
-def ways(attention: str, cuda: tuple[str, ...], precisions: tuple[str, ...], both_ways: bool = True) -> list[Pass]:
+def all_options(
+    attention: str, cuda: tuple[str, ...], precisions: tuple[str, ...], both_linears: bool = True
+) -> list[TraceOptions]:
     """Return the passes that commands ask for, of one token."""
     found = []
     for precision, checkpointing in itertools.product(precisions, (False, True)):
-        linears = (False, True) if both_ways and precision != "bf16_gathered" else (False,)
-        found += [Pass(1, precision, attention, checkpointing, "whole", linear, cuda) for linear in linears]
+        linears = (False, True) if both_linears and precision != "bf16_gathered" else (False,)
+        found += [TraceOptions(1, precision, attention, checkpointing, "whole", linear, cuda) for linear in linears]
     return found
 
 
 class Source:
     """The models from which a member is fitted."""
 
-    def __init__(self, config: dict, dropout: float | None, ways: list[Pass]):
+    def __init__(self, config: dict, dropout: float | None, options: list[TraceOptions]):
         self.dropout = dropout
         self.family = config["model_type"] if config["model_type"] in committed.DIMENSIONS else None
         self.config = config
         self.name = committed.member(config, dropout).name
-        self.ways = ways
+        self.options = options
         self.terms = ["" if term == "-" else term for term in TERMS[self.family].split()]
 
     @functools.cached_property
@@ -76,7 +79,7 @@ class Source:
         drawn |= {"a": heads, "g": groups, "h": heads * drawn["w"]}
         if self.family == "llama":  # the width of its heads is a number of its own
             drawn["h"] = heads * chance.randrange(9, 60)
-        sizes = {name: drawn[letter] for letter, name in committed.DIMENSIONS[self.family].items()}
+        sizes = {name: drawn[letter] for letter, name in committed.DIMENSIONS[self.config["model_type"]].items()}
         model = Transformer.of(self.config | sizes | {"pad_token_id": 0}, self.name, dropout=self.dropout)
         return model, drawn
 
@@ -85,12 +88,12 @@ class Source:
         self.entries: dict[str, int] = {}
         self.sums: dict[tuple, int] = {}
         self.fitted: dict[tuple, tuple] = {}
-        passes = {}
-        for way in self.ways:
+        passes: dict[str, dict] = {}
+        for options in self.options:
             try:
-                passes |= {committed.key(way, rows): each for rows, each in self._pass(way).items()}
+                passes |= {committed.key(options, rows): each for rows, each in self._pass(options).items()}
             except NoSum as error:
-                sys.stderr.write(f"{self.name} {way[1:]}: {error}\n")
+                sys.stderr.write(f"{self.name} {options[1:]}: {error}\n")
         look = self._look()
         entries = [json.loads(entry) for entry in self.entries]
         return {
@@ -121,14 +124,14 @@ class Source:
             vocabulary,
         ]
 
-    def _pass(self, way: Pass) -> dict[int, dict]:
+    def _pass(self, options: TraceOptions) -> dict[int, dict]:
         """Return the pass over one row, two and three rows."""
-        two = self._fit(way, 2)
-        return {rows: self._scaled(way, rows, two) or self._fit(way, rows) for rows in (1, 3)} | {2: two}
+        two = self._fit(options, 2)
+        return {rows: self._scaled(options, rows, two) or self._fit(options, rows) for rows in (1, 3)} | {2: two}
 
-    def _fit(self, way: Pass, rows: int) -> dict:
+    def _fit(self, options: TraceOptions, rows: int) -> dict:
         """Fit each number of a pass to all samples."""
-        tapes, stacks = self._tapes(way, rows, len(self.samples))
+        tapes, stacks = self._tapes(options, rows, len(self.samples))
         skeletons = [*map(_skeleton, tapes)]
         if any(skeleton != skeletons[0] for skeleton in skeletons):
             raise NoSum("the samples do other operations")
@@ -138,22 +141,22 @@ class Source:
             stored.append([number, *map(self._sum, zip(*map(sizes_of, same), strict=True))])
         return {"tape": stored, "stacks": stacks}
 
-    def _scaled(self, way: Pass, rows: int, two: dict) -> dict | None:
+    def _scaled(self, options: TraceOptions, rows: int, two: dict) -> dict | None:
         """Return a pass over other rows than two: some terms grow with the rows. None if it is another pass."""
-        tapes, stacks = self._tapes(way, rows, ROWS_SAMPLES)
+        tapes, stacks = self._tapes(options, rows, ROWS_SAMPLES)
         names = [*self.entries]
         expected = [json.loads(names[number]) for number, *_ in two["tape"]]
         if stacks != two["stacks"] or any(_skeleton(tape) != expected for tape in tapes):
             return None
         stored, sums = [], [*self.sums]
         for (number, *each), *same in zip(two["tape"], *tapes, strict=True):
-            found = [
-                self._grown(sums[place], rows, numbers)
-                for place, numbers in zip(each, zip(*map(sizes_of, same), strict=True), strict=True)
-            ]
-            if None in found:
-                return None
-            stored.append([number, *(self.sums.setdefault(grown, len(self.sums)) for grown in found)])
+            found = []
+            for place, numbers in zip(each, zip(*map(sizes_of, same), strict=True), strict=True):
+                grown = self._grown(sums[place], rows, numbers)
+                if grown is None:
+                    return None
+                found.append(self.sums.setdefault(grown, len(self.sums)))
+            stored.append([number, *found])
         return {"tape": stored, "stacks": stacks}
 
     def _grown(self, two: tuple[int, ...], rows: int, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -168,20 +171,21 @@ class Source:
                 return tuple(itertools.chain(*zip(more, terms, strict=True)))
         return None
 
-    def _tapes(self, way: Pass, rows: int, count: int) -> tuple[list[Tape], list]:
+    def _tapes(self, options: TraceOptions, rows: int, count: int) -> tuple[list[Tape], list]:
         """Return the tapes of the first samples, and the stacks of which only some layers are on them."""
         both = [
-            self._followed(model, way._replace(sequence=values["t"]), rows) for model, values in self.samples[:count]
+            self._followed(model, options._replace(sequence=values["t"]), rows)
+            for model, values in self.samples[:count]
         ]
         stacks = [[stack.name, [*stack.kinds], [*stack.kept]] for stack in both[0][1]]
         return [in_order(tape) for tape, _ in both], stacks
 
-    def _followed(self, model: Transformer, way: Pass, rows: int) -> tuple:
+    def _followed(self, model: Transformer, options: TraceOptions, rows: int) -> tuple:
         try:
-            tape, stacks = tracing.followed(model, way, rows, with_all_layers=False)
+            tape, stacks = tracing.followed(model, options, rows, with_all_layers=False)
             repeat(tape, {stack.name: stack.alike() for stack in stacks})
         except Unlike:
-            tape, stacks = tracing.followed(model, way, rows, with_all_layers=True)
+            tape, stacks = tracing.followed(model, options, rows, with_all_layers=True)
         return tape, stacks
 
     def _sum(self, numbers: tuple[int, ...]) -> int:
@@ -239,29 +243,37 @@ def sources() -> list[Source]:
     gpt2 = config_of("gpt2") | {"n_layer": MANY}
     bert = config_of("bert-base") | {"num_hidden_layers": MANY}
     llama = config_of("llama3-8b") | {"num_hidden_layers": MANY, "head_dim": 128}
-    gpu, cpu = (ways("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
-    eager = ways("eager", CUDA_DIFFERENCES, ("bf16_cast", "bf16", "fp32"), both_ways=False)
+    gpu, cpu = (all_options("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
+    eager = all_options("eager", CUDA_DIFFERENCES, ("bf16_cast", "bf16", "fp32"), both_linears=False)
     gelu, tied, same_heads = {"activation_function": "gelu"}, {"tie_word_embeddings": True}, {"num_key_value_heads": 32}
     found = [
         Source(llama, None, gpu),
         Source(gpt2, None, gpu + eager + cpu),
         Source(bert, None, gpu + eager + cpu),
-        Source(gpt2 | {"n_layer": 2}, None, cpu),
-        Source(bert | {"num_hidden_layers": 2}, None, cpu),
+        Source(gpt2 | {"n_layer": 2}, None, gpu + cpu),
+        Source(bert | {"num_hidden_layers": 2}, None, gpu + cpu),
+        Source(bert | {"num_hidden_layers": 2}, 0.0, all_options("sdpa", (), ("fp32",))),
         Source(gpt2 | gelu, None, eager + gpu[:6]),
-        Source(gpt2 | gelu, 0.0, ways("sdpa", CUDA_DIFFERENCES, ("bf16_gathered",))),
+        Source(gpt2 | gelu, 0.0, all_options("sdpa", CUDA_DIFFERENCES, ("bf16_gathered",))),
         Source(llama | same_heads, None, gpu),
         # What a rank of as many ranks as groups computes of divided layers.
         Source(
-            llama | {"num_key_value_heads": 1}, None, ways("sdpa", CUDA_DIFFERENCES, PRECISIONS[:1], both_ways=False)
+            llama | {"num_key_value_heads": 1},
+            None,
+            all_options("sdpa", CUDA_DIFFERENCES, PRECISIONS[:1], both_linears=False),
         ),
         Source(llama | tied, None, gpu),
+        Source(llama | tied | same_heads, None, gpu),
     ]
     larger = (name for name in SHAPES if not name.endswith("-micro"))
     for name in larger:
-        if SHAPES[name]["model_type"] not in committed.DIMENSIONS:
-            attention = "eager" if SHAPES[name]["model_type"] in NO_FUSED_ATTENTION else "sdpa"
-            found.append(Source(config_of(name), None, ways(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
+        family = SHAPES[name]["model_type"]
+        attention = "eager" if family in NO_FUSED_ATTENTION else "sdpa"
+        if family in ALL_PRECISIONS:
+            passes = all_options(attention, CUDA_DIFFERENCES, PRECISIONS) + all_options(attention, (), PRECISIONS[:1])
+            found.append(Source(config_of(name), None, passes))
+        elif family not in committed.DIMENSIONS:
+            found.append(Source(config_of(name), None, all_options(attention, CUDA_DIFFERENCES, PRECISIONS[:2])))
     return found
 
 
@@ -273,9 +285,16 @@ def main(folder: Path, names: list[str]) -> None:
         content = source.write()
         path.write_text(json.dumps(content, separators=(",", ":")))
         sys.stderr.write(f"{source.name}: {len(content['passes'])} passes\n")
+    pack(folder)
+
+
+def pack(folder: Path) -> None:
+    """Write the members of a folder, and the versions that they were made with, into the file."""
+    members = {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    members[committed.VERSIONS] = json.dumps(committed.installed())
     with zipfile.ZipFile(committed.PATH, "w", zipfile.ZIP_LZMA) as archive:
-        for path in sorted(folder.iterdir()):
-            archive.writestr(zipfile.ZipInfo(path.name), path.read_text(), zipfile.ZIP_LZMA)
+        for name, text in members.items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_LZMA)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ Reading them needs no torch. `committed.zip` has a member for each shape or fami
 terms: a factor, times a product of the model's dimensions and the tokens of a row. `commit.py` writes the file.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from study.predictor.tracing.repeating import Alike, Stack, repeat
 from study.predictor.tracing.tape import Tape
 
 PATH = Path(__file__).with_name("committed.zip")
+VERSIONS = "versions"  # the member with the versions of the packages that the traces were made with
 MANY_LAYERS = 6  # from so many on, layers in the middle repeat each other
 # By family: the letter of each dimension in a term, and its name in the config. t stands for the tokens of a row, w for
 # the width of a head.
@@ -60,8 +63,9 @@ def member(config: dict, dropout: float | None) -> Member:
         return Member(f"{family}-{_digest([config, dropout])}", {}, None)
     config = _with_defaults(config)
     free = {**DIMENSIONS[family], "layers": LAYERS[family]}
-    dimensions = {letter: config.get(name) for letter, name in free.items()}
-    if not all(type(size) is int and size > 0 for size in dimensions.values()):
+    given = {letter: config.get(name) for letter, name in free.items()}
+    dimensions = {letter: size for letter, size in given.items() if type(size) is int and size > 0}
+    if len(dimensions) < len(given):
         return Member("unknown", {}, None)
     dimensions.setdefault("w", dimensions["h"] // dimensions["a"])
     layers = dimensions.pop("layers")
@@ -93,9 +97,28 @@ def _digest(structure: list) -> str:
     return hashlib.sha256(json.dumps(structure, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def key(way: tuple, rows: int) -> str:
-    """Return the name of a pass in a member. `way` begins with the tokens of a row, on which its terms depend."""
-    return json.dumps([*way[1:], rows])
+def key(options: tuple, rows: int) -> str:
+    """Return the name of a pass in a member. `options` begins with the tokens of a row, on which its terms depend."""
+    return json.dumps([*options[1:], rows])
+
+
+@functools.cache
+def installed() -> dict[str, str | None]:
+    """Return the versions that a trace depends on; None for a package that is not installed."""
+    versions: dict[str, str | None] = dict.fromkeys(("torch", "transformers"))
+    for package in versions:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def remarks(config: dict, dropout: float | None) -> list[str]:
+    """Return a sentence if a model has traces here, and another transformers is installed than they were made with."""
+    made_with = (_content(VERSIONS) or {}).get("transformers")
+    here = installed()["transformers"]
+    if here in (None, made_with) or not has_passes(config, dropout):
+        return []
+    return [f"Activations are traced with transformers {made_with}; {here} is installed here, and may differ."]
 
 
 @functools.cache
@@ -110,8 +133,10 @@ def look(config: dict, dropout: float | None) -> list | None:
     """Return what a look at the model would show; None if the file has no such model."""
     name, dimensions, layers = member(config, dropout)
     content = _content(name)
-    if content is None or layers is None:
-        return content and content["look"]
+    if content is None:
+        return None
+    if layers is None:
+        return content["look"]
     values = _values(content, dimensions)
     kind, family, templates, buffers, fused, limit, limited_by, vocabulary = content["look"]
     named = [[name, [values[each] for each in shape], block, trains] for name, shape, block, trains in templates]
@@ -137,10 +162,10 @@ class Followed(NamedTuple):
     alike: Alike
 
 
-def followed(config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...]) -> Followed | None:
+def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
-    content, keys, tokens = _content(name), [key(way, count) for count in rows], way[0]
+    content, keys, tokens = _content(name), [key(options, count) for count in rows], options[0]
     sizes = [size for letter, size in dimensions.items() if letter != "g"]
     unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
     if content is None or unusual or not all(each in content["passes"] for each in keys):
@@ -154,22 +179,22 @@ def followed(config: dict, dropout: float | None, way: tuple, rows: tuple[int, .
 
 
 def lines(
-    config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...], blocks: dict[str, str]
+    config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...], blocks: dict[str, str]
 ) -> dict | None:
     """Return a pass as lines over the number of rows, as `tracing.lines` does; None if the file has no such pass."""
-    known = followed(config, dropout, way, rows)
+    known = followed(config, dropout, options, rows)
     return known and pass_lines(known.tapes, rows, known.alike, blocks)
 
 
-def allocations(config: dict, dropout: float | None, way: tuple, rows: tuple[int, ...]) -> dict | None:
+def allocations(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> dict | None:
     """Return the order in which tensors are made and freed; None if the file has no such pass."""
-    known = followed(config, dropout, way, rows)
+    known = followed(config, dropout, options, rows)
     return known and pass_allocations(known.tapes, rows, known.alike)
 
 
-def tape(config: dict, dropout: float | None, way: tuple, rows: int) -> Tape | None:
+def tape(config: dict, dropout: float | None, options: tuple, rows: int) -> Tape | None:
     """Return the tape of a pass with all layers; None if the file has no such pass."""
-    known = followed(config, dropout, way, (rows,))
+    known = followed(config, dropout, options, (rows,))
     return known and repeat(known.tapes[0], known.alike)
 
 

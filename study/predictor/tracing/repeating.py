@@ -117,8 +117,9 @@ def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
     of_stacks = {stack: followed(groups) for stack, groups in alike.items()}
 
     def distance(place: Place, layer: int) -> int:
-        """How many of the followed layers it is from a place to a layer."""
-        layers = of_stacks[place.stack].index(layer) - of_stacks[place.stack].index(place.layer)
+        """Return the number of followed layers from a place to a layer."""
+        order = of_stacks[place.stack or ""]
+        layers = order.index(layer) - order.index(place.layer)
         if abs(layers) > 1:
             raise Unlike(f"{place} needs layer {layer}")
         return layers

@@ -20,7 +20,8 @@ CONSTANTS = (int, float, str, bool, tuple, list, torch.dtype, type(None))
 
 def shorten(model: nn.Module) -> list[Stack]:
     """Remove the layers that others stand for. The rest keep their names. Returns the shortened stacks."""
-    stacks, parts = [], dict(model.named_modules())
+    stacks: list[Stack] = []
+    parts = dict(model.named_modules())
     for name, layers in parts.items():
         if not isinstance(layers, nn.ModuleList) or any(name.startswith(f"{stack.name}.") for stack in stacks):
             continue
@@ -38,33 +39,37 @@ def shorten(model: nn.Module) -> list[Stack]:
 
 def _shorten_config(parent: nn.Module, stack: Stack) -> None:
     """Shorten lists with a value for each layer, such as layer_types: layers index them by their place in the stack."""
-    config = getattr(parent, "config", None)
+    config: object = getattr(parent, "config", None)
+    if config is None:
+        return
     lists = {
         key: [value[place] for place in stack.kept]
-        for key, value in (vars(config) if config is not None else {}).items()
+        for key, value in vars(config).items()
         if isinstance(value, list) and len(value) == len(stack.kinds)
     }
     if lists:
-        parent.config = copy.copy(config)
-        vars(parent.config).update(lists)
+        shorter = copy.copy(config)
+        vars(shorter).update(lists)
+        vars(parent)["config"] = shorter
 
 
 def _kinds(layers: nn.ModuleList) -> tuple[int, ...]:
     numbers: dict[tuple, int] = {}
     shared = Counter(id(tensor) for layer in layers for tensor in layer.parameters())
-    return tuple(
-        # A layer that shares tensors with others is like no other.
-        numbers.setdefault(_kind(layer) if all(shared[id(t)] == 1 for t in layer.parameters()) else layer, len(numbers))
-        for layer in layers
-    )
+    kinds = []
+    for place, layer in enumerate(layers):
+        alone = all(shared[id(tensor)] == 1 for tensor in layer.parameters())
+        kind = _kind(layer) if alone else (place,)  # a layer that shares tensors with others is like no other
+        kinds.append(numbers.setdefault(kind, len(numbers)))
+    return tuple(kinds)
 
 
 def _kind(layer: nn.Module) -> tuple:
     """Types, tensors and constants of a layer and of all its parts."""
     parts = []
     for name, module in layer.named_modules():
-        tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in module.named_parameters(recurse=False)]
-        tensors += [(key, t.shape, t.dtype) for key, t in module.named_buffers(recurse=False)]
+        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        tensors = [(key, t.shape, t.dtype, t.requires_grad) for key, t in named]
         constants = [
             (key, value) for key, value in vars(module).items() if isinstance(value, CONSTANTS) and key not in NUMBERS
         ]

@@ -44,18 +44,22 @@ def in_order(tape: Tape) -> Tape:
 
 
 def events(tape: Tape) -> list[Event]:
-    seen, since, tensors = [], [], []
+    """Return the events of a tape."""
+    found: list[Event] = []
+    since: list[tuple[int, int]] = []
+    tensors: list[tuple[int, bool]] = []
     held = [0, 0]  # from the forward pass, and made by the backward pass
     for kind, *values in tape:
         if kind == "made":
-            tensors.append(values)
-            held[values[1]] += values[0]
+            size, backward = values
+            tensors.append((size, backward))
+            held[backward] += size
         elif kind == "freed":
             size, backward = tensors[values[0]]
             held[backward] -= size
         elif kind == "kernel":
-            since.append(tuple(held))
+            since.append((held[0], held[1]))
         elif kind == "event":
-            seen.append(Event(values[0], *held, values[1], since))
+            found.append(Event(values[0], held[0], held[1], values[1], since))
             since = []
-    return seen
+    return found

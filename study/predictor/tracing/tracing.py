@@ -12,12 +12,14 @@ import re
 import warnings
 import weakref
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
@@ -30,7 +32,7 @@ from study.predictor.tracing.on_cuda import AsOnCuda
 from study.predictor.tracing.repeating import Stack, Unlike
 from study.predictor.tracing.stacks import shorten
 from study.predictor.tracing.tape import Tape, in_order
-from study.predictor.tracing.transformer import Look, Pass, Transformer
+from study.predictor.tracing.transformer import Look, TraceOptions, Transformer
 from study.predictor.tracing.zero3_linear import zero3_linear
 from study.spec.settings import AUTOCAST
 
@@ -45,7 +47,8 @@ class _Watch(TorchDispatchMode):
         self.tape: Tape = []
         self._numbers: dict[int, int] = {}
         self._made = 0
-        self._live = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
+        # Storages of the model and of its inputs, and references to those that a pass makes.
+        self._live: dict[int, object] = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in known}
 
     def event(self, name: str, gradient: torch.Tensor | None = None) -> None:
         """Note a moment; with a gradient, that it is complete."""
@@ -146,7 +149,7 @@ def look(model: Transformer) -> Look:
         tensors.append((key, list(tensor.shape), block, tensor.requires_grad))
     limit = configs.sequence_limit(config)
     return Look(
-        kind=configs.kind_of(config),
+        kind=configs.kind_of(config) or "",
         family=config.model_type,
         tensors=tensors,
         buffers_bytes=sum(buffer.numel() * buffer.element_size() for buffer in built.buffers()),
@@ -194,36 +197,38 @@ def _freeze_in_bf16(model: torch.nn.Module) -> None:
             tensor.data = tensor.data.to(torch.bfloat16)
 
 
-def followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
+def followed(model: Transformer, options: TraceOptions, rows: int, with_all_layers: bool) -> tuple[Tape, list[Stack]]:
     """Return the tape of a pass over `rows` rows, and the stacks of which only some layers were followed."""
-    config = _config(model, way.attention)
-    dtype = torch.bfloat16 if way.precision in ("bf16_cast", "bf16_gathered") else torch.float32
+    config = _config(model, options.attention)
+    dtype = torch.bfloat16 if options.precision in ("bf16_cast", "bf16_gathered") else torch.float32
     built = _built(model, config, dtype)
-    if way.frozen == "bf16":
+    if options.frozen == "bf16":
         _freeze_in_bf16(built)
     # A model with its own code may treat layers differently in ways that `shorten` does not know.
     stacks = [] if with_all_layers or model.code_from else shorten(built)
-    place = functools.partial(AsOnCuda, way.cuda) if way.cuda else contextlib.nullcontext
+    place = functools.partial(AsOnCuda, options.cuda) if options.cuda else contextlib.nullcontext
     with _quiet(), FakeTensorMode(), WithoutValues():
-        if way.checkpointing and not built.supports_gradient_checkpointing:
+        if options.checkpointing and not built.supports_gradient_checkpointing:
             what = f"transformers has no activation checkpointing for {config.model_type}"
             raise Stop(what, "leave --checkpointing out")
-        if way.checkpointing:  # backward() puts function modes aside, so layers that run again enter theirs themselves
-            options = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
-            built.gradient_checkpointing_enable(options)
+        if (
+            options.checkpointing
+        ):  # backward() puts function modes aside, so layers that run again enter theirs themselves
+            again = {"use_reentrant": False, "context_fn": lambda: (contextlib.nullcontext(), place())}
+            cast(PreTrainedModel, built).gradient_checkpointing_enable(again)
         _give_device(built)
         try:
-            batch = inputs(config, rows, way.sequence)
+            batch = inputs(config, rows, options.sequence)
         except Exception as error:  # such as a vocabulary of 0
             raise _refusal(model, "cannot be given rows", error) from error
         watch = _Watch([*built.parameters(), *built.buffers(), *batch.values()])
         watch.tape.append(("inputs", sum(tensor.untyped_storage().nbytes() for tensor in batch.values())))
         _follow(built, watch)
         for stack in stacks:
-            _mark(built.get_submodule(stack.name), stack.name, watch)
+            _mark(cast(torch.nn.ModuleList, built.get_submodule(stack.name)), stack.name, watch)
         try:
-            with place(), zero3_linear(way.zero3_linear), watch:
-                _pass(config, way, built, batch, watch)
+            with place(), zero3_linear(options.zero3_linear), watch:
+                _pass(config, options, built, batch, watch)
         except Stop:
             raise
         except Exception as error:  # in foreign code, with a config that nobody has tried
@@ -233,34 +238,32 @@ def followed(model: Transformer, way: Pass, rows: int, with_all_layers: bool) ->
     return watch.tape, stacks
 
 
-def _pass(config, way: Pass, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
+def _pass(config, options: TraceOptions, built: torch.nn.Module, batch: Batch, watch: _Watch) -> None:
     dtype = next(built.parameters()).dtype
-    with torch.autocast("cpu", torch.bfloat16, enabled=way.precision in (*AUTOCAST, "bf16_gathered")):
-        if way.loss == "chunked":
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision in (*AUTOCAST, "bf16_gathered")):
+        if options.loss == "chunked":
             loss = without_logits(config, built, batch)
         else:
-            with InPlace() if way.loss == "in_place" else contextlib.nullcontext():
-                loss = logits_and_losses(config, built, batch, dtype, way.logits == "fp32")[1].mean()
+            with InPlace() if options.loss == "in_place" else contextlib.nullcontext():
+                loss = logits_and_losses(config, built, batch, dtype, options.logits == "fp32")[1].mean()
     watch.event("end of forward")
     loss.backward()
 
 
 def _give_device(model: torch.nn.Module) -> None:
     """Replace the tensors on `meta` by tensors that claim to be on a CPU, so that operations are those of a CPU."""
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, torch.nn.Parameter] = {}
 
     def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     for module in model.modules():
-        for key, tensor in module._parameters.items():
-            if tensor is not None:
-                if id(tensor) not in made:
-                    made[id(tensor)] = torch.nn.Parameter(on_cpu(tensor), requires_grad=tensor.requires_grad)
-                module._parameters[key] = made[id(tensor)]
-        for key, tensor in module._buffers.items():
-            if tensor is not None:
-                module._buffers[key] = on_cpu(tensor)
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                made[id(parameter)] = torch.nn.Parameter(on_cpu(parameter), requires_grad=parameter.requires_grad)
+            module._parameters[key] = made[id(parameter)]
+        for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            module._buffers[key] = on_cpu(buffer)
 
 
 def _follow(model: torch.nn.Module, watch: _Watch) -> None:
@@ -321,17 +324,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def lines(model: Transformer, way: Pass, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
+def lines(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with_all_layers: bool = False) -> dict:
     """Return the pass as lines over the number of rows, from one row count or from two: see `lines.py`.
 
     Without `with_all_layers`, only some of the layers are followed if they repeat each other.
     """
     try:
-        both = [followed(model, way, count, with_all_layers) for count in rows]
+        both = [followed(model, options, count, with_all_layers) for count in rows]
         tapes, alike = [in_order(tape) for tape, _ in both], {stack.name: stack.alike() for stack in both[0][1]}
         made = allocations(tapes, rows, alike)
     except Unlike:
         if with_all_layers:
             raise
-        return lines(model, way, rows, with_all_layers=True)
+        return lines(model, options, rows, with_all_layers=True)
     return made | pass_lines(tapes, rows, alike, {tensor.name: tensor.block for tensor in model.tensors})

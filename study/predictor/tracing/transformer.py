@@ -4,8 +4,7 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from study.errors import Stop
 from study.io import numbers
@@ -19,7 +18,7 @@ FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
 
-class Pass(NamedTuple):
+class TraceOptions(NamedTuple):
     """All that decides a pass over a model, besides the number of rows."""
 
     sequence: int
@@ -34,7 +33,7 @@ class Pass(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is true of a model in every training."""
+    """All that is true of a model in every training."""
 
     kind: str  # decoder, encoder, seq2seq, vision or speech
     family: str
@@ -75,12 +74,12 @@ class Transformer:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether all of the model trains, and it is transformers' own. Only such models have committed traces."""
-        return not (self.lora_rank or self.train_only or self.code_from)
+        """Return whether all of it trains, and it is transformers' own. Only such models have committed traces."""
+        return not (self.is_partly_frozen or self.code_from)
 
     @functools.cached_property
     def dimensions(self) -> dict:
-        """What the config says, by transformers' names."""
+        """Return what the config says, by transformers' names."""
         return json.loads(self.config)
 
     @property
@@ -96,6 +95,19 @@ class Transformer:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(Tensor(name, tuple(shape), block, trains) for name, shape, block, trains in self.look.tensors)
 
+    @functools.cached_property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """The parameters that are not frozen."""
+        return sum(tensor.elements for tensor in self.tensors if tensor.trains)
+
+    @property
+    def is_partly_frozen(self) -> bool:
+        return bool(self.lora_rank or self.train_only)
+
     @property
     def positions(self) -> int | None:
         """The most tokens of a row; None if the config says nothing."""
@@ -107,26 +119,32 @@ class Transformer:
 
     @functools.cached_property
     def has_checkpointing(self) -> bool:
-        """Whether transformers can recompute its activations."""
+        """Return whether transformers can recompute its activations."""
         if self._is_plain and committed.has_passes(self.dimensions, self.dropout):
             return True
-        return _cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self))
+        return bool(_cached([*self._key, "checkpointing"], lambda tracing: tracing.has_checkpointing(self)))
 
     def flops_per_row(self, sequence: int) -> int:
-        """Operations of matrix products in a pass over a row, without recomputation."""
+        """Return the operations of matrix products in a pass over a row, without recomputation.
+
+        One of the five products of fused attention's backward pass computes the scores again.
+        """
         attention = "sdpa" if self.has_fused_attention else "eager"
-        return self.flops(Pass(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES), 1)
+        options = TraceOptions(sequence, "bf16_cast", attention, False, "whole", False, CUDA_DIFFERENCES)
+        kernels = self.work(options, 1)
+        again = sum(_at(line, 1) for phase, _, kind, _, *line in kernels if (phase, kind) == ("backward", "attention"))
+        return self.flops(options, 1) - again // 5
 
-    def flops(self, way: Pass, rows: int) -> int:
+    def flops(self, options: TraceOptions, rows: int) -> int:
         """Operations of matrix products in a pass, including those of recomputed layers."""
-        return _at(self._lines(way, rows)["flops"], rows)
+        return _at(self._lines(options, rows)["flops"], rows)
 
-    def work(self, way: Pass, rows: int) -> list[list]:
+    def work(self, options: TraceOptions, rows: int) -> list[list]:
         """The kernels of a pass as lines over the number of rows: see `tracing.lines`."""
-        return self._lines(way, rows)["work"]
+        return self._lines(options, rows)["work"]
 
-    def profile(self, way: Pass, rows: int) -> Profile:
-        seen = self._lines(way, rows)
+    def profile(self, options: TraceOptions, rows: int) -> Profile:
+        seen = self._lines(options, rows)
         profiles = seen.setdefault("profiles", {})  # many arms have the same pass
         if rows not in profiles:
             profiles[rows] = self._profile(seen, rows)
@@ -153,77 +171,65 @@ class Transformer:
             gradients=gradients,
         )
 
-    def allocations(self, way: Pass, rows: int) -> tuple[list[int], list[int]]:
+    def allocations(self, options: TraceOptions, rows: int) -> tuple[list[int], list[int]]:
         """Sizes of a pass's tensors in the order in which they are made; and the log of what happens:
         0: the next tensor is made; n + 1: tensor n is freed; -n - 1: tensor n is a complete gradient."""
-        seen = self._lines(way, rows)
+        seen = self._lines(options, rows)
         if "log" not in seen:
-            seen |= committed.allocations(self.dimensions, self.dropout, way, _counts(way, rows)) or {}
+            seen |= committed.allocations(self.dimensions, self.dropout, options, _counts(options, rows)) or {}
         return [_at(seen["made"][i : i + 2], rows) for i in range(0, len(seen["made"]), 2)], seen["log"]
 
-    def inputs_bytes(self, way: Pass, rows: int) -> int:
-        return _at(self._lines(way, rows)["inputs"], rows)
+    def inputs_bytes(self, options: TraceOptions, rows: int) -> int:
+        return _at(self._lines(options, rows)["inputs"], rows)
 
-    def _lines(self, way: Pass, rows: int) -> dict:
+    def _lines(self, options: TraceOptions, rows: int) -> dict:
         """A pass as lines over the number of rows. One row has its own lines: size 1 leads to other kernels."""
-        counts = _counts(way, rows)
-        key = [*self._key, list(way), counts[0] if len(counts) == 1 else None]
-        return _cached(key, lambda tracing: tracing.lines(self, way, counts), lambda: self._committed(way, counts))
+        counts = _counts(options, rows)
+        key = [*self._key, list(options), counts[0] if len(counts) == 1 else None]
+        return _cached(
+            key, lambda tracing: tracing.lines(self, options, counts), lambda: self._committed(options, counts)
+        )
 
-    def _committed(self, way: Pass, rows: tuple[int, ...]) -> dict | None:
+    def _committed(self, options: TraceOptions, rows: tuple[int, ...]) -> dict | None:
         if not self._is_plain:
             return None
         blocks = {tensor.name: tensor.block for tensor in self.tensors}
-        return committed.lines(self.dimensions, self.dropout, way, rows, blocks)
+        return committed.lines(self.dimensions, self.dropout, options, rows, blocks)
+
+    def remarks(self) -> list[str]:
+        """Return what a user has to know of the traces of this model."""
+        return committed.remarks(self.dimensions, self.dropout) if self._is_plain else []
 
     def in_words(self) -> str:
         sizes = f"{len(self.tensors)} tensors in {len({tensor.block for tensor in self.tensors})} blocks"
-        return (
-            f"{self.family} ({self.name}), {sizes}: {numbers.count(sum(t.elements for t in self.tensors))} parameters"
-        )
+        return f"{self.family} ({self.name}), {sizes}: {numbers.count(self.parameters)} parameters"
 
 
-def _counts(way: Pass, rows: int) -> tuple[int, ...]:
+def _counts(options: TraceOptions, rows: int) -> tuple[int, ...]:
     """Return the row counts from which a pass over so many rows follows. One row leads to other kernels."""
-    return (rows,) if rows == 1 or way.loss == "chunked" else (2, 3)
+    return (rows,) if rows == 1 or options.loss == "chunked" else (2, 3)
 
 
 def _at(line: list[int], rows: int) -> int:
     return line[0] + line[1] * rows
 
 
-_seen: dict[str, dict | list] = {}
+_seen: dict[str, Any] = {}
 
 
-@functools.cache
-def _versions() -> tuple[str | None, ...]:
-    """Return the versions that a trace depends on; None for a package that is not installed.
-
-    Cached, because importlib reads all metadata of a package each time, and a report asks thousands of times.
-    """
-    return tuple(map(_version, ("torch", "transformers")))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cached(key: list, look, committed_answer=lambda: None) -> dict | list:
+def _cached(key: list, look, committed_answer=lambda: None) -> Any:
     """Return an answer by its key: from this process, the package, the cache folder, or a new trace.
 
     Only a new trace needs torch.
     """
-    key = [FORMAT, *_versions(), *key]
+    key = [FORMAT, *committed.installed().values(), *key]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
     if name not in _seen:
         _seen[name] = committed_answer() or _kept(name, look)
     return _seen[name]
 
 
-def _kept(name: str, look) -> dict | list:
+def _kept(name: str, look) -> Any:
     looks = cache_home().expanduser() / "looks"
     if (known := cache.answer(looks, name)) is None:
         known = json.loads(json.dumps(look(_tracing())))

@@ -6,6 +6,7 @@ and the weight itself, so that under autocast no copies of lower precision stay.
 
 import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -44,10 +45,6 @@ class _Linear(torch.autograd.Function):
 @contextlib.contextmanager
 def zero3_linear(enabled: bool) -> Iterator[None]:
     """Inside it, if enabled, linear layers are those of stage 3."""
-    before = functional.linear
-    if enabled:
-        functional.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)
-    try:
+    replaced = mock.patch.object(functional, "linear", lambda x, weight, bias=None: _Linear.apply(x, weight, bias))
+    with replaced if enabled else contextlib.nullcontext():
         yield
-    finally:
-        functional.linear = before

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from study.errors import Stop
 from study.io.numbers import size
 from study.machine.gpus import gpus_here
-from study.predictor.architecture import named, parameters
+from study.predictor.architecture import named
 from study.predictor.estimate import Estimate, estimate
 from study.predictor.memory.memory_kinds import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES
 from study.predictor.room import HOST_PROCESS_BYTES, PROCESS_BYTES
@@ -57,7 +57,7 @@ def _sizes(members: list[Run], what: str) -> dict:
     observed = {run.model: run.parameters for run in members if run.model and run.parameters}
     for model in {run.model for run in members if run.model} - observed.keys():
         with contextlib.suppress(Stop):  # no built-in shape has this name
-            observed[model] = parameters(named(shape_of(model)))
+            observed[model] = named(shape_of(model)).parameters
     return observed
 
 

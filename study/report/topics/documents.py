@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from study.predictor.architecture import named, parameters
+from study.predictor.architecture import named
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
 from study.records import stats
@@ -49,7 +49,7 @@ def memory_000(runs: Runs) -> pd.DataFrame:
     rows: list[dict] = []
     for arm, printed_bytes in MEMORY_000.items():
         place: dict[str, Any] = {"group": GROUP_000, "line": arm, "arm": arm}
-        place |= {"ranks": RANKS_000, "parameters": parameters(shape), "kind": "real"}
+        place |= {"ranks": RANKS_000, "parameters": shape.parameters, "kind": "real"}
         measured = [run for run in runs.select(model=MODEL_000, arm=arm, **setting).done if run.components]
         for recompute, how in ((False, ""), (True, ", recomputing")):
             if repeats := [run for run in measured if bool(run.requested.checkpointing) == recompute]:

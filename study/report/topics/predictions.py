@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from study.bench import gpu_scores
 from study.bench.prediction import predicted
 from study.predictor.outside import errors as outside_errors
-from study.predictor.outside import published, stored, tables
+from study.predictor.outside import published, stored
 from study.records import stats
 from study.records.groups import by
 from study.records.runs import Run, Runs
@@ -42,12 +42,12 @@ def table() -> pd.DataFrame:
 
 def errors() -> pd.DataFrame:
     """Return errors of the predictions, by source and over all, beside those of simpler methods."""
-    return pd.DataFrame(tables.lines(stored.read()["summary"]))
+    return pd.DataFrame(outside_errors.lines(stored.predictions()))
 
 
 def misses() -> pd.DataFrame:
     """Return the predictions that are off by more than 10 % (memory) or 30 % (time), and why, if that is known."""
-    return pd.DataFrame(tables.misses(outside_errors.misses(list(stored.predictions()))))
+    return pd.DataFrame(outside_errors.misses(stored.predictions()))
 
 
 def sources() -> pd.DataFrame:
@@ -80,8 +80,8 @@ def _here(arm: str, kind: str, mine: list[Run]) -> dict:
     estimates = [(predicted(run.record), sum(run.components.values())) for run in mine]
     off = [ours.peak_bytes / held - 1 for ours, held in estimates if ours]
     row = {"arm": arm, "two_ranks": kind, "n": len(mine), "with_a_prediction": len(off)}
-    row["memory_off_by"] = tables.percent(stats.median(list(map(abs, off)))) if off else None
-    row["worst"] = tables.percent(max(off, key=abs)) if off else None
+    row["memory_off_by"] = stored.percent(stats.median(list(map(abs, off)))) if off else None
+    row["worst"] = stored.percent(max(off, key=abs)) if off else None
     return row | {"time": NO_TIME_ON_CPU}
 
 
