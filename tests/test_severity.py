@@ -8,7 +8,7 @@ from test_ledger import CLAIMS, HEAD, PER_ARM, STATES, TOML, claims, judged, onl
 
 from study.ledger import checks, committed, evidence, files, judging, ledger, probes, severity, theory_checks
 from study.ledger.probes import Answer
-from study.ledger.verdict import FAILS, HOLDS, Finding
+from study.ledger.verdict import FAILS, HOLDS, INCONCLUSIVE, OWN, Finding
 from study.records.runs import load
 
 CITED = {"check": '"cited"', "unit": '""', "tolerance": "0"}
@@ -106,6 +106,12 @@ def test_the_committed_verdicts_are_of_these_claims_and_checks(known):
         marked = known[name].by_construction
         assert not marked or entry.turned_by == "", f"{name}: {entry.turned_by}, so it is not so by construction"
         assert is_decided or not entry.turned_by, name
+
+
+def test_each_open_claim_about_the_world_says_what_would_decide_it(known):
+    opened = {name for name, entry in committed.verdicts().items() if entry.verdict == INCONCLUSIVE}
+    about_the_world = {name for name in opened if known[name].basis != OWN and not known[name].premise}
+    assert {name for name, claim in known.items() if claim.would_decide} == about_the_world
 
 
 def versions(claim) -> list[str]:

@@ -60,7 +60,7 @@ def plainly(verdict: Verdict) -> str:
     opening = f"{who(claim)} {'may imply' if claim.premise else 'says'}"
     if claim.premise and claim.quote is None:
         opening = "One may expect"
-    word = verdict.verdict if verdict.verdict == CONTRADICTS else f"is {verdict.verdict}"
+    word = verdict.verdict if verdict.verdict == CONTRADICTS else f"is {verdict_words(verdict)}"
     outcome = f"it {word}" if verdict.verdict == NOT_TESTED else f"{_outcome(verdict)}, so it {word}"
     return f"{opening} “{claim.says}”; {outcome} ({_rests_on(verdict)})."
 
@@ -73,10 +73,15 @@ def summary(verdict: Verdict) -> dict[str, str]:
         "claimed": verdict.claim.says,
         "found": (found or found_words(verdict, verdict.claim.unit)) if level else "",
         "found / claimed": ratio_words(verdict) if level else "",
-        "finding": verdict.verdict if level else verdict.open_because or verdict.verdict,
+        "finding": verdict.open_because or verdict_words(verdict),
         "certainty": level.level if level else "",
         "rests on": verdict.rests_on or "",
     }
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Return the verdict, and whether it is so by construction."""
+    return verdict.verdict + " by construction" * verdict.is_by_construction
 
 
 def ratio_words(verdict: Verdict) -> str:
