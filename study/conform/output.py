@@ -6,12 +6,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from study.conform.properties import read
 from study.conform.suite import STATUSES, Adapter, Result
 from study.errors import Stop
 from study.io.files import why
 from study.io.parsing import from_json, from_toml
 from study.machine.software import version
 
+FROM_PROPERTY = ("sentence", "source")  # are in properties.toml, and not in each file of results
 LIBRARIES = ("torch", "deepspeed", "accelerate")
 EXPLAINED = Path(__file__).with_name("explained.toml")
 BADGE = """\
@@ -81,13 +83,20 @@ def matrix(results: dict[str, list[Result]]) -> list[dict]:
 
 def as_json(adapter: Adapter, results: list[Result], versions: dict[str, str | None]) -> dict:
     about = {"adapter": adapter.name, "about": adapter.about, "settings": adapter.settings, "versions": versions}
-    return about | {"summary": summary(results), "results": [asdict(result) for result in results]}
+    rows = [asdict(result) for result in results]
+    kept = [{key: value for key, value in row.items() if key not in FROM_PROPERTY} for row in rows]
+    return about | {"summary": summary(results), "results": kept}
 
 
 def load(path: Path) -> tuple[list[Result], dict[str, str | None]]:
     """Read the results that `write` wrote, and the versions of the libraries."""
     content = from_json(path.read_bytes())
-    return [Result(**row) for row in content["results"]], content["versions"]
+    properties = {each.name: each for each in read()}
+    results = []
+    for row in content["results"]:
+        about = properties.get(row["property"])  # None: since renamed
+        results.append(Result(sentence=about.sentence if about else "", source=about.source if about else "", **row))
+    return results, content["versions"]
 
 
 def installed() -> dict[str, str | None]:

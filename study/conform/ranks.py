@@ -190,6 +190,7 @@ def explain(error: Exception, adapter_file: str) -> tuple[str, str]:
     early = any(frame.name in EARLY and frame.filename == adapter_file for frame in frames)
     kinds = (ast.Raise, ast.Assert) if early else ast.Raise
     deliberate = words and not isinstance(error, CRASHES) and raised_by(kinds, last.filename, last.lineno or 0)
+    deliberate = deliberate or type(error).__name__ == "ValidationError"  # pydantic's, which compiled code raises
     return ("refused" if deliberate else "fails"), f"{type(error).__name__}: {words}"
 
 

@@ -67,7 +67,7 @@ ADAPTERS = {
         _ours("zero3-cpu", "deepspeed_native", "stage 3, optimizer and weights in host memory", stage=3, offload="cpu"),
         _ours("zero3-nvme", "deepspeed_native", "stage 3, optimizer on disk", stage=3, offload="nvme"),
         _ours("zero3-hpz", "deepspeed_native", "stage 3 with hpZ, two groups of two ranks", stage=3, hpz=2, ranks=4),
-        _ours("zero1-tp", "deepspeed_native", "stage 1 with AutoTP", stage=1, tensor=2),
+        _ours("zero1-tp", "deepspeed_native", "stage 1 with AutoTP", stage=1, tensor=2, ranks=2),
         _ours("zero3-ulysses", "deepspeed_native", "stage 3 with Ulysses", stage=3, sequence=2),
         _ours("accelerate-ddp", "through_accelerate", "DDP through Accelerate", stage=0),
         _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
