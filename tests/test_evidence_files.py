@@ -149,6 +149,17 @@ def test_plain_values_come_out_of_every_protocol(protocol):
     assert from_pickle(pickle.dumps(value, protocol)) == value
 
 
+def test_nested_pickles_do_not_overflow_the_stack(tmp_path):
+    deep = b"\x85" * 300_000  # tuples in tuples, as a key, as a value, and where a name is shown
+    frame = b"}(\x8c\x08filenameX\x01\x00\x00\x00a\x8c\x04lineK\x01\x8c\x04nameK\x01" + deep + b"u"
+    block = b"}(\x8c\x04sizeK\x01\x8c\x05stateX\x01\x00\x00\x00a\x8c\x06frames]" + frame + b"au"
+    segment = b"}(\x8c\x0atotal_sizeK\x01\x8c\x06blocks]" + block + b"au"
+    for content in (b"}K\x01" + deep + b"K\x01s.", b"K\x01" + deep + b".", b"}\x8c\x08segments]" + segment + b"as."):
+        (tmp_path / "deep").write_bytes(b"\x80\x04" + content)
+        with pytest.raises(Stop):
+            evidence.look(tmp_path / "deep")
+
+
 @pytest.mark.parametrize("length", [1, 2, 9, 40, -1])
 def test_damaged_files_are_refused_in_a_sentence(tmp_path, length):
     for content in (pickle.dumps(snapshot()), json.dumps(snapshot()).encode(), b"\x1f\x8b12", b"\x80", b"{}", b"[[1]]"):

@@ -5,9 +5,11 @@ that names a function or a class, is refused before anything is made of it.
 """
 
 import pickletools
+from collections.abc import Callable
 from typing import Any
 
-MOST_INSTRUCTIONS = 30_000_000
+MOST_INSTRUCTIONS = 15_000_000
+KEYS = (str, int, float, type(None))  # a nested tuple as a key would overflow the stack of Python itself
 MARK = object()
 LITERALS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
@@ -76,16 +78,15 @@ class _Reader:
         elif name == "SETITEM":
             value = self.stack.pop()
             key = self.stack.pop()
-            self._last(dict)[key] = value
+            self._last(dict).update(_dict([key, value]))
         elif name in ("APPENDS", "SETITEMS", "TUPLE", "LIST", "DICT"):
             values = self._since_mark()
             if name == "APPENDS":
                 self._last(list).extend(values)
             elif name == "SETITEMS":
-                self._last(dict).update(zip(values[::2], values[1::2], strict=True))
+                self._last(dict).update(_dict(values))
             else:
-                pairs = zip(values[::2], values[1::2], strict=False)
-                self.stack.append({"TUPLE": tuple, "LIST": list}[name](values) if name != "DICT" else dict(pairs))
+                self.stack.append(MADE_OF_VALUES[name](values))
         else:
             raise ValueError(f"it is not plain: it has the instruction {name}, which is not followed")
 
@@ -99,3 +100,13 @@ class _Reader:
         while (value := self.stack.pop()) is not MARK:
             values.append(value)
         return values[::-1]
+
+
+def _dict(values: list[Any]) -> dict[Any, Any]:
+    """Return the dict of keys and values that alternate."""
+    if not all(isinstance(key, KEYS) for key in values[::2]):
+        raise TypeError
+    return dict(zip(values[::2], values[1::2], strict=True))
+
+
+MADE_OF_VALUES: dict[str, Callable[[list[Any]], Any]] = {"TUPLE": tuple, "LIST": list, "DICT": _dict}

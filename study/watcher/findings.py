@@ -18,7 +18,7 @@ KNOWN = (
     "name a run, a memory snapshot, Flight Recorder dumps, a Chrome trace, NCCL Inspector's JSON, or a log of Slurm "
     "or torchrun"
 )
-ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)

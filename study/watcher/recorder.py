@@ -7,6 +7,7 @@ from pathlib import Path
 from study.records.collectives import Collective, RankLog
 from study.watcher.snapshots import place_of
 
+LONGEST = 60  # characters of a name
 KEPT = 500  # collectives of a rank
 
 
@@ -55,7 +56,7 @@ def _collective(entry: dict) -> Collective:
     return Collective(
         group=str(entry["process_group"][0]),
         index=entry["collective_seq_id"],
-        kind=name.partition(":")[2] or name,
+        kind=(name.partition(":")[2] or name)[:LONGEST],
         elements=sum(math.prod(shape) for shape in entry.get("input_sizes") or []),
         ended=_has_ended(entry),
     )

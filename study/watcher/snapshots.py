@@ -12,6 +12,7 @@ from study.watcher.findings import finding
 MOST_BLOCKS = 2_000_000
 MOST_EVENTS = 5_000_000
 MOST_FRAMES = 200
+LONGEST = 200  # characters of a place in the code
 OWNERS = 3  # lines of code that are named
 SHARE = 0.1  # of what is total: less gets no finding
 ALIKE = 100  # so many equal tensors from one line are worth a look
@@ -68,7 +69,7 @@ def place_of(frames: Iterable[dict]) -> str | None:
     """Return the first line of a stack that is not in an installed package; the first of all if there is none."""
     places = []
     for frame in itertools.islice(frames, MOST_FRAMES):
-        place = f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"
+        place = f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"[:LONGEST]
         if not PACKAGES.search(frame["filename"]):
             return place
         places.append(place)
