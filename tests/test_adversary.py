@@ -49,6 +49,7 @@ def original(tmp_path_factory) -> Path:
         shutil.copy(KEPT / "runs" / name, runs / name)
     (runs / seal.MANIFEST).write_text("\n".join(chosen) + "\n")
     shutil.copy(KEPT / probes.KEPT, root / "reports" / "box" / probes.KEPT)
+    shutil.copy(ROOT / "reports" / "verdicts.json", root / "reports")
     shutil.copytree(ROOT / "reports" / "outside", root / "reports" / "outside")
     shutil.copytree(files.FOLDER, claims_of(root))
     seal.add_inputs(root)
@@ -256,6 +257,7 @@ WAYS: dict[str, Way] = {
     "a cited value": text(f"{CLAIMS}001.toml", "value = 15, sentence", "value = 28, sentence"),
     "a claim made a premise": text(f"{CLAIMS}001.toml", "value = 28\n", "value = 28\npremise = true\n"),
     "a day moved": text(f"{CLAIMS}000.toml", "fixed = 2026-11-20", "fixed = 2020-01-01"),
+    "a committed verdict": text("reports/verdicts.json", '"supported"', '"refuted"'),
     "a file of claims removed": removed(f"{CLAIMS}zeropp.toml"),
     # measurements of others
     "a measurement of others": text(f"{OUTSIDE}measurements.csv", "1", "2"),
@@ -355,7 +357,7 @@ def test_nine_of_ten_ways_are_noticed():
 
 
 def test_the_repository_is_as_it_was_sealed(request):
-    """Claims and measurements that were changed on purpose are sealed by pytest --refresh-golden, or by study keep."""
+    """Claims that were changed on purpose are sealed again by study claims --keep, or by pytest --refresh-golden."""
     if request.config.getoption("--refresh-golden"):
         seal.add_inputs()
     assert seal.changed_inputs() == []

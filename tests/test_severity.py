@@ -1,15 +1,28 @@
 """Planted falsehoods: each kind of evidence can be falsified, and a check that cannot fail is caught."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from test_ledger import CLAIMS, HEAD, PER_ARM, STATES, TOML, claims, judged, only, text  # noqa: F401
 
-from study.ledger import checks, committed, evidence, files, judging, ledger, probes, severity, theory_checks
+from study.ledger import (
+    checks,
+    committed,
+    evidence,
+    files,
+    judging,
+    ledger,
+    predictions,
+    probes,
+    severity,
+    theory_checks,
+)
 from study.ledger.probes import Answer
 from study.ledger.verdict import FAILS, HOLDS, INCONCLUSIVE, OWN, Finding
 from study.records.runs import load
+from study.spec.settings import CACHE
 
 CITED = {"check": '"cited"', "unit": '""', "tolerance": "0"}
 MEMBER = {"check": '"tried"', "unit": '""', "tolerance": "0", "value": "true"}
@@ -149,3 +162,21 @@ def test_a_version_is_of_the_check_and_its_arguments(claims):  # noqa: F811
     versions = [committed.version(claim) for claim in (first, same, other, reworded)]
     assert versions[0] == versions[1] == versions[3] != versions[2]
     assert json.loads(json.dumps(versions)) == versions
+
+
+def test_what_a_formula_finds_is_kept_for_the_same_code(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    asked = []
+
+    def formula(*, ranks: int) -> Finding:
+        asked.append(ranks)
+        return Finding(math.inf, "more ranks do not help", (1.0, 2.0), evidence=("P1",))
+
+    for code, times in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):
+        predictions._kept.cache_clear()
+        monkeypatch.setattr(predictions, "_code", lambda code=code: code)
+        found = predictions.find(formula, {"ranks": 8})
+        assert (found.value, found.interval, found.evidence) == (math.inf, (1.0, 2.0), ("P1",))
+        predictions.keep()
+        assert len(asked) == times, code
+    predictions._kept.cache_clear()

@@ -13,6 +13,7 @@ from study.ledger import catalogue, committed, evidence, files, ledger, words
 from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS
+from study.records import seal
 from study.records.runs import load
 from study.spec.options import AsJson
 
@@ -56,7 +57,7 @@ def claims(
         file: A claims file, or a folder of claims files.
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
-        keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them.
+        keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them. Seal claims and answers.
         as_json: Print everything as JSON.
     """
     if keep and (claim or runs or file != files.FOLDER or any((document, verdict, basis, kind))):
@@ -74,6 +75,7 @@ def claims(
     verdicts = ledger.judge_all(chosen, loaded, gathered, anew=keep)
     if keep:
         committed.write(verdicts)
+        sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     notes += files.doubts(known) if file == files.FOLDER else []

@@ -35,7 +35,7 @@ def changed(content: Any, path: str, change: Callable[[Any], Any]) -> Any:
     if isinstance(content, BaseModel):
         return content.model_copy(update={name: changed(getattr(content, name), rest, change)})
     if isinstance(content, list):
-        chosen = range(len(content))[int(name)]
+        chosen = int(name) % max(len(content), 1)  # -1 is the last one; there may be none
         return [changed(each, rest, change) if place == chosen else each for place, each in enumerate(content)]
     return content | {name: changed(content.get(name), rest, change)} if isinstance(content, dict) else content
 

@@ -6,11 +6,12 @@ They are in the user's cache, with the digest of all code and data that they dep
 import dataclasses
 import functools
 import hashlib
+import json
 
 from study.io import files
 from study.ledger.arguments import Check
 from study.ledger.verdict import Finding
-from study.machine import cache
+from study.machine import cache, software
 from study.spec import arms
 from study.spec.settings import cache_home
 
@@ -53,9 +54,9 @@ def _kept() -> dict[str, dict]:
 
 @functools.cache
 def _code() -> str:
-    """Return a digest of the code and the data that predictions depend on."""
+    """Return a digest of the code, the data and the libraries that predictions depend on."""
     paths = (path for folder in FOLDERS for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(software.versions(), sort_keys=True).encode())
     for path in paths:
         digest.update(files.read(path, MAX_BYTES))
     return digest.hexdigest()

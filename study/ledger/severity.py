@@ -274,8 +274,8 @@ def _of_records(world: World, before: Verdict) -> Iterator[World]:
     exact = [claimed / before.found] if is_number(claimed) and is_number(before.found) and before.found else []
     for factor, side in itertools.product([*exact, *FACTORS, 0], _sides(world.call)):
         change = functools.partial(another, factor=factor, wanted=claimed)
-        numbers = "" if world.claim.check == "ran" else f", its numbers {factor:.3g} times as large"
-        words = f"{path} in the runs with {in_words(side)} were another{numbers}"
+        recorded = f"recorded another {path}" if isinstance(claimed, str) else f"recorded {factor:.3g} times the {path}"
+        words = f"the runs with {in_words(side)} had {'ended otherwise' if world.claim.check == 'ran' else recorded}"
         yield _with_records(world, before, words, side, path, change)
     if kinds := [kind for kind in as_list(world.call.get("collective", "all")) if kind != "all"]:
         side = world.call["where"]

@@ -29,6 +29,7 @@ INPUTS = "inputs.jsonl"  # in reports/: a line for each file that decides verdic
 SEALED_INPUTS = (
     "study/ledger/claims/*.toml",
     "reports/outside/*",
+    "reports/verdicts.json",
     "reports/*/trials.json",
     "reports/*/runs/manifest.jsonl",
 )
@@ -113,10 +114,12 @@ def changed_inputs(root: Path = store.ROOT) -> list[str]:
         return [f"NO SEAL of claims and answers: reports/{INPUTS} cannot be read. Restore it from the history"]
     now = _inputs(root)
     words = {
-        name: "changed after" if name in now else "removed after" for name in sealed if now.get(name) != sealed[name]
+        name: "changed after it was" if name in now else "removed after it was"
+        for name in sealed
+        if now.get(name) != sealed[name]
     }
-    words |= {name: "added after" for name in now if name not in sealed}
-    return [f"{name} was {how} it was sealed. The history shows what changed" for name, how in sorted(words.items())]
+    words |= {name: "added after the others were" for name in now if name not in sealed}
+    return [f"{name} was {how} sealed. The history shows what changed" for name, how in sorted(words.items())]
 
 
 def _inputs(root: Path) -> dict[str, str]:
