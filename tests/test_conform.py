@@ -122,6 +122,12 @@ def test_an_ending_has_its_words(line, expected, ranks, tmp_path):
     assert answer["words"].startswith(expected[1])
 
 
+def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
+    (tmp_path / "broken.py").write_text("import a_package_that_nobody_has")
+    with pytest.raises(Stop, match=r"broken\.py cannot be imported \(ModuleNotFoundError: No module named"):
+        ranks.ask(suite.Adapter("mine", str(tmp_path / "broken.py")), "sgd", (2,), {})
+
+
 def test_an_adapter_without_a_function_is_not_applicable(ranks, tmp_path):
     adapter = toy("", tmp_path)
     assert hold(adapter, ["checkpoint"], ranks)["checkpoint"].words == "the adapter has no save"

@@ -12,7 +12,7 @@ from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, evidence, recorder, sources
+from study.watcher import diagnosis, differences, evidence, sources
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -75,9 +75,8 @@ def _answer(path: Path) -> dict:
 
 def _is_evidence(path: Path) -> bool:
     """Return whether a path is neither a run nor a record: what other tools wrote."""
-    if path.is_dir():
-        return not (path / store.RECORD).exists() and bool(recorder.dumps_in(path))
-    return path.is_file() and path.name != store.RECORD
+    is_record = path.name == store.RECORD or (path / store.RECORD).exists()
+    return not is_record and evidence.is_evidence(path)
 
 
 def _waiting(logs: list[RankLog]) -> dict:

@@ -12,7 +12,6 @@ from study.predictor.estimate import estimate
 from study.predictor.memory.memory_kinds import outside_bytes
 from study.predictor.setup import Setup, distribution
 from study.predictor.timing.steptime import Machine, step_time
-from study.predictor.tracing.transformer import Transformer
 from study.spec import arms
 
 LADDER = ("zero2", "zero3", "fsdp2", "zero2_cpu", "zero3_cpu")  # arms that hold less and less
@@ -53,7 +52,7 @@ def _changes(training: Training) -> Iterator[tuple[str, Setup]]:
     """Yield changes of the passes, then other arms, alone and with all changes that cost little."""
     setup = training.setup
     cheap: dict[str, dict[str, Any]] = {}
-    if setup.loss == "whole" and isinstance(setup.model, Transformer) and setup.model.look.kind == "decoder":
+    if setup.loss == "whole" and setup.model.look.kind == "decoder":
         cheap["--loss chunked"] = {"loss": "chunked"}
     if not setup.checkpointing and setup.model.has_checkpointing:
         cheap["--checkpointing"] = {"checkpointing": True}

@@ -94,7 +94,7 @@ def matches(asked: Asked, model: Dimensions, setup: Setup | None = None) -> list
     if asked.is_small or asked.high <= 0:
         return []
     found = [*_logits(asked, model), *_attention(asked, model), *_activations(asked, model), *_weights(asked, model)]
-    if setup is not None and isinstance(setup.model, Transformer):
+    if setup is not None:
         found += [*_states(asked, setup.model, setup), *_buckets(asked, setup)]
         found = [*_traced(asked, setup.model, setup, found)]
     return _best(found)

@@ -100,8 +100,7 @@ def model_of(wanted: Wanted, given: Described) -> Transformer | None:
     """Return the model, if the user names one or gives all its numbers."""
     if wanted.model is None and wanted.params is None:
         return None
-    model = asked_for(wanted, given.sequence or 1)
-    return model if isinstance(model, Transformer) else None
+    return asked_for(wanted, given.sequence or 1)
 
 
 def training(model: Transformer | None, given: Described, zero: dict[str, Any]) -> Training | None:

@@ -24,16 +24,22 @@ PICKLE = b"\x80"  # the first byte of protocols 2 to 5
 JSON = re.compile(rb"\s*(?:\{|\[\s*[\[{\]])")
 
 
+def is_evidence(path: Path) -> bool:
+    """Return whether a path is a file, or a folder with a file of each rank."""
+    return path.is_file() or (path.is_dir() and bool(recorder.dumps_in(path) or traces.inspector_logs(path)))
+
+
 def look(path: Path) -> Evidence:
-    """Return the findings in a file, or in a folder of Flight Recorder dumps. Raise Stop if it is none of these."""
+    """Return the findings in a file, or in a folder with a file of each rank. Raise Stop if it is none of these."""
     if path.is_dir():
-        return _recorded(recorder.dumps_in(path))
+        lines = [_read(each).decode(errors="replace") for each in traces.inspector_logs(path)[:MOST_RANKS]]
+        return traces.inspector("\n".join(lines), path) if lines else _recorded(recorder.dumps_in(path))
     content = _read(path)
     if content.startswith(COMPRESSED):
         raise Stop(f"{str(path)!r:.300} is compressed", "gunzip it, and name the file that comes out")
     if content[:1] != PICKLE and not JSON.match(content):
         return logs.look(content.decode(errors="replace"), path)
-    if content[:1] != PICKLE and traces.INSPECTOR in content[:4096]:
+    if content[:1] != PICKLE and traces.INSPECTOR in content[: traces.BEGINNING]:
         return traces.inspector(content.decode(errors="replace"), path)
     value = _parsed(path, content)
     with in_form(path):

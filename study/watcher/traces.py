@@ -13,6 +13,7 @@ from study.records.hangs import Finding
 from study.watcher.findings import Evidence, finding
 
 INSPECTOR = b"coll_perf"  # a key of NCCL Inspector's lines
+BEGINNING = 4096  # bytes of a file in which it is
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # Kineto's categories
 COMMUNICATION = re.compile(r"nccl|rccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|broadcast_", re.IGNORECASE)
 LOADER = re.compile(r"DataLoader.{0,80}?__next__|enumerate\(DataLoader")
@@ -102,6 +103,19 @@ def _length(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
+def inspector_logs(folder: Path) -> list[Path]:
+    """Return the files that NCCL Inspector wrote: one for each rank."""
+    return [path for path in sorted(folder.glob("*.log")) if path.is_file() and INSPECTOR in _beginning(path)]
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(BEGINNING)
+    except OSError:
+        return b""
+
+
 def inspector(text: str, path: Path) -> Evidence:
     """Return findings in NCCL Inspector's lines, as published with NCCL 2.28: none was made here."""
     times: defaultdict[tuple[str, int], defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -118,7 +132,7 @@ def inspector(text: str, path: Path) -> Evidence:
             speeds[key].append(float(each["coll_busbw_gbs"]))
     except (ValueError, KeyError, TypeError) as error:
         what = f"{str(path)!r:.300} has not the form of NCCL Inspector's lines ({type(error).__name__})"
-        raise Stop(what, "name the .log file of one dump folder") from None
+        raise Stop(what, "name its dump folder, or a .log file of it") from None
     findings = [finding for key in times for finding in _slow_ranks(key, times[key])]
     largest = sorted(speeds, key=lambda key: -key[1] * len(speeds[key]))[:NAMED]
     for kind, message in largest:
