@@ -55,6 +55,34 @@ def test_a_fault_planted_into_the_toy_library_is_found(fault, ranks, tmp_path):
     assert result.shrunk["width"] < DEFAULTS["width"], "it was not made smaller"
 
 
+PLANTED = {  # into the adapter of DDP: what it says, what it then says, and a property that finds it
+    "gradients are a thousandth too large": ("loss / trainer", "loss * 1.001 / trainer", "sgd"),
+    "the passes are not averaged": ("loss / trainer.options.passes", "loss", "accumulation-2"),
+    "the ranks do not talk": ("if last or trainer.wrapped is trainer.model", "if False", "ranks-agree"),
+    "gradients stay for the next update": ("trainer.model.zero_grad()", "pass", "sgd"),
+    "the limit of the norm is a hundredth too large": (
+        "trainer.options.clip or",
+        "trainer.options.clip * 1.01 or",
+        "clip",
+    ),
+    "the schedule counts ranks": ("scheduler.step()", "scheduler.step(), trainer.scheduler.step()", "schedule"),
+    "master weights are not copied back": ("parameter.copy_(master)", "pass", "bf16-weights-in-use"),
+    "the optimizer is not loaded": ('trainer.optimizer.load_state_dict(state["optimizer"])', "pass", "checkpoint"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_planted_into_ddp_is_found(fault, ranks, tmp_path):
+    before, after, name = PLANTED[fault]
+    text = Path(suite.ADAPTERS["ddp"].file).read_text()
+    assert text.count(before) == 1
+    path = tmp_path / f"{name}.py"
+    path.write_text(text.replace(before, after))
+    answer = ranks.ask(suite.Adapter(name, str(path)), name, PROPERTIES[name].ranks, {})
+    assert answer["status"] == "fails"
+    assert answer["kind"] == "differs"
+
+
 def test_the_toy_and_its_adapter_are_short():
     lengths = [
         len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) for name in ("toy_sharding", "toy_adapter")
@@ -120,6 +148,12 @@ def test_an_ending_has_its_words(line, expected, ranks, tmp_path):
     answer = ranks.ask(suite.Adapter("mine", str(adapter)), "sgd", (2,), {}, limit_s=3)
     assert answer["status"] == expected[0]
     assert answer["words"].startswith(expected[1])
+
+
+def test_an_adapter_that_cannot_be_imported_is_a_sentence(ranks, tmp_path):
+    (tmp_path / "broken.py").write_text("import a_package_that_nobody_has")
+    with pytest.raises(Stop, match=r"broken\.py cannot be imported \(ModuleNotFoundError: No module named"):
+        ranks.ask(suite.Adapter("mine", str(tmp_path / "broken.py")), "sgd", (2,), {})
 
 
 def test_an_adapter_without_a_function_is_not_applicable(ranks, tmp_path):

@@ -5,13 +5,14 @@ import math
 import pytest
 
 from study.errors import Stop
-from study.ledger import citations
+from study.ledger import citations, others
 from study.ledger.arguments import calls_of
 from study.ledger.checks import KINDS
 from study.ledger.citations import cited, read_form, searched
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
 from study.ledger.theory_checks import arithmetic, quotient, stated, trend
+from study.predictor.outside.published import Row
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
 INFINITY = {"sequence": 1024, "bytes_per_s": 70e9, "peak_flops_per_s": 70e12, "moved": "weights_gradients"}
@@ -295,3 +296,27 @@ def test_the_list_of_sources_is_parsed_once(known, monkeypatch):
     for _ in range(3):
         assert citations.sources().keys() == {"P1", "P2"}
     assert len(read) == 1
+
+
+def test_others_speeds_are_compared_on_one_machine_and_by_rows():
+    given = {"model": "M", "gpu": "G", "n_gpus": 2, "seq": 64, "micro_batch": 1, "step_time_s": 1.0}
+    empty = dict.fromkeys(Row.model_fields) | given
+    listed = [
+        Row.model_validate(empty | {"source": source, "arm": arm, "micro_batch": rows, "n_gpus": gpus})
+        for source, arm, rows, gpus in [
+            ("a", "ddp", 1, 2),
+            ("a", "zero1", 3, 2),
+            ("b", "zero1", 9, 2),
+            ("a", "zero1", 9, 4),
+        ]
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(others, "rows", lambda: listed)
+        others._comparable.cache_clear()
+        found = others.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
+        nothing = others.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
+    others._comparable.cache_clear()
+    assert (found.value, found.interval, found.evidence) == (3, (3, 3), ("a",))
+    assert nothing.value is None
+    with pytest.raises(Stop, match="'arms' is not a column"):
+        others.published(of={"arms": "zero"}, to={"arm": "ddp"})

@@ -124,7 +124,8 @@ def test_the_committed_verdicts_are_of_these_claims_and_checks(known):
 def test_each_open_claim_about_the_world_says_what_would_decide_it(known):
     opened = {name for name, entry in committed.verdicts().items() if entry.verdict == INCONCLUSIVE}
     about_the_world = {name for name in opened if known[name].basis != OWN and not known[name].premise}
-    assert {name for name, claim in known.items() if claim.would_decide} == about_the_world
+    assert len(about_the_world) > 50
+    assert {name for name in about_the_world if not known[name].would_decide} == set()
 
 
 def versions(claim) -> list[str]:

@@ -234,6 +234,14 @@ def whole(adapter: SimpleNamespace, trainer: object, case: Case) -> Weights:
 # --- how equal is equal --------------------------------------------------------------------------------------------
 
 
+def chain(case: Case) -> int:
+    """Return how many rounded terms lie on the longest way through the model. `bound` says why."""
+    layers = case.layers + 3
+    if case.precision == "fp32":
+        return layers * (2 * (case.width + FEATURES + 6) + 2 * max(case.lengths))
+    return round(math.sqrt(3 * layers))
+
+
 def bound(case: Case, ranks: int, updates: int = 1) -> float:
     """Return how far losses, gradients and updates of two right trainings may differ, as a share of the largest.
 
@@ -253,12 +261,7 @@ def bound(case: Case, ranks: int, updates: int = 1) -> float:
     most 2^n - 1. AdamW has a tenth of the rate, and its epsilon of 0.1 makes an update at most ten times as steep in
     the gradient. Clipping and means do not amplify.
     """
-    layers, sums = case.layers + 3, case.passes * ranks + 4
-    if case.precision == "fp32":
-        terms = layers * (2 * (case.width + FEATURES + 6) + 2 * max(case.lengths)) + sums
-    else:
-        terms = round(math.sqrt(3 * layers)) + sums
-    share = terms * ROUNDOFF[case.precision]
+    share = (chain(case) + case.passes * ranks + 4) * ROUNDOFF[case.precision]
     return 2 * (2.0**updates - 1) * share / (1 - min(share, 0.5))
 
 
@@ -299,9 +302,8 @@ def hold(seen: Seen, expected: Seen, case: Case, before: Weights | None = None) 
     """
     ranks = dist.get_world_size()
     hold_numbers(seen.losses, expected.losses, lambda update: bound(case, ranks, update), "the loss")
-    norms = [norm for norm in seen.norms if norm is not None]
-    if norms:
-        hold_numbers(norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
+    if None not in seen.norms and seen.norms:
+        hold_numbers(seen.norms, expected.norms, lambda update: norm_bound(case, ranks, update), "the gradient norm")
     start = in_order(dict(new_model(case).named_parameters()), new_model(case)) if before is None else before
     moved = largest(expected.weights[name] - start[name] for name in start)
     stored = ROUNDOFF["bf16" if case.precision == "bf16_pure" else "fp32"] * largest(expected.weights.values())

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from study.conform.cases import (
+    ROUNDOFF,
     Case,
     Difference,
     Reference,
+    chain,
     hold,
     hold_numbers,
     hold_weights,
@@ -150,6 +152,21 @@ def forward_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: 
 def evaluation_between(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """An evaluation without gradients between two updates changes nothing."""
     passes_between(adapter, case, folder, launch, "evaluate")
+
+
+def weights_in_use(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
+    """An evaluation uses the weights that the training says it has, and not older ones."""
+    seen = sharded(adapter, case, folder)
+    reference = Reference(case, 1)
+    with torch.no_grad():
+        for name, parameter in reference.model.named_parameters():
+            parameter.copy_(seen.weights[name])
+        batch = microbatch(case, case.updates, 0, dist.get_rank())
+        expected = [reference.loss(*batch).item()]
+    loss = [float(adapter.forward_backward(seen.trainer, batch, mode="evaluate"))]
+    hold_numbers(
+        loss, expected, lambda update: 2 * chain(case) * ROUNDOFF[case.precision], "the loss with these weights"
+    )
 
 
 def overflow(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:

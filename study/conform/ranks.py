@@ -65,7 +65,7 @@ def _imported(path: str) -> ModuleType | dict:
         spec.loader.exec_module(module)
         return module
     except Exception as error:
-        return {"status": "fails", "words": f"the adapter cannot be imported: {type(error).__name__}: {error}"}
+        return {"stop": f"{path} cannot be imported ({type(error).__name__}: {error})"}
 
 
 def _answer(module: ModuleType, request: dict) -> dict:

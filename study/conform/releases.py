@@ -75,13 +75,20 @@ def cell(adapter: Adapter, properties: list[Property], release: Release, overlay
     if not lacking:
         return before
     if release.reason:
-        return [
-            Result(adapter.name, p.name, p.sentence, p.source, "not applicable", release.reason) for p in properties
-        ]
-    with Ranks(overlays / name, overlays / f"{name}.log") as ranks:
-        results = before + run(adapter, lacking, ranks, lambda result: None, shrink=False)
+        return _without(release.reason, adapter, properties)
+    try:
+        with Ranks(overlays / name, overlays / f"{name}.log") as ranks:
+            results = before + run(adapter, lacking, ranks, lambda result: None, shrink=False)
+    except Stop as stop:
+        return _without(stop.what, adapter, properties)
     output.write(path.parent, adapter, results, output.installed() | {release.package: release.version})
     return results
+
+
+def _without(reason: str, adapter: Adapter, properties: list[Property]) -> list[Result]:
+    return [
+        Result(adapter.name, each.name, each.sentence, each.source, "not applicable", reason) for each in properties
+    ]
 
 
 def versions(

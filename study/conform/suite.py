@@ -116,7 +116,10 @@ class Ranks:
             line = self.process.stdout.readline()
         if not line:
             raise Stop(f"the process that runs {adapter.name} ended", f"read {self.log.name}")
-        return json.loads(line)
+        answer = json.loads(line)
+        if "stop" in answer:
+            raise Stop(answer["stop"], "mend the adapter, or install what it needs")
+        return answer
 
 
 def run(

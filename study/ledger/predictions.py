@@ -12,11 +12,12 @@ from study.io import files
 from study.ledger.arguments import Check
 from study.ledger.verdict import Finding
 from study.machine import cache, software
+from study.predictor.outside.published import FOLDER as OUTSIDE
 from study.spec import arms
 from study.spec.settings import cache_home
 
 NAME = "predictions"
-FOLDERS = (*(arms.PACKAGE / name for name in ("predictor", "spec", "machine", "ledger")), arms.FOLDER)
+FOLDERS = (*(arms.PACKAGE / name for name in ("predictor", "spec", "machine", "ledger")), arms.FOLDER, OUTSIDE)
 SUFFIXES = (".py", ".toml", ".json", ".yaml", ".zip", ".gz")
 MAX_BYTES = 64 * 2**20  # of a file
 

@@ -187,14 +187,14 @@ def _claimed(claim: Claim, path: str, value: object) -> object:
 
 
 def _is_quoted(claim: Claim) -> bool:
-    """Return whether a number of the claim stands in its quote, in any unit: 7.5 for 7.5e9.
+    """Return whether a number of the claim stands in its quote, in any unit: 7.5 for 7.5e9, 40 (%) for 1.4.
 
     Not 0 and 1 as limits: "more than" and "saves" have them in every document.
     """
     quoted = {_digits(float(number)) for number in NUMBER.findall((claim.quote or "").replace(",", ""))}
     values = [each for value in as_list(claim.value) for each in (value if isinstance(value, tuple) else (value,))]
     own = [each for each in values if is_number(each) and (claim.relation == "equal" or each not in (0, 1))]
-    return any(_digits(each) in quoted for each in own)
+    return any({_digits(each), _digits(abs(each - 1))} & quoted for each in own)
 
 
 def _digits(value: float) -> str:

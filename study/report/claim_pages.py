@@ -137,12 +137,8 @@ def evidence(verdict: Verdict, runs: dict[str, tuple[Run, str]]) -> dict:
     of_runs = [runs[name] for name in verdict.evidence if name in runs and verdict.basis in (MEASURED, VIRTUAL)]
     of_sources = [known[name] for name in verdict.evidence if name in known]
     shown = {run.name for run, _ in of_runs} | known.keys()
-    scripts = PACKAGE / "reproductions"
-    others = [
-        {"name": name, "is_script": safe_join(scripts, f"{name}.py").exists()}
-        for name in verdict.evidence
-        if name not in shown
-    ]
+    scripts = {path.stem for path in (PACKAGE / "reproductions").glob("*.py")}
+    others = [{"name": name, "is_script": name in scripts} for name in verdict.evidence if name not in shown]
     return {"runs": of_runs, "sources": of_sources, "others": others, "quote": verdict.sentence}
 
 

@@ -72,11 +72,7 @@ def forward_backward(trainer, batch, last=True, mode="train"):
         with torch.set_grad_enabled(mode != "evaluate"):
             return trainer.model(*batch)
     trainer.accelerator.gradient_state._set_sync_gradients(last)  # as accelerator.accumulate does
-    if last:
-        loss = trainer.model(*batch)
-        trainer.accelerator.backward(loss)
-        return loss
-    with trainer.accelerator.no_sync(trainer.model):
+    with contextlib.nullcontext() if last else trainer.accelerator.no_sync(trainer.model):
         loss = trainer.model(*batch)
         trainer.accelerator.backward(loss)
     return loss
