@@ -141,7 +141,7 @@ def test_the_audit_knows_who_shares(arm):
     assert audit.faults(record) == []
     wrong = record.model_copy(deep=True)
     wrong.memory.components.per_rank[0].at_peak["moments"] //= 2
-    assert any("the share of moments" in fault for fault in audit.faults(wrong))
+    assert any("rank 0: the moments at the peak" in fault for fault in audit.faults(wrong))
     wrong = record.model_copy(deep=True)
     wrong.observed.rows_per_step *= 2
     assert any("rows_per_step" in fault for fault in audit.faults(wrong))

@@ -29,6 +29,7 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(3))
 if rank == 0:
     work = dist.all_gather([torch.ones(2) for _ in range(2)], torch.ones(2), async_op=True)
+time.sleep(0.5)  # a thread marks what has ended
 for name, dump in [("pickled", native._dump_fr_trace()), ("exported", native._dump_fr_trace_json())]:
     os.makedirs(name, exist_ok=True)
     with open(f"{name}/nccl_trace_rank_{rank}", "wb") as file:

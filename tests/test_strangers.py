@@ -7,7 +7,7 @@ from study.spec.arms import PACKAGE
 
 # Calls that can run code which comes with a model or a data set.
 RUN_CODE = {"from_pretrained", "load_dataset", "load_dataset_builder", "load_metric", "pipeline"}
-UNPICKLES = re.compile(r"\btorch\.load\(|\bnp\.load\(|\bnumpy\.load\(")
+UNPICKLES = re.compile(r"\btorch\.load\((?!.*weights_only=True\))|\bnp\.load\(|\bnumpy\.load\(")
 OPENS = re.compile(r"\.read_text\(|\.read_bytes\(|\.open\(\)|\bopen\(\)|tomllib\.|json\.load\(|yaml\.safe_load")
 OWN_FILES = ("probes.py", "probe_worker.py")  # they read scripts, arms and answers of this project
 SOURCES = {path: path.read_text() for path in PACKAGE.rglob("*.py") if "reproductions" not in path.parts}

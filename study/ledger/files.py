@@ -13,6 +13,7 @@ from study.ledger.arguments import STRICT
 from study.ledger.citations import FOLDER, SOURCES, Source, read_form
 from study.ledger.model import Check, Claim, FindingOf, Reference, Settle
 from study.records import seal, store
+from study.spec import arms
 
 ACheck = TypeVar("ACheck", bound=Check)
 CITING = ("cited", "searched")
@@ -81,8 +82,13 @@ def coverage(folder: Path = FOLDER) -> list[Coverage]:
     return sorted(found, key=_place)
 
 
+NO_REPORTS = "this installation has no committed evidence and no history: a clone of the repository has both"
+
+
 def doubts(claims: list[Claim]) -> list[str]:
     """Return what to know about the claims of this study: files that are not as they were sealed, and wrong days."""
+    if arms.ROOT == arms.PACKAGE:
+        return [NO_REPORTS]
     return [*seal.changed_inputs(), *wrong_days(claims)]
 
 

@@ -172,6 +172,7 @@ def write_index(
         "findings": answers.beyond_papers(verdicts),
         "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
         "central": as_html(claims.headline(judged.table), []),
+        "known": {each.claim.id for each in judged.verdicts},
         "headline": claims.sentence(judged.table),
         "documents": ledger.by_document(verdicts),
         "bases": ledger.by_basis(verdicts),
