@@ -50,6 +50,7 @@ BRIEFLY = {TRIED: "tried with the libraries"}
 NAMES = {"micro_batch": "rows a pass", "accumulation": "passes a step", "weights_too": "what is offloaded"}
 NAMES |= {"bytes_per_s": "speed of the link", "disk_bytes_per_s": "speed of the disk"}
 READING = "how it is read"
+CANNOT_FAIL = "open (check cannot fail)"  # decided by construction: our check says nothing about the claim
 
 # --- the sentence --------------------------------------------------------------------------------------------------
 
@@ -68,12 +69,13 @@ def plainly(verdict: Verdict) -> str:
 def summary(verdict: Verdict) -> dict[str, str]:
     """Return a verdict as a row of a table: what is claimed and found, and how certain that is."""
     level = certainty(verdict)
+    decided = CANNOT_FAIL if verdict.is_by_construction else verdict.verdict
     found = {True: "yes", False: "no"}.get(verdict.found, "") if isinstance(verdict.found, bool) else ""
     return {
         "claimed": verdict.claim.says,
         "found": (found or found_words(verdict, verdict.claim.unit)) if level else "",
         "found / claimed": ratio_words(verdict) if level else "",
-        "finding": verdict.open_because or verdict_words(verdict),
+        "finding": verdict.open_because or decided,
         "certainty": level.level if level else "",
         "rests on": verdict.rests_on or "",
     }
