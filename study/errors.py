@@ -15,12 +15,12 @@ class Stop(Exception):
 
     @property
     def sentence(self) -> str:
-        """What a user reads."""
+        """Return the sentence that a user reads."""
         text = f"{self.what}. What to do: {self.remedy}"
         return text if text.endswith("?") else f"{text}."
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback: a notebook's user, too, reads one sentence."""
+        """Return what IPython shows in place of a traceback: a notebook's user, too, reads one sentence."""
         return [self.sentence]
 
 

@@ -76,7 +76,7 @@ def write_below(root: Path, name: str | PurePosixPath, content: bytes, to_disk: 
 
 
 def why(error: Exception) -> str:
-    """Why something could not be read, as part of a sentence. It is short, whatever the error contains."""
+    """Return why something could not be read, as part of a sentence. It is short, whatever the error contains."""
     text = " ".join(str(getattr(error, "strerror", None) or error or type(error).__name__).split())
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 

@@ -70,10 +70,12 @@ def summary(verdict: Verdict) -> dict[str, str]:
     """Return a verdict as a row of a table: what is claimed and found, and how certain that is."""
     level = certainty(verdict)
     decided = CANNOT_FAIL if verdict.is_by_construction else verdict.verdict
-    found = {True: "yes", False: "no"}.get(verdict.found, "") if isinstance(verdict.found, bool) else ""
+    finding = found_words(verdict, verdict.claim.unit)
+    if isinstance(verdict.found, bool):
+        finding = "yes" if verdict.found else "no"
     return {
         "claimed": verdict.claim.says,
-        "found": (found or found_words(verdict, verdict.claim.unit)) if level else "",
+        "found": finding if level else "",
         "found / claimed": ratio_words(verdict) if level else "",
         "finding": verdict.open_because or decided,
         "certainty": level.level if level else "",
@@ -82,8 +84,8 @@ def summary(verdict: Verdict) -> dict[str, str]:
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict, and whether it is so by construction."""
-    return verdict.verdict + " by construction" * verdict.is_by_construction
+    """Return the verdict, and whether it counts."""
+    return f"{verdict.verdict} (not counted: our check cannot fail)" if verdict.is_by_construction else verdict.verdict
 
 
 def ratio_words(verdict: Verdict) -> str:
@@ -278,7 +280,7 @@ def severity_words(verdict: Verdict) -> str:
     if not verdict.is_by_construction:
         return verdict.turned_by or ""
     reason = verdict.claim.by_construction or "no planted falsehood turns it"
-    return f"not counted, because it is so by construction: {reason}"
+    return f"not counted, because our check cannot fail: {reason}"
 
 
 def found_words(verdict: Verdict, unit: str) -> str:

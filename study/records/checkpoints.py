@@ -97,7 +97,7 @@ def last_good(run_folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def why_not_whole(folder: Path) -> str | None:
-    """Why a checkpoint is not as it was sealed; None if it is, byte for byte."""
+    """Return why a checkpoint is not as it was sealed; None if it is, byte for byte."""
     try:
         manifest = load(folder / MANIFEST, Manifest, what="a manifest", remedy="", most_bytes=MAX_BYTES)
     except Stop as stop:
@@ -114,7 +114,7 @@ def why_not_whole(folder: Path) -> str | None:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """How far the training of a checkpoint was. A Stop if that cannot be read."""
+    """Return how far the training of a checkpoint was. Raise Stop if that cannot be read."""
     remedy = "resume with the version of this study that wrote it"
     path = checkpoint / PROGRESS
     return load(path, Progress, what="the progress of a training", remedy=remedy, most_bytes=MAX_BYTES)

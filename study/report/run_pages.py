@@ -225,7 +225,7 @@ def _texts(run: Run) -> dict[str, str]:
 
 
 def _flat(section: dict) -> dict:
-    """What is known of a section: nested names joined by dots, long lists by their length."""
+    """Return what is known of a section: nested names joined by dots, long lists by their length."""
     known = {name: value for name, value in _entries(section) if value is not None and value != []}
     long = {name: f"{len(value)} values" for name, value in known.items() if isinstance(value, list) and len(value) > 8}
     return known | long

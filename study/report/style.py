@@ -300,7 +300,7 @@ def annotate(axes: Axes, text: str, x: float, y: float, arm: str) -> None:
 
 
 def set_tooltip(artist: Artist, arm: str, words: str = "") -> None:
-    """What a reader sees over this mark, and the arm that it belongs to: both are in the SVG."""
+    """Set the text that a reader sees over a mark, and the arm that the mark belongs to. Both are in the SVG."""
     artist.set_gid(f"{MARK}{arm}|{words}|")
 
 

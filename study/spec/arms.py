@@ -114,7 +114,7 @@ class Arm:
 
     @property
     def divides_ranks(self) -> bool:
-        """Whether the arm has groups of ranks, which are meant to be nodes."""
+        """Return whether the arm has groups of ranks, which are meant to be nodes."""
         return self.replicas > 1 or self.second_partition(2) is not None
 
     def second_partition(self, ranks: int) -> int | None:

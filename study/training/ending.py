@@ -101,7 +101,7 @@ def end_if_unresponsive(folder: Path, rank: int, launch: Launch, number: int) ->
 
 
 def launcher_is_gone() -> bool:
-    """Whether the launcher has died. The kernel then ends all ranks, and no rank is the cause of the others' end."""
+    """Return whether the launcher has died. Then the kernel ends all ranks, and no rank caused the others to end."""
     return _parents != [] and os.getppid() != _parents[0]
 
 

@@ -137,7 +137,7 @@ def _shaped(device: str, cluster: Cluster) -> list[str]:
 
 
 def refusal(delay_ms: float | None = None) -> Stop | None:
-    """Why this machine cannot emulate a cluster; None if it can."""
+    """Return why this machine cannot emulate a cluster; None if it can."""
     if not sys.platform.startswith("linux"):
         return Stop("network namespaces exist on Linux only", "use a Linux machine", "unavailable")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:

@@ -40,7 +40,7 @@ Links = dict[tuple[str, str], float | None]  # bytes per second from one to the 
 
 @dataclass(frozen=True)
 class Clock:
-    """How far a host's clock is ahead of this machine's, and the error of that."""
+    """The seconds by which a host's clock is ahead of this machine's, and the error of that."""
 
     ahead_s: float
     error_s: float

@@ -228,7 +228,7 @@ def collected(submission: Submission) -> Outcome | None:
 
 
 def why(job: Job, record: Record | None) -> Stop | None:
-    """Why a job ended, if Slurm knows more than the record."""
+    """Return why a job ended, if Slurm knows more than the record."""
     if job.state not in ENDS or (record and record.status == "failed" and job.state != "OUT_OF_MEMORY"):
         return None
     status, what, remedy = ENDS[job.state]

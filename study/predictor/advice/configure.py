@@ -177,7 +177,7 @@ def json_notes(deepspeed: dict) -> list[str]:
 
 
 def script_notes(question: Question, row: Row, deepspeed: dict | None) -> list[str]:
-    """What the user's own script has to do, because Accelerate does not do it."""
+    """Return what the user's own script has to do, because Accelerate does not do it."""
     precision = precision_of(row, question)
     lines = [
         f"{use(row, question)}.",

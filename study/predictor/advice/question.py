@@ -139,7 +139,7 @@ def bytes_of(text: str, flag: str, unit: Literal["B", "B/s"] = "B") -> float:
 
 
 def counts_of(text: str) -> tuple[int, ...]:
-    """How many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
+    """Return how many GPUs to try: "8" means 8; "1..64" means both ends and the powers of two between them."""
     match = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip(), re.ASCII)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high <= 2**16:

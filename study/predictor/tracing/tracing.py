@@ -115,7 +115,7 @@ MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}  # where th
 
 
 def _kernel(packet, args: tuple, out, flops: int) -> tuple[str, tuple[int, ...]]:
-    """What a kernel's time depends on: "product", (count, m, n, k); "attention", (operations,); or "other", (bytes,).
+    """Return a kernel's kind and sizes: "product", (count, m, n, k); "attention", (operations,); "other", (bytes,).
 
     A convolution is a product with as many operations and an inner size of 1024.
     """

@@ -138,7 +138,7 @@ def sentence(verdicts: pd.DataFrame) -> str:
     }
     texts += [f"{name} ({sum(counts.values())}): {_counts(counts)}." for name, counts in apart.items() if counts]
     if certain := int(verdicts["by_construction"].sum()):
-        texts.append(f"Decided by construction, which no planted falsehood turns, and not counted: {certain}.")
+        texts.append(f"Not counted, because no planted falsehood turns our check: {certain}.")
     return " ".join(texts)
 
 
