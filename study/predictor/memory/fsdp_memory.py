@@ -105,7 +105,12 @@ class Sharding:
 
     def gradient(self, unit: str) -> int:
         """Bytes of a unit's whole gradient; the buffer from which it is reduced has as many."""
-        return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
+        return self._gradients[unit]
+
+    @functools.cached_property
+    def _gradients(self) -> dict[str, int]:
+        trained = {unit: [each for each in held if each.trains] for unit, held in self.units.items()}
+        return {unit: sum(map(self.padded, held)) * self.setup.weight_bytes for unit, held in trained.items()}
 
     def last_gradient(self, unit: str) -> int:
         """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""

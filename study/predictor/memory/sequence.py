@@ -4,6 +4,7 @@ Each rank has a part of the tokens. Before attention the ranks exchange queries,
 tokens of some heads; after attention they exchange back. The backward pass does the same with the gradients.
 """
 
+import functools
 from dataclasses import dataclass
 
 from study.errors import Stop
@@ -24,6 +25,7 @@ class Heads:
     width: int
 
 
+@functools.cache
 def heads(model: Transformer) -> Heads:
     """Return what Ulysses reads from a model's config. Raise Stop if DeepSpeed or Accelerate refuse the model."""
     config = model.dimensions

@@ -210,13 +210,16 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     """Return a stored tape with its sizes."""
     tape: Tape = []
     made = 0
-    for number, *sizes in stored["tape"]:
-        entry = content["entries"][number]
+    known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
+    for numbers in map(tuple, stored["tape"]):
+        entry = content["entries"][numbers[0]]
         if entry[0] in ("freed", "gradient"):
             tape.append((entry[0], made - entry[1]))
-        else:
-            made += entry[0] == "made"
-            tape.append(with_sizes(entry, [values[size] for size in sizes]))
+            continue
+        made += entry[0] == "made"
+        if numbers not in known:
+            known[numbers] = with_sizes(entry, [values[size] for size in numbers[1:]])
+        tape.append(known[numbers])
     return tape
 
 
