@@ -83,7 +83,9 @@ def test_outputs_are_stripped_and_there_are_parameters(path):
 
 @pytest.mark.parametrize("name", report.NOTEBOOKS)
 def test_over_real_runs(name, site):
-    no_figure = dict.fromkeys(("network", "optimizers", "resume"), "text/markdown") | {"machines": "text/html"}
+    no_figure = dict.fromkeys(("network", "optimizers", "resume"), "text/markdown") | dict.fromkeys(
+        ("machines", "killed"), "text/html"
+    )
     needed = no_figure.get(name, "image/svg+xml")
     assert any(needed in output.get("data", {}) for output in outputs(site / "notebooks" / f"{name}.ipynb"))
 

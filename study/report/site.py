@@ -42,7 +42,18 @@ from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
-NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", "resume", *REPLICATIONS, "machines", "predictions")
+NOTEBOOKS = (
+    "claims",
+    "compare",
+    "fsdp2",
+    "network",
+    "optimizers",
+    "resume",
+    *REPLICATIONS,
+    "machines",
+    "predictions",
+    "killed",
+)
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
