@@ -19,7 +19,8 @@ def check(settings: Settings, arm: Arm, gpu: bool) -> None:
     """Refuse virtual ranks that this machine has not enough memory for."""
     import psutil  # `advise` needs only a constant of this module
 
-    needed, available = needed_bytes(settings, arm, gpu), psutil.virtual_memory().available
+    needed = needed_bytes(settings, arm, gpu)
+    available = psutil.virtual_memory().available
     if needed > available:
         what = f"rank 0 of {settings.virtual_ranks} is predicted to need {size(needed)} of memory with values"
         instead = "zero3_cpu with --init none" if arm.uses_nvme else "--init none"

@@ -165,7 +165,9 @@ class Followed(NamedTuple):
 def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
-    content, keys, tokens = _content(name), [key(options, count) for count in rows], options[0]
+    content = _content(name)
+    keys = [key(options, count) for count in rows]
+    tokens = options[0]
     sizes = [size for letter, size in dimensions.items() if letter != "g"]
     unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
     if content is None or unusual or not all(each in content["passes"] for each in keys):
