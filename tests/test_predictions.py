@@ -11,7 +11,7 @@ from study.ledger.checks import KINDS
 from study.ledger.citations import cited, read_form, searched
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
-from study.ledger.theory_checks import arithmetic, quotient, stated, trend
+from study.ledger.theory_checks import arithmetic, quotient, stated
 from study.predictor.outside.published import Row
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
@@ -148,15 +148,6 @@ def test_theory_says_what_the_papers_say(quantity, expected, given):
     finding = theory(quantity, **given)
     assert finding.value == (expected if math.isinf(expected) else pytest.approx(expected, rel=0.01))
     assert finding.working
-
-
-def test_a_quantity_rises_or_falls_or_neither():
-    where = {"stage": 3, "parameters": 1e9}
-    for ranks, word in (([1, 2, 8], "falls"), ([8, 1], "rises"), ([1, 8, 2], "neither")):
-        assert trend(quantity="states_bytes", along={"ranks": ranks}, where=where).value == word
-    for mistake in ({"along": {"rank": [1]}}, {"along": {}}, {"quantity": "state_bytes"}):
-        with pytest.raises(Stop):
-            trend(**{"quantity": "states_bytes", "along": {"ranks": [1, 2]}, "where": where} | mistake)
 
 
 def test_a_quantity_over_the_same_elsewhere_or_over_another():

@@ -34,8 +34,7 @@ HEAD = (
 
 def checks() -> dict[str, tuple[str, str]]:
     """Return every check, and every choice of a check whose argument chooses what it computes, by name."""
-    pairs = [(check, choice) for check, kind in KINDS.items() for choice in kind.functions]
-    return {choice or check: (check, choice) for check, choice in pairs}
+    return {choice or check: (check, choice) for check, kind in KINDS.items() for choice in kind.functions}
 
 
 def lines(name: str, claims: Iterable[Claim]) -> list[str]:

@@ -242,25 +242,22 @@ def _matches(run: Run, wanted: dict[str, list], named: set[str]) -> bool:
 
 
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
-    """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet."""
+    """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet.
+
+    A name that is like no known arm's may be that of a future arm.
+    """
     if name not in FACTS:
         raise Stop(f"records have no {name!r}", nearest(name, FACTS))
-    if name == "arm" or name.startswith("offload"):
-        known = evidence.arms if name == "arm" else [*HOMES]
-        for value in values:
-            is_new = name == "arm" and isinstance(value, str) and not _is_misspelt(value, evidence)
-            if value not in known and not is_new and (value is not None or name == "arm"):
-                raise Stop(f"{name} cannot be {value!r}", nearest(str(value), known))
-    elif name in Requested.model_fields and name not in OBSERVED:
+    known = {"arm": evidence.arms}.get(name, [*HOMES, None] if name.startswith("offload") else values)
+    for value in values:
+        is_new = name == "arm" and not difflib.get_close_matches(str(value), evidence.arms, 1, MISSPELT)
+        if value not in known and not is_new:
+            raise Stop(f"{name} cannot be {value!r}", nearest(str(value), [each for each in known if each]))
+    if name in Requested.model_fields and name not in OBSERVED:
         try:
             _list_of(name).validate_python(values)
         except ValidationError as error:
             raise Stop(f"{name} {sentence(error, name=lambda _: '')}", "give a value that a run can have") from None
-
-
-def _is_misspelt(arm: str, evidence: Evidence) -> bool:
-    """Return whether a name is close to that of a known arm. Any other name may be that of a future arm."""
-    return bool(difflib.get_close_matches(arm, evidence.arms, 1, MISSPELT))
 
 
 @functools.cache

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from study.errors import Stop
-from study.ledger.arguments import as_list, is_number, one_argument
+from study.ledger.arguments import as_list, is_number
 from study.ledger.evidence import Chosen, Claimed, Evidence
 from study.ledger.pairing import (
     Pair,
-    Pairs,
     Ratio,
     Side,
     Table,
@@ -115,19 +114,6 @@ def _of_ratio(claim: Claimed, result: Ratio, what: str) -> Finding:
     return resting_on(claim, result.runs, f"{what}: {span_words(*span, result.value)}", result.value, interval=span)
 
 
-def _ratios(evidence: Evidence, claim: Claimed, quantity: str, sides: Pairs, where: Side) -> dict[str, Ratio]:
-    """Return the ratio of a quantity for each pair of sides, by its words."""
-    names = [f"{in_words(side)} over {in_words(other)}" for side, other in sides]
-    ratios = [compared(evidence, claim, quantity, side, other, where) for side, other in sides]
-    return dict(zip(names, ratios, strict=True))
-
-
-def _of_ratios(claim: Claimed, quantity: str, ratios: dict[str, Ratio], value: object) -> Finding:
-    words = "; ".join(f"{pair}: {span_words(each.low, each.high, each.value)}" for pair, each in ratios.items())
-    runs = [run for each in ratios.values() for run in each.runs]
-    return resting_on(claim, runs, f"{quantity}, {words}", value, missing=UNDECIDED if value is None else "")
-
-
 @over_records
 def order(
     evidence: Evidence, claim: Claimed, *, quantity: str, arms: list[str], where: Side = None, within: float = 0
@@ -138,31 +124,18 @@ def order(
     """
     if len(arms) < 2:
         raise Stop(f"an order needs at least two arms (got {len(arms)})", "give arms = [best, ..., worst]")
-    pairs: Pairs = [({"arm": best}, {"arm": worst}) for best, worst in itertools.pairwise(arms)]
-    ratios = _ratios(evidence, claim, quantity, pairs, where)
-    spans = [(each.low, each.high) for each in ratios.values()]
+    pairs = [*itertools.pairwise(arms)]
+    ratios = [compared(evidence, claim, quantity, {"arm": best}, {"arm": worst}, where) for best, worst in pairs]
+    spans = [(each.low, each.high) for each in ratios]
     if quantity not in metrics.HIGHER_IS_BETTER:
         spans = [(1 / high, 1 / low) for low, high in spans]
     value = all_of(decided(low >= 1 - within, high < 1 - within) for low, high in spans)
-    return _of_ratios(claim, quantity, ratios, value)
-
-
-@over_records
-def measured_trend(
-    evidence: Evidence, claim: Claimed, *, quantity: str, along: dict[str, list], where: Side = None, within: float = 0
-) -> Finding:
-    """Return whether a quantity "rises" or "falls" along the values of a fact of runs, in their order, or "neither".
-
-    Each value is compared with the one before, in cells that differ in that fact alone. A change of at most `within`
-    counts as none.
-    """
-    name, values = one_argument(along)
-    pairs: Pairs = [({name: after}, {name: before}) for before, after in itertools.pairwise(values)]
-    ratios = _ratios(evidence, claim, quantity, pairs, where)
-    rises = all_of(decided(each.low > 1 + within, each.high <= 1 + within) for each in ratios.values())
-    falls = all_of(decided(each.high < 1 - within, each.low >= 1 - within) for each in ratios.values())
-    answers: dict[tuple, str] = {(True, False): "rises", (False, True): "falls", (False, False): "neither"}
-    return _of_ratios(claim, quantity, ratios, answers.get((rises, falls)))
+    words = "; ".join(
+        f"arm {best} over arm {worst}: {span_words(each.low, each.high, each.value)}"
+        for (best, worst), each in zip(pairs, ratios, strict=True)
+    )
+    runs = [run for each in ratios for run in each.runs]
+    return resting_on(claim, runs, f"{quantity}, {words}", value, missing=UNDECIDED if value is None else "")
 
 
 Unit = Literal["volume", "tensors", "calls"]

@@ -30,7 +30,7 @@ from study.records.runs import Run
 FACTORS = (1.2, 1 / 1.2, 2, 1 / 2, 10, 1 / 10, 100, 1 / 100)  # of a number: the nearest world comes first
 OTHER_INPUTS = {"gpu": list(GPUS), "model": ["gpt2", "gpt-neox-20b"], "given": [[]]}  # besides numbers
 # Arguments that say what is asked, or what is compared with what. With another one it would be another claim.
-ASKED = ("stage", "stages", "along", "of", "to", "directions")
+ASKED = ("stage", "stages", "of", "to", "directions")
 ACCEPTED, REJECTED = "accepted", "rejected"  # what a parser answers
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")  # not the 16 of fp16
 LARGE = 1e6
@@ -90,8 +90,7 @@ def _turned(world: World) -> tuple[str, str]:
     """Return a verdict, and the first falsehood with which it would be the opposite."""
     before = world.judge()
     opposite = FAILS if before.verdict in HOLDS else HOLDS
-    plant = _of_published if world.claim.check == "published" else PLANTERS[world.claim.basis]
-    for falsified in plant(world, before):
+    for falsified in PLANTERS[world.claim.basis](world, before):
         try:
             after = falsified.judge()
         except (Stop, ValueError, ArithmeticError):
@@ -205,48 +204,40 @@ def _plain(value: object, name: str = "") -> str:
     return count(value) if is_number(value) and abs(value) >= LARGE and "bytes" not in name else plain(value, name)
 
 
-# --- sources, libraries --------------------------------------------------------------------------------------------
+# --- sources, publications, libraries ------------------------------------------------------------------------------
 
 
-def _of_source(world: World, before: Verdict) -> Iterator[World]:
-    """Replace what a source says."""
-    name = "value" if world.call.get("agrees") is None else "agrees"
-    ours = world.call[name]
-    for theirs in _others(ours, world.claim.value):
-        said = f"{short(theirs)} instead of {short(ours)}"
-        if isinstance(ours, bool):
-            said = f"the opposite of “{world.call['sentence']}”"
-        yield world.calling(f"{' and '.join(as_list(world.call['source']))} said {said}", world.call | {name: theirs})
+def _of_finding(world: World, before: Verdict) -> Iterator[World]:
+    """Replace what a source says, what others measured, or what a library answers.
+
+    A parser that was never seen to answer otherwise cannot.
+    """
+    claim, call = world.claim, world.call
+    ours, who = before.found, "the answer were"
+    if claim.check == "cited":
+        ours = call["value"] if call.get("agrees") is None else call["agrees"]
+        who = f"{' and '.join(as_list(call['source']))} said"
+    if claim.check == "published":
+        ours, who = world.case.function(**call).value, "the ratio of published speeds were"
+    trial = probes.trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
+    if ours in (ACCEPTED, REJECTED) and trial and not _seen_otherwise(trial, before):
+        return
+    for theirs in _others(ours, claim.value):
+        words = f"{who} {short(theirs)} instead of {short(ours)}"
+        if isinstance(ours, bool) and claim.check == "cited":
+            words = f"{who} the opposite of “{call['sentence']}”"
+        yield replace(world, planted=words, case=replace(world.case, function=_finding(world.case.function, theirs)))
 
 
-def _of_published(world: World, before: Verdict) -> Iterator[World]:
-    """Change the speeds that others published of the first side."""
-    for factor in FACTORS:
-        words = f"the speeds of the first side were {factor:.3g} times as large"
-        yield replace(world, planted=words, case=replace(world.case, function=_times(world.case.function, factor)))
+def _finding(function: Callable[..., Finding], value: object) -> Callable[..., Finding]:
+    """Return a check that finds another value. The interval of a number is moved with it."""
 
-
-def _times(function: Callable[..., Finding], factor: float) -> Callable[..., Finding]:
     def falsified(**given: Any) -> Finding:
         found = function(**given)
-        return replace(found, value=scaled(found.value, factor), interval=scaled(found.interval, factor))
+        factor = value / found.value if found.interval and is_number(value) and is_number(found.value) else 1
+        return replace(found, value=value, interval=scaled(found.interval, factor))
 
     return falsified
-
-
-def _of_answer(world: World, before: Verdict) -> Iterator[World]:
-    """Alter what a library answers. A parser that was never seen to answer otherwise cannot."""
-    trial = probes.trial_of(inspect.unwrap(world.case.function), world.call)
-    if before.found in (ACCEPTED, REJECTED) and not _seen_otherwise(trial, before):
-        return
-    for value in _others(before.found, world.claim.value):
-        words = f"the answer were {short(value)} instead of {short(before.found)}"
-        falsified = replace(world.case, function=_answering(world.case.function, value))
-        yield replace(world, planted=words, case=falsified)
-
-
-def _answering(function: Callable[..., Finding], value: object) -> Callable[..., Finding]:
-    return lambda **given: replace(function(**given), value=value)
 
 
 def _seen_otherwise(trial: dict, before: Verdict) -> bool:
@@ -303,8 +294,6 @@ def _sides(call: dict) -> list[dict]:
     """Return what chooses the runs of each side that may be falsified."""
     if call.get("arms"):
         return [{"arm": arm} for arm in call["arms"]]
-    if "along" in call:
-        return [{name: value} for name, values in call["along"].items() for value in values]
     return [call.get("of") or call.get("where") or {}]
 
 
@@ -319,7 +308,6 @@ def _recorded_at(world: World) -> str:
 
 PLANTERS: dict[str, Callable[[World, Verdict], Iterator[World]]] = {
     **dict.fromkeys((PREDICTED, OWN), _of_formula),
-    READ: _of_source,
-    TRIED: _of_answer,
+    **dict.fromkeys((READ, TRIED), _of_finding),
     MEASURED: _of_records,
 }
