@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
-import sys
 import time
 from fnmatch import fnmatch
 
@@ -276,13 +274,6 @@ def test_premises_are_apart_and_a_contradiction_counts_once(claims):
     assert (len(verdicts), totals["claims"], totals[CONTRADICTS], totals["premises"]) == (4, 1, 1, 1)
 
 
-def test_an_error_of_two_documents_counts_once():
-    shared = {"contradiction": "the same", "premise": False, "by_construction": False, "basis": "tried"}
-    rows = [{"claim": name, "document": name, "title": "", "verdict": "refuted"} | shared for name in ("A", "B")]
-    assert [row["claim"] for row in ledger.counted(rows)] == ["A"]
-    assert [row["claims"] for row in ledger.by_document(rows)] == [1, 0]
-
-
 def test_a_sentence_says_how_many_cases_are_enough():
     some, none = ["refuted", "supported", "inconclusive"], ["refuted", "inconclusive"]
     over_cases = findings.over_cases
@@ -535,15 +526,6 @@ def test_the_table_can_be_filtered(claims, printed):
             printed(*words, **filters)
 
 
-def test_json_has_everything(claims, printed):
-    claims(TOML["ratio"])
-    (entry,) = json.loads(printed(records=PER_ARM, to_json=True))
-    names = "id document value unit relation tolerance conditions check basis working differs missing otherwise also"
-    assert entry.keys() >= {"plainly", *names.split()}
-    assert (entry["verdict"], entry["basis"], len(entry["evidence"])) == ("supported", "measured", 8)
-    assert entry["interval"][0] <= entry["found"] <= entry["interval"][1]
-
-
 def test_rows_are_counted_by_document_in_units_that_people_use(claims):
     fields = {"unit": '"bytes"', "value": "1.5e11", "with": "{ times = [147867295744] }"}
     rows = [ledger.row(verdict) for verdict in judged(claims(text(**fields), text(id='"X-2"', value="3")))]
@@ -559,22 +541,3 @@ def test_the_studys_claims_are_well_formed():
     for verdict in [judging.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
-
-
-def test_the_command_line(tmp_path):
-    (tmp_path / "claims.toml").write_text(HEAD + text() + text(id='"X-2"', value="3"))
-    (tmp_path / "wrong.toml").write_text(HEAD + text(kind='"speed"'))
-
-    def study(*words) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "study.cli", "claims", *map(str, words)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-
-    runs = put(tmp_path / "runs", finished())
-    refuted = study("--file", tmp_path / "claims.toml", "--runs", runs, "--verdict", CONTRADICTS, "--json")
-    assert refuted.returncode == 0, refuted.stderr
-    assert [entry["id"] for entry in json.loads(refuted.stdout)] == ["X-2"]
-    assert refuted.stderr.startswith("judging the claims (2) by the runs (1)"), "the first words come at once"
-    wrong = study("--file", tmp_path / "wrong.toml")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("wrong.toml, line 7, claim X-1: kind must be 'memory', 'bytes'")
-    assert len(wrong.stderr.splitlines()) == 1

@@ -9,7 +9,6 @@ import shaped
 from shaped import changed, finished, put
 
 from study.bench.prediction import predicted
-from study.ledger import audit
 from study.ledger.evidence import Evidence, choose
 from study.predictor import links
 from study.records import runs
@@ -97,17 +96,3 @@ def test_runs_over_an_emulated_network_decide_no_time_unless_a_check_asks_for_th
     assert len(asked.runs) == 1
     assert "a network between hosts that is emulated, 50.0 Mbit/s" in asked.differs, "it is said either way"
     assert len(choose(evidence, of_bytes, {"arm": "zero2"}).runs) == 1, "bytes are the same over any network"
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"time__step_s": [0.01] * 7, "time__window_s": 0.07}, "what a link sent in Mbit is"),
-        ({"traffic__per_link": []}, "the number of emulated links is 0"),
-        ({"observed__network": None}, "the number of emulated links is 0"),
-    ],
-)
-def test_what_a_link_cannot_have_carried_is_no_evidence(change, fault):
-    sound = over_links("zero2", 50.0)
-    assert audit.faults(runs.Record.model_validate(sound)) == []
-    assert fault in " ".join(audit.faults(runs.Record.model_validate(changed(sound, **change))))

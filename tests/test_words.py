@@ -12,6 +12,7 @@ from study.ledger.judging import Verdict
 from study.ledger.model import Claim
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED, VIRTUAL
 from study.records.runs import Runs
+from study.report import claim_pages
 from study.report.topics import claims
 
 CLAIM = {"id": "X-1", "document": "000", "title": "A title (2025)", "fixed": "2026-11-20", "text": None, "read": None}
@@ -161,3 +162,9 @@ def test_the_claims_file_of_the_guide_is_valid(tmp_path):
     first, second, third = ledger.judge_all(files.read_all(path), Runs(()))
     assert (first.verdict, first.holds_under) == (v.INCONCLUSIVE, ("recipe mixed-adam",))
     assert (second.verdict, third.verdict) == (v.CONSISTENT, v.NOT_TESTED)
+
+
+def test_the_report_says_how_to_object():
+    text = claim_pages.objecting()
+    assert "names the claim's id" in text
+    assert "\n## " not in text

@@ -21,13 +21,11 @@ ROUNDING = 1e-6  # for numbers that differ only in the order of additions
 PADDING = 0.05  # stage 3 pads what it gathers, and allocators round sizes up
 EXACT, EXACT_ELEMENTS = 0.01, 2000  # parts are padded to equal sizes, by at most 126 elements in any kept record
 SMALL_ELEMENTS = 100_000  # a tolerance for small collectives besides weights and gradients
-LINK = 0.02  # tolerance of an emulated link: a burst at the start
 KERNEL, LOG_LINES_BYTES = 0.02, 2**16  # tolerances of the kernel's count, which includes frames and log lines
 HEADER_BYTES = 2**16  # of a saved file
-MOST_WATTS = 3000  # more than one GPU can draw
 WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
 ADAM = ("AdamW", "MasterAdamW", "DeepSpeedCPUAdam")  # two moments of an element each
-GRADIENTS, WEIGHTS = ("all_reduce", "reduce_scatter", "reduce"), ("all_gather", "broadcast")  # collectives of each
+GRADIENTS = ("all_reduce", "reduce_scatter", "reduce")  # collectives of them
 PROFILERS = ("wall_clock_breakdown", "flops_profiler", "comms_logger", "memory_breakdown")
 NEEDED = {
     "requested": ("model", "data", "precision", "micro_batch", "accumulation", "sequence"),
@@ -53,13 +51,13 @@ def faults(record: Record, reached: float | None = None) -> list[str]:
     if unknown:
         return [f"{name} is {value} in a finished run" for name, value in unknown.items()]
     values_of = (_trained, _settings, _of_arm, _deepspeed, _all_ranks)
-    limits_of = (_wall, _times, _saved, _kernel, _links)
+    limits_of = (_wall, _times, _saved, _kernel)
     found = [words for table in values_of for words in _unlike(table(record))]
     found += [words for table in limits_of for words in _beyond(table(record))]
     for rank in range(len(record.memory.per_rank)):
-        found += [*_unlike(_parts(record, rank)), *_beyond(_memory(record, rank)), *_beyond(_states(record, rank))]
+        found += _beyond([*_memory(record, rank), *_states(record, rank)])
     for rank, counts in enumerate(record.traffic.per_rank):
-        found += [*_unlike(_by_dtype(rank, counts)), *_beyond(_traffic(record, rank, counts))]
+        found += _beyond(_traffic(record, rank, counts))
     return [*found, *_beyond(_speed(record, reached))]
 
 
@@ -109,7 +107,6 @@ def _trained(record: Record) -> Values:
         "whether steps were timed": (timed > 0 or record.requested.init == "none", (True,)),
         "the number of losses": (len(losses), (0 if record.is_virtual else record.observed.steps,)),
         "whether the loss is the same at every step": (len(losses) > 2 and len({*losses}) == 1, (False,)),
-        "the number of steps of the energy": (record.energy.steps, (timed or record.energy.steps, None)),
         "whether the wall time of the timed windows is recorded": (not (timed and lacks_wall), (True,)),
     }
 
@@ -184,29 +181,10 @@ def _all_ranks(record: Record) -> Values:
         "held_parameters": record.observed.held_parameters_per_rank,
     }
     allowed = (0, 1 if record.is_virtual else record.observed.ranks)
-    numbers = {f"the number of ranks with {name}": (len(ranks), allowed) for name, ranks in reported.items()}
-    has_gpu = record.observed.device != "cuda" or len(record.hardware.devices) > 0
-    return numbers | {"whether the GPU of a run on a GPU is recorded": (has_gpu, (True,))}
+    return {f"the number of ranks with {name}": (len(ranks), allowed) for name, ranks in reported.items()}
 
 
 # --- memory and files ----------------------------------------------------------------------------------------------
-
-
-def _parts(record: Record, rank: int) -> Values:
-    """A GPU's allocator has a peak, and the components at the peak are the tracked peak."""
-    allocated = record.memory.per_rank[rank].peak_allocated_bytes
-    values: Values = {
-        f"rank {rank}: whether a GPU's allocator has a peak": (
-            allocated is not None,
-            (record.observed.device == "cuda",),
-        )
-    }
-    sums = {
-        f"rank {rank}: the sum of components at_peak": (sum(part.at_peak.values()), (part.tracked_peak_bytes,))
-        for part in record.memory.components.per_rank[rank : rank + 1]
-        if part.at_peak is not None
-    }
-    return {**values, **sums}
 
 
 def _memory(record: Record, rank: int) -> Limits:
@@ -218,7 +196,9 @@ def _memory(record: Record, rank: int) -> Limits:
     room = whole.host_peak_bytes if with_values else allocated
     for part in record.memory.components.per_rank[rank : rank + 1]:
         tracked = part.tracked_peak_bytes
+        at_peak = tracked if part.at_peak is None else sum(part.at_peak.values())
         after = sum(part.after_step.values())
+        limits += [(f"rank {rank}: the sum of components at_peak", at_peak, tracked, tracked)]
         limits += [(f"rank {rank}: the sum of components after_step", after, None, tracked)]
         limits += [(f"rank {rank}: tracked_peak", tracked / (1 + PADDING), None, room)]
     return limits
@@ -263,9 +243,9 @@ def _shares(record: Record, rank: int) -> dict[str, float]:
         shares["weights"] = held
     if is_whole and observed.offload_optimizer == "none":
         shares["gradients"] = held
-    share = (
-        held / (ranks // observed.tensor_ranks) if observed.tensor_ranks else trained / (ranks if observed.stage else 1)
-    )
+    share = trained / (ranks if observed.stage else 1)
+    if observed.tensor_ranks:
+        share = held / (ranks // observed.tensor_ranks)
     if observed.fsdp and observed.held_parameters_per_rank:
         share = held
     if observed.optimizer in ADAM and (is_whole or not observed.fsdp):
@@ -299,20 +279,13 @@ def _saved(record: Record) -> Limits:
 # --- bytes that were moved -----------------------------------------------------------------------------------------
 
 
-def _by_dtype(rank: int, counts: dict[str, Collective]) -> Values:
-    return {
-        f"rank {rank}: {kind} by dtype": (sum(moved.bytes_by_dtype.values()), (moved.bytes,))
-        for kind, moved in counts.items()
-    }
-
-
 def _traffic(record: Record, rank: int, counts: dict[str, Collective]) -> Limits:
-    """Calls move bytes. Gradients are reduced, and weights gathered, as often as in a step; FSDP2 pads each of them."""
+    """Calls move bytes. Gradients are reduced as often as in a step; FSDP2 pads each of them."""
     observed, passes = record.observed, record.requested.accumulation or 1
-    limits: Limits = [
-        (f"rank {rank}: the calls of {kind}", moved.calls, int(moved.bytes > 0), moved.bytes)
-        for kind, moved in counts.items()
-    ]
+    limits: Limits = []
+    for kind, moved in counts.items():
+        limits += [(f"rank {rank}: {kind} by dtype", sum(moved.bytes_by_dtype.values()), moved.bytes, moved.bytes)]
+        limits += [(f"rank {rank}: the calls of {kind}", moved.calls, int(moved.bytes > 0), moved.bytes)]
     gradients = _moved(counts, GRADIENTS)
     reduced = passes if (observed.stage or 0) > 1 else 1
     about = f"rank {rank}: what {', '.join(GRADIENTS)} moved"
@@ -323,11 +296,6 @@ def _traffic(record: Record, rank: int, counts: dict[str, Collective]) -> Limits
     expected = reduced * _trained_parameters(record)
     if observed.ranks != 1 or gradients > expected:
         limits += [_elements(about, gradients, expected)]
-    # Stage 3 gathers for each forward and each backward pass, and once after the update.
-    gathered = 2 * passes + 1 if observed.stage == 3 else 1
-    most = gathered * (observed.parameters or 0) * (1 + PADDING) + SMALL_ELEMENTS
-    if record.requested.optimizer != "muon":  # which gathers whole gradients and momenta
-        limits += [(f"rank {rank}: what {', '.join(WEIGHTS)} moved", _moved(counts, WEIGHTS), None, most)]
     return limits
 
 
@@ -345,17 +313,6 @@ def _kernel(record: Record) -> Limits:
         for sent, seen in zip(metrics.wire_bytes_per_rank(record), written, strict=False)
         if sent
     ]
-
-
-def _links(record: Record) -> Limits:
-    """An emulated link carried no more than it can."""
-    network, links = record.observed.network, record.traffic.per_link
-    hosts = record.requested.hosts or 0
-    limits: Limits = [("the number of emulated links", len(links) if network else 0, hosts, hosts)]
-    if network and network.bandwidth_mbit:
-        most = (1 + LINK) * network.bandwidth_mbit * (metrics.timed_s(record) or 0)
-        limits += [("what a link sent in Mbit", link.sent_bytes * 8e-6, None, most) for link in links]
-    return limits
 
 
 # --- times ---------------------------------------------------------------------------------------------------------
@@ -380,9 +337,6 @@ def _times(record: Record) -> Limits:
 
 
 def _speed(record: Record, reached: float | None) -> Limits:
-    """No GPU is faster than its datasheet and than it was measured to be, or takes more power."""
-    seconds = metrics.timed_s(record)
+    """No GPU is faster than its datasheet says, and than it was measured to be."""
     limits = (metrics.peak_flops_per_s(record), reached)
-    flops: Limits = [("FLOP/s of a rank", metrics.flops_per_s(record), None, most) for most in limits]
-    most_joules = seconds and MOST_WATTS * seconds
-    return flops + [("the joules of a GPU", joules, None, most_joules) for joules in record.energy.joules_per_rank]
+    return [("FLOP/s of a rank", metrics.flops_per_s(record), None, most) for most in limits]
