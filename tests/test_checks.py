@@ -9,8 +9,7 @@ from shaped import changed, failed, finished, put, script
 from study.errors import Stop
 from study.ledger import evidence
 from study.ledger.evidence import Evidence, choose
-from study.ledger.loss_checks import same_loss
-from study.ledger.record_checks import counted, equal, observed, order, ran, ratio
+from study.ledger.record_checks import counted, equal, observed, order, ran, ratio, same_loss
 from study.records import metrics
 from study.records.schema import Record
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from study.errors import Stop
-from study.ledger import citations, others
+from study.ledger import citations
 from study.ledger.arguments import calls_of
 from study.ledger.checks import KINDS
 from study.ledger.citations import cited, read_form, searched
@@ -302,12 +302,12 @@ def test_others_speeds_are_compared_on_one_machine_and_by_rows():
         ]
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(others, "rows", lambda: listed)
-        others._comparable.cache_clear()
-        found = others.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
-        nothing = others.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
-    others._comparable.cache_clear()
+        patch.setattr(citations, "rows", lambda: listed)
+        citations._comparable.cache_clear()
+        found = citations.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
+        nothing = citations.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
+    citations._comparable.cache_clear()
     assert (found.value, found.interval, found.evidence) == (3, (3, 3), ("a",))
     assert nothing.value is None
     with pytest.raises(Stop, match="'arms' is not a column"):
-        others.published(of={"arms": "zero"}, to={"arm": "ddp"})
+        citations.published(of={"arms": "zero"}, to={"arm": "ddp"})

@@ -149,9 +149,7 @@ def test_every_check_is_listed_with_its_purpose(capsys, golden):
     for name in catalogue.checks():
         assert len(catalogue.lines(name, claims)[1].strip()) > 20, f"{name} has no docstring"
     results.claims(("states_bytes", "peak_bytes", "ratio"), checks=True)
-    text, _, names = capsys.readouterr().out.partition("\narms: ")
-    golden("command_claims_checks.txt", text)
-    assert names.startswith("single, ddp, zero1")
+    golden("command_claims_checks.txt", capsys.readouterr().out)
 
 
 def test_the_claims_file_of_the_guide_is_valid(tmp_path):

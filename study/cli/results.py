@@ -119,7 +119,7 @@ def _checks(names: tuple[str, ...]) -> list[str]:
             raise Stop(f"there is no check {name}", nearest(name, known))
     listed = files.read_all()
     chosen = [catalogue.lines(name, listed) for name in known if not names or name in names]
-    return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines]), "", *catalogue.names()]
+    return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines])]
 
 
 def _central(verdict: Verdict) -> dict:
