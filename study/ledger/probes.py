@@ -211,11 +211,17 @@ def answers(trials: list[dict]) -> list[Answer | str]:
 
 
 def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
-    """Return new answers by key, and keep them. Configurations share a process."""
-    together = {name: trial for name, trial in missing.items() if trial["what"] != REPRODUCTION}
-    known = dict(zip(together, _try([*together.values()]) if together else (), strict=True))
-    for name in missing.keys() - together.keys():
-        known[name] = _run(missing[name]["name"])
+    """Return new answers by key, and keep each. Configurations share a process."""
+    scripts = {name: trial for name, trial in missing.items() if trial["what"] == REPRODUCTION}
+    together = {name: trial for name, trial in missing.items() if name not in scripts}
+    known = _kept_anew(together, _try([*together.values()])) if together else {}
+    for name, trial in scripts.items():
+        known |= _kept_anew([name], [_run(trial["name"])])
+    return known
+
+
+def _kept_anew(names: Iterable[str], tried: list[Answer | str]) -> dict[str, Answer | str]:
+    known = dict(zip(names, tried, strict=True))
     for name, answer in known.items():
         if isinstance(answer, Answer):
             cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
