@@ -7,7 +7,8 @@ values with those that they may have, or numbers with their limits. `agreement` 
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from study.errors import Stop
@@ -27,11 +28,11 @@ WALL_SINCE = 3  # the first MEASURE_VERSION with time.window_s
 ADAM = ("AdamW", "MasterAdamW", "DeepSpeedCPUAdam")  # two moments of an element each
 GRADIENTS = ("all_reduce", "reduce_scatter", "reduce")  # collectives of them
 PROFILERS = ("wall_clock_breakdown", "flops_profiler", "comms_logger", "memory_breakdown")
-NEEDED = {
-    "requested": ("model", "data", "precision", "micro_batch", "accumulation", "sequence"),
-    "observed": ("ranks", "steps", "parameters", "rows_per_step", "tokens_per_step"),
-}
-Values = Mapping[str, tuple[object, Iterable]]  # what was found, and what it may be
+NEEDED = (
+    *(f"requested.{name}" for name in ("model", "data", "precision", "micro_batch", "accumulation", "sequence")),
+    *(f"observed.{name}" for name in ("ranks", "steps", "parameters", "rows_per_step", "tokens_per_step")),
+)
+Values = dict[str, tuple[object, Iterable]]  # what was found, and what it may be
 Limits = list[tuple[str, float | None, float | None, float | None]]  # what was found, its least and its most
 
 
@@ -46,19 +47,38 @@ def faults(record: Record, reached: float | None = None) -> list[str]:
         return [f"{record.started_utc} to {record.finished_utc} is not a span of time"]
     if record.is_script:
         return [*_unlike(_script(record)), *_beyond(_wall(record))]
-    values = {f"{part}.{name}": getattr(getattr(record, part), name) for part in NEEDED for name in NEEDED[part]}
-    unknown = {name: value for name, value in values.items() if not isinstance(value, str) and not (value or 0) > 0}
-    if unknown:
-        return [f"{name} is {value} in a finished run" for name, value in unknown.items()]
-    values_of = (_trained, _settings, _of_arm, _deepspeed, _all_ranks)
-    limits_of = (_wall, _times, _saved, _kernel)
-    found = [words for table in values_of for words in _unlike(table(record))]
-    found += [words for table in limits_of for words in _beyond(table(record))]
+    if missing := [name for name in NEEDED if not metrics.dig(record, name)]:
+        return [f"{name} is {metrics.dig(record, name)} in a finished run" for name in missing]
+    values = _trained(record) | _settings(record) | _of_arm(record) | _deepspeed(record) | _all_ranks(record)
+    limits = [*_wall(record), *_times(record), *_saved(record), *_kernel(record), *_speed(record, reached)]
     for rank in range(len(record.memory.per_rank)):
-        found += _beyond([*_memory(record, rank), *_states(record, rank)])
+        limits += [*_memory(record, rank), *_states(record, rank)]
     for rank, counts in enumerate(record.traffic.per_rank):
-        found += _beyond(_traffic(record, rank, counts))
-    return [*found, *_beyond(_speed(record, reached))]
+        limits += _traffic(record, rank, counts)
+    return [*_unlike(values), *_beyond(limits)]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that most rules compute with, none of them unknown."""
+
+    ranks: int
+    stage: int
+    passes: int
+    parameters: int
+    trained: int  # parameters
+
+
+def _sizes(record: Record) -> Sizes:
+    seen = record.observed
+    parameters = seen.parameters or 0
+    return Sizes(
+        ranks=seen.ranks or 1,
+        stage=seen.stage or 0,
+        passes=record.requested.accumulation or 1,
+        parameters=parameters,
+        trained=seen.trained_parameters or parameters,
+    )
 
 
 def _unlike(values: Values) -> Iterator[str]:
@@ -115,8 +135,9 @@ def _settings(record: Record) -> Values:
     """The observed training is the requested one."""
     requested, observed = record.requested, record.observed
     precision = requested.precision or ""
-    readers = (observed.ranks or 1) // ((observed.sequence_ranks or 1) * (observed.tensor_ranks or 1))
-    rows = (requested.micro_batch or 0) * (requested.accumulation or 0) * readers
+    sizes = _sizes(record)
+    readers = sizes.ranks // ((observed.sequence_ranks or 1) * (observed.tensor_ranks or 1))
+    rows = (requested.micro_batch or 0) * sizes.passes * readers
     weights = "bfloat16" if precision in HALF_WEIGHTS else "float32"
     moments = (*optimizers.moments_dtypes(requested.optimizer, precision), None)  # None: on the disk
     same = ("accumulation", "checkpointing", "arm", "virtual_ranks")
@@ -159,17 +180,20 @@ def _arm(name: str) -> arms.Arm | None:
 def _deepspeed(record: Record) -> Values:
     """The config that DeepSpeed resolved agrees with its objects, and no profiler was on."""
     has_config = record.observed.deepspeed is not None or record.observed.wrapper != "DeepSpeedEngine"
-    config = record.observed.deepspeed or {}
-    zero, passes = config.get("zero_optimization"), config.get("gradient_accumulation_steps")
-    stage = zero.get("stage", 0) if isinstance(zero, dict) else record.observed.stage
-    switches = {name: config.get(name) for name in PROFILERS}
-    is_on = {name: each.get("enabled") if isinstance(each, dict) else each for name, each in switches.items()}
+    config = _section(record.observed.deepspeed)
+    stage = _section(config.get("zero_optimization")).get("stage", record.observed.stage)
+    passes = config.get("gradient_accumulation_steps")
+    is_on = {name: _section(config.get(name)).get("enabled", config.get(name)) for name in PROFILERS}
     return {
         **{f"DeepSpeed's {name}, which adds synchronisation,": (each, (None, False)) for name, each in is_on.items()},
         "whether DeepSpeed's resolved config is recorded": (has_config, (True,)),
         "the stage of the objects": (record.observed.stage, (stage,)),
         "DeepSpeed's gradient_accumulation_steps": (passes, (record.requested.accumulation, None, "auto")),
     }
+
+
+def _section(value: object) -> dict:
+    return value if isinstance(value, dict) else {}
 
 
 def _all_ranks(record: Record) -> Values:
@@ -224,28 +248,28 @@ def _states(record: Record, rank: int) -> Limits:
 def _held_parameters(record: Record, rank: int) -> Limits:
     """Each rank holds its share of the parameters. FSDP2 divides by rows, so that the last ranks may have fewer."""
     observed = record.observed
-    held, whole = _held(record, rank), observed.parameters or 0
+    sizes, held = _sizes(record), _held(record, rank)
     about = f"rank {rank}: the held parameters"
     if observed.tensor_ranks:  # a part of the layers, and whole norms and embeddings
-        return [(about, held, whole / observed.tensor_ranks, whole - 1)]
+        return [(about, held, sizes.parameters / observed.tensor_ranks, sizes.parameters - 1)]
     if observed.fsdp or not observed.held_parameters_per_rank:
         return []
-    return [_elements(about, held, whole / ((observed.ranks or 1) if observed.stage == 3 else 1))]
+    return [_elements(about, held, sizes.parameters / (sizes.ranks if sizes.stage == 3 else 1))]
 
 
 def _shares(record: Record, rank: int) -> dict[str, float]:
     """Return the elements of each kind of state that a rank holds, as far as the record says."""
     observed = record.observed
-    ranks, held, trained = observed.ranks or 1, _held(record, rank), _trained_parameters(record)
-    is_whole = trained == observed.parameters  # else nobody knows which frozen parameters a rank holds
+    sizes, held = _sizes(record), _held(record, rank)
+    is_whole = sizes.trained == sizes.parameters  # else nobody knows which frozen parameters a rank holds
     shares: dict[str, float] = {}
     if not observed.second_partition_parameters:  # hpZ holds some of them twice
         shares["weights"] = held
     if is_whole and observed.offload_optimizer == "none":
         shares["gradients"] = held
-    share = trained / (ranks if observed.stage else 1)
+    share = sizes.trained / (sizes.ranks if sizes.stage else 1)
     if observed.tensor_ranks:
-        share = held / (ranks // observed.tensor_ranks)
+        share = held / (sizes.ranks // observed.tensor_ranks)
     if observed.fsdp and observed.held_parameters_per_rank:
         share = held
     if observed.optimizer in ADAM and (is_whole or not observed.fsdp):
@@ -253,14 +277,10 @@ def _shares(record: Record, rank: int) -> dict[str, float]:
     return shares
 
 
-def _trained_parameters(record: Record) -> int:
-    return record.observed.trained_parameters or record.observed.parameters or 0
-
-
 def _held(record: Record, rank: int) -> int:
     """Return the parameters that a rank holds. A virtual run records those of the first rank only."""
     held = record.observed.held_parameters_per_rank
-    return held[rank] if rank < len(held) else record.observed.parameters or 0
+    return held[rank] if rank < len(held) else _sizes(record).parameters
 
 
 def _saved(record: Record) -> Limits:
@@ -271,7 +291,7 @@ def _saved(record: Record) -> Limits:
     sizes = [ELEMENT_BYTES.get(dtype, 8) for dtype in saved.dtypes] or [1, 8]
     most = saved.parameters * max(sizes) * (1 + EXACT) + HEADER_BYTES
     return [
-        ("the number of saved weights", saved.parameters, _trained_parameters(record), None),
+        ("the number of saved weights", saved.parameters, _sizes(record).trained, None),
         ("the bytes of the saved weights", saved.bytes, saved.parameters * min(sizes), most),
     ]
 
@@ -281,20 +301,20 @@ def _saved(record: Record) -> Limits:
 
 def _traffic(record: Record, rank: int, counts: dict[str, Collective]) -> Limits:
     """Calls move bytes. Gradients are reduced as often as in a step; FSDP2 pads each of them."""
-    observed, passes = record.observed, record.requested.accumulation or 1
+    observed, sizes = record.observed, _sizes(record)
     limits: Limits = []
     for kind, moved in counts.items():
         limits += [(f"rank {rank}: {kind} by dtype", sum(moved.bytes_by_dtype.values()), moved.bytes, moved.bytes)]
         limits += [(f"rank {rank}: the calls of {kind}", moved.calls, int(moved.bytes > 0), moved.bytes)]
     gradients = _moved(counts, GRADIENTS)
-    reduced = passes if (observed.stage or 0) > 1 else 1
+    reduced = sizes.passes if sizes.stage > 1 else 1
     about = f"rank {rank}: what {', '.join(GRADIENTS)} moved"
     if observed.tensor_ranks:  # sums of activations come on top
         return [*limits, (about, gradients, reduced * _held(record, rank) * (1 - PADDING) - SMALL_ELEMENTS, None)]
     if observed.fsdp:
         return limits
-    expected = reduced * _trained_parameters(record)
-    if observed.ranks != 1 or gradients > expected:
+    expected = reduced * sizes.trained
+    if sizes.ranks > 1 or gradients > expected:
         limits += [_elements(about, gradients, expected)]
     return limits
 
@@ -327,7 +347,7 @@ def _wall(record: Record) -> Limits:
 def _times(record: Record) -> Limits:
     """The steps fill the timed windows. A step's time is its slowest rank's, so their sum may be more."""
     steps_s = sum(record.time.step_s)
-    least_s = steps_s / (1 if record.is_virtual else record.observed.ranks or 1)
+    least_s = steps_s / (1 if record.is_virtual else _sizes(record).ranks)
     window_s = metrics.timed_s(record) if steps_s else None
     about = "the time of the timed windows in s"
     return [
