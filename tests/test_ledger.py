@@ -93,7 +93,7 @@ MALFORMED = (
     {"tolerance": "0.07"},  # no reason is given for it
     {"value": "nan"},
     {"value": "true"},  # with a unit and a tolerance
-    {"value": "{ low = 3, high = 2 }"},
+    {"value": "{ low = 3 }"},
     WORD | RAN | {"value": '"don"'},  # a text that the check never finds
     {"quote": f'"{"word " * 41}"'},  # too long
     {"unsaid": "{ tims = [[4]] }"},  # not an argument
@@ -232,8 +232,6 @@ def test_what_is_unsaid_must_not_decide(claims, unsaid, verdict, holds, fails):
         ({"relation": '"up_to"', "value": "16e9"}, "supported"),
         ({"relation": '"up_to"', "value": "20e9"}, "refuted"),
         ({"relation": '"up_to"', "value": "16e9", "unsaid": "{ stage = [3, 0] }"}, "supported"),
-        ({"value": "{ low = 10e9, high = 20e9 }"}, "supported"),
-        ({"value": "{ low = 17e9, high = 20e9 }", "tolerance": "0.05"}, "refuted"),
     ],
 )
 def test_a_claim_has_a_direction(claims, fields, expected):
@@ -282,10 +280,6 @@ def test_a_sentence_says_how_many_cases_are_enough():
         "supported",
         "inconclusive",
     ]
-    most = ["supported", "supported", "inconclusive"]
-    assert over_cases(most, "most") == "supported"
-    assert over_cases([*most, "inconclusive"], "most") == "inconclusive", "half are not most"
-    assert over_cases([*most, "supported", "refuted"], "most") == "inconclusive", "it fails in one"
 
 
 def test_the_coverage_of_a_document_is_what_no_claim_judges(tmp_path):

@@ -51,7 +51,6 @@ VERDICTS = (
     judged(v.SUPPORTED, VIRTUAL, evidence=("a",)),
     judged(v.SUPPORTED, READ, evidence=("P1", "Q7", "Q8")),
     judged(v.CONTRADICTS, OWN),
-    judged(v.REFUTED, value={"low": 50e9, "high": 60e9}),
     judged(v.INCONCLUSIVE),
     judged(v.INCONCLUSIVE, found=None),
     judged(v.INCONCLUSIVE, fails_under=("recipe fp32-adam",), **LEFT_OPEN),

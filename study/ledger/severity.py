@@ -120,7 +120,7 @@ def _others(ours: Any, wanted: object) -> list:
     """Return other values of the same kind than ours: the wanted one, and some near and far."""
     if isinstance(ours, bool):
         return [not ours]
-    if is_number(ours) or isinstance(ours, tuple):
+    if is_number(ours):
         return [*filter(is_number, [wanted]), *(scaled(ours, factor) for factor in FACTORS)]
     known = {ACCEPTED: REJECTED, REJECTED: ACCEPTED}
     return [known[ours]] if ours in known else [wanted, f"other than {ours}"]
@@ -199,8 +199,8 @@ def _is_quoted(claim: Claim) -> bool:
     Not 0 and 1 as limits: "more than" and "saves" have them in every document.
     """
     quoted = {_digits(float(number)) for number in NUMBER.findall((claim.quote or "").replace(",", ""))}
-    values = [each for value in as_list(claim.value) for each in (value if isinstance(value, tuple) else (value,))]
-    own = [each for each in values if is_number(each) and (claim.relation == "equal" or each not in (0, 1))]
+    numbers = filter(is_number, as_list(claim.value))
+    own = [each for each in numbers if claim.relation == "equal" or each not in (0, 1)]
     return any({_digits(each), _digits(abs(each - 1))} & quoted for each in own)
 
 
