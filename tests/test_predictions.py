@@ -173,6 +173,7 @@ def test_one_recipe_is_found_from_three_memory_figures():
 def test_what_deepspeed_moves_is_not_what_the_paper_says():
     given = {"arm": "zero2", "over": "ddp", "model": "gpt2"}
     assert theory("deepspeed_traffic_ratio", **given).value == pytest.approx(1.5, rel=1e-3)
+    assert theory("deepspeed_traffic_ratio", unit="tensors", **given).value == pytest.approx(2, rel=1e-3)
     assert theory("deepspeed_traffic_ratio", accumulation=4, **given).value == pytest.approx(4.5, rel=1e-3)
     assert theory("traffic_bytes", arm="ddp", model="gpt2", ranks=8).value == pytest.approx(4 * 124_439_808)
 

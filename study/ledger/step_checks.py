@@ -22,21 +22,17 @@ from study.predictor.outside import ratios
 from study.predictor.timing.steptime import ON_GPU, StepTime
 from study.spec import arms, node_traffic
 
+Unit = Literal["volume", "tensors"]
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two forward, four backward: ZeRO-Infinity, section 4
 
 
-def volume(traffic: Mapping[str, float]) -> float:
-    """Return the bytes of collectives. As in the papers, an all-reduce moves its tensor twice."""
-    return sum(traffic.values()) + traffic.get("all_reduce", 0)
+def volume(traffic: Mapping[str, float], unit: Unit) -> float:
+    """Return the bytes of collectives. In the papers an all-reduce moves its tensor twice; "tensors" counts it once."""
+    return sum(value * (2 if unit == "volume" and kind == "all_reduce" else 1) for kind, value in traffic.items())
 
 
 def _listed(moved: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {size(value)}" for kind, value in moved.items()) or "nothing"
-
-
-def _over(moved: Mapping[str, Mapping[str, float]], arm: str, over: str) -> Finding:
-    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
-    return Finding(volume(moved[arm]) / volume(moved[over]), working)
 
 
 def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
@@ -46,18 +42,19 @@ def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
 
 
 @also_takes(setup_of)
-def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, **given) -> Finding:
+def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit = "volume", **given) -> Finding:
     """Return the bytes that an arm moves in a step, over another's, as DeepSpeed 0.19.8 and DDP call collectives."""
     moved = {each: traffic(Engine(setup_of(arm=each, ranks=ranks, **given))) for each in (arm, over)}
-    return _over(moved, arm, over)
+    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
+    return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
 
 
 @also_takes(setup_of)
-def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", **given) -> Finding:
+def traffic_bytes(*, arm: str, ranks: int, collective: str = "all", unit: Unit = "volume", **given) -> Finding:
     """Return the bytes of a rank's collectives in a step, as DeepSpeed 0.19.8 and DDP call them."""
     moved = estimate(setup_of(arm=arm, ranks=ranks, **given)).traffic
     chosen = moved if collective == "all" else {collective: moved.get(collective, 0)}
-    return Finding(volume(chosen), f"{arm} on {ranks} ranks: {_listed(moved)}")
+    return Finding(volume(chosen, unit), f"{arm} on {ranks} ranks: {_listed(moved)}")
 
 
 @also_takes(setup_of)
@@ -67,7 +64,8 @@ def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str
     for each in (arm, over):
         between = node_traffic.by_node(nodes.predicted(setup_of(arm=each, **given)), node_ranks)["between"]
         moved[each] = between if collective == "all" else {collective: between.get(collective, 0)}
-    return _over(moved, arm, over)
+    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
+    return Finding(volume(moved[arm], "volume") / volume(moved[over], "volume"), working)
 
 
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:
