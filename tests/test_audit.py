@@ -206,7 +206,7 @@ def test_counts_of_several_steps(arm):
         sizes = {dtype: 10 * size for dtype, size in moved["bytes_by_dtype"].items()}
         moved |= {"bytes": 10 * moved["bytes"], "bytes_by_dtype": sizes}
     named = faults(changed(fields, traffic__per_rank=[counts] * 2))
-    assert any("what all_reduce, reduce_scatter, reduce moved is" in fault for fault in named), named
+    assert any("what all_reduce, reduce_scatter, reduce moved" in fault for fault in named), named
 
 
 def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
@@ -237,7 +237,7 @@ def test_11_the_first_rank_alone():
     for path in (*lists, "observed__held_parameters_per_rank"):
         values = functools.reduce(dict.get, path.split("__"), fields)
         (fault,) = faults(changed(fields, **{path: values[:1]}))
-        assert fault.endswith("is 1, but should be 4")
+        assert fault.endswith("is 1, but should be 0 or 4")
 
 
 def test_12_out_of_memory_is_an_answer_and_not_a_gap(tmp_path):
