@@ -169,6 +169,12 @@ def weights_in_use(adapter: SimpleNamespace, case: Case, folder: Path, launch: i
     )
 
 
+def unwritten_memory(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
+    """The training is right if PyTorch fills all new memory with values that are not numbers."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.utils.deterministic.fill_uninitialized_memory
+    same_training(adapter, case, folder, launch)
+
+
 def overflow(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """A step whose gradients overflow is skipped and changes no weight. The training goes on after it."""
     trainer = new_training(adapter, case, folder)
