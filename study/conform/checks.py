@@ -223,17 +223,18 @@ def continued(adapter: SimpleNamespace, case: Case, folder: Path, launch: int, w
 
 
 def frozen_memory(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
-    """Frozen weights cost no gradient, master copy or optimizer state: at most half of their bytes on top."""
+    """Frozen weights cost no gradient, master copy or optimizer state: at most half of their fp32 bytes on top."""
     gc.collect()
     before = live_bytes()
     seen = sharded(adapter, case, folder)
     seen.weights.clear()
     gc.collect()
     model = new_model(case)
-    own = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    full = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     del model
+    own = full // 2 if case.precision.startswith("bf16") else full
     more = live_bytes() - before
-    if more > 1.5 * own:
+    if more > own + full // 2:
         raise Difference(f"{more:,} bytes of tensors are alive on a rank, {more / own:.2f} times those of the weights")
 
 

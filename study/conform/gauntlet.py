@@ -47,7 +47,7 @@ class Bug:
     file: str = "deepspeed_native"
     settings: dict = field(default_factory=dict)
     property: str = ""
-    unseen: str = ""  # why no property can see it here
+    unseen: str = ""  # why no property sees it here
 
     def adapter(self) -> Adapter:
         name = f"gauntlet-{self.thread.rpartition('#')[2]}-{self.property}"
@@ -118,7 +118,7 @@ def gauntlet(
 def _caught(bug: Bug, overlays: Path, out: Path) -> dict:
     row: dict = {"thread": bug.thread, "library": bug.library, "sentence": bug.sentence, "property": bug.property}
     row |= {"settings": bug.settings, "before": bug.before, "after": bug.after}
-    if bug.unseen:
+    if not bug.property:
         return row | {"then": None, "now": None, "words": bug.unseen, "caught": False}
     wanted = [each for each in read() if each.name == bug.property]
     then, now = (
@@ -131,7 +131,7 @@ def _caught(bug: Bug, overlays: Path, out: Path) -> dict:
     )
     say(f"{bug.thread}: {bug.before} {output.line(then)}", f"    {bug.after} {output.line(now)}")
     caught = then.status in ("fails", "refused") and now.status == "holds"
-    return row | {"then": then.status, "now": now.status, "words": then.words or now.words, "caught": caught}
+    return row | {"then": then.status, "now": now.status, "words": then.words or bug.unseen, "caught": caught}
 
 
 def _plant_all(only: str, out: Path) -> None:
