@@ -11,6 +11,7 @@ from study.cli.commands import start
 from study.conform import gauntlet, suite, upstream
 from study.conform.properties import read
 from study.errors import Stop
+from study.report.topics import conformance
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "reports" / "conform" / "known"
@@ -77,6 +78,15 @@ def test_what_was_seen_is_of_these_bugs_and_faults():
     planted = json.loads((KNOWN / "faults.json").read_text())
     assert [row["sentence"] for row in planted] == [fault.sentence for fault in gauntlet.faults()[1]]
     assert sum(bool(row["caught_by"]) for row in planted) >= 34
+
+
+def test_the_pages_have_a_row_for_what_differs():
+    rows = conformance.table()
+    assert set(conformance.counts(rows)["adapter"]) >= {"ddp", "fsdp2", "zero1", "zero2", "zero3"}
+    assert "empty" in set(conformance.differing(rows)["property"])
+    assert "Nothing fails with" in conformance.sentence(rows)
+    assert len(conformance.bugs()) == len(gauntlet.bugs())
+    assert str(sum(row["caught"] for row in json.loads((KNOWN / "bugs.json").read_text()))) in conformance.power()
 
 
 @pytest.mark.slow

@@ -48,25 +48,26 @@ def over_releases() -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
     wide = pd.DataFrame(rows).pivot(index=["adapter", "property"], columns="release", values="status")
-    wide = wide[sorted(map(str, wide), key=Version)]
+    wide = wide[sorted(wide, key=lambda release: Version(str(release)))]
     return wide[wide.nunique(axis=1) > 1].reset_index()
 
 
 def bugs() -> pd.DataFrame:
     """Return the bugs that a release mended, and what a property said before and after."""
-    rows = pd.DataFrame(_kept("bugs"))
-    names = {"then": "status before", "now": "status after"}
-    return rows.rename(columns=names)[["thread", "sentence", "property", "before", *names.values(), "after"]]
+    names = {"before": "release", "then": "seen there", "after": "later release", "now": "seen later"}
+    columns = ["thread", "sentence", "property", *names, "words"]
+    return pd.DataFrame(_kept("bugs"), columns=columns).rename(columns=names)
 
 
 def faults() -> pd.DataFrame:
     """Return the faults that were planted into the installed libraries, and how many properties found each."""
-    rows = pd.DataFrame(_kept("faults"))
-    return rows.assign(found_by=rows["caught_by"].map(len))[["sentence", "adapter", "found_by", "tried"]]
+    rows = [row | {"found_by": len(row["caught_by"])} for row in _kept("faults")]
+    return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
 
 
 def _kept(name: str) -> list[dict]:
-    return from_json((KEPT / "known" / f"{name}.json").read_bytes())
+    path = KEPT / "known" / f"{name}.json"
+    return from_json(path.read_bytes()) if path.exists() else []
 
 
 def sentence(rows: pd.DataFrame) -> str:
