@@ -12,7 +12,7 @@ from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, evidence, sources
+from study.watcher import diagnosis, differences, evidence, hang_causes, sources, trends
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -22,8 +22,8 @@ MOST = 24  # names that a line lists
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
-    For an unfinished run with a log of its collectives (`study.watch` writes one), it also says which rank waits for
-    which. This works while the run hangs and after it was ended.
+    Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
+    is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
     It also reads what other tools leave behind: memory snapshots of PyTorch, Flight Recorder dumps of several ranks (in
     a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
@@ -51,6 +51,9 @@ def _answer(path: Path) -> dict:
         about = {"run": path.name, "how": outside.kind, "status": None, "error": None, "ranks": outside.state}
         found = [dataclasses.asdict(finding) for finding in outside.findings]
         return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
+    tables = trends.load(folder) if folder.is_dir() else {}
+    steps = [dataclasses.asdict(finding) for finding in trends.findings(tables)]
+    judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
         about = {"run": folder.name, "how": "no record yet", "status": None, "error": None}
         return about | _waiting(logs) | {"not_known": []}
@@ -67,8 +70,8 @@ def _answer(path: Path) -> dict:
         "status": record.status,
         "error": record.error.model_dump() if record.error else None,
         "ranks": waiting["ranks"],
-        "findings": waiting["findings"] + findings,
-        "looked_at": waiting["looked_at"] + judged,
+        "findings": waiting["findings"] + steps + findings,
+        "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
 
@@ -83,7 +86,7 @@ def _waiting(logs: list[RankLog]) -> dict:
     """Return what the logs of the ranks' collectives say."""
     return {
         "ranks": hangs.state(logs) if logs else None,
-        "findings": [dataclasses.asdict(finding) for finding in hangs.hangs(logs)],
+        "findings": [dataclasses.asdict(finding) for finding in (*hang_causes.causes(logs), *hangs.hangs(logs))],
         "looked_at": ["where the ranks wait"] if logs else [],
     }
 
@@ -99,15 +102,21 @@ def _lines(answer: dict) -> list[str]:
         if finding["remedy"]:
             lines += _indented(f"What to do: {finding['remedy']}.", 4)
         if evidence := finding["evidence"]:
-            is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
-            shown_by = f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
-            lines.append(f"    Shown by: {shown_by}")
+            lines.append(f"    Shown by: {_shown_by(evidence)}")
     if not answer["findings"]:
         lines.append("  Nothing was found.")
     lines += ["", *_indented(f"Looked at: {', '.join(answer['looked_at'])}.", 2)]
     if answer["not_known"]:
         lines += _indented(f"Not in this record: {', '.join(answer['not_known'])}.", 2)
     return lines
+
+
+def _shown_by(evidence: str) -> str:
+    """Return the thread, the script or the command that shows it."""
+    if evidence.startswith("https://"):
+        return evidence
+    is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
+    return f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
 
 
 def _indented(text: str, spaces: int) -> list[str]:

@@ -182,7 +182,7 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):
         return Untried(arm.name, "its optimizer", precision)
-    if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
+    if (states := least_bytes(question, arm, precision)) > question.memory_bytes:
         return Untried(arm.name, "GPU memory", precision, states)
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
@@ -258,8 +258,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
 
     If none does, it has the fewest rows.
     """
-    best = row_of(question, arm, sizes[0])
-    least, too_many = 0, len(sizes) if best[0].leaves(miss) else 1
+    best, least, too_many = None, -1, len(sizes)
     while too_many - least > 1:
         middle = (least + too_many) // 2
         each = row_of(question, arm, sizes[middle])
@@ -267,7 +266,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
             best, least = each, middle
         else:
             too_many = middle
-    return best
+    return best or row_of(question, arm, sizes[0])
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
@@ -275,7 +274,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
     gpu = GPUS[question.gpu]
     setup = setup_of(question, arm, micro_batch)
     prediction = estimate(setup)
-    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+    headroom = question.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     limit = "host memory" if host_bytes > question.host_memory_bytes else ""
     if headroom < 0:
