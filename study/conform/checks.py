@@ -239,10 +239,10 @@ def frozen_memory(adapter: SimpleNamespace, case: Case, folder: Path, launch: in
 
 
 def live_bytes() -> int:
-    """Return the bytes of all tensors that Python knows, each storage once."""
+    """Return the bytes of all tensors that Python knows, each storage once, without bytes that are being sent."""
     storages = {}
     for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.is_floating_point():
             storage = thing.untyped_storage()
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
