@@ -39,12 +39,11 @@ def differing(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_releases() -> pd.DataFrame:
-    """Return the properties whose status differs between releases, with the status in each release."""
-    rows = []
-    for path in KEPT.glob("releases/*/*.json"):
-        library, _, release = path.parent.name.rpartition("-")
-        results = from_json(path.read_bytes())["results"]
-        rows += [{"library": library, "release": release, **result} for result in results]
+    """Return the properties whose status differs between releases of DeepSpeed, with the status in each of them."""
+    rows: list[dict] = []
+    for path in [*KEPT.glob("*.json"), *KEPT.glob("releases/deepspeed-*/*.json")]:
+        content = from_json(path.read_bytes())
+        rows += [{"release": content["versions"]["deepspeed"], **result} for result in content["results"]]
     if not rows:
         return pd.DataFrame()
     wide = pd.DataFrame(rows).pivot(index=["adapter", "property"], columns="release", values="status")
