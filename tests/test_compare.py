@@ -237,6 +237,7 @@ def test_a_changed_tree_is_always_named(compared_of):
     assert legend == [f"{letter}: cores {n}, commit {shaped.COMMIT[:12]} changed" for letter, n in (("A", 2), ("B", 4))]
 
 
+@pytest.mark.slow
 def test_two_thousand_records_take_seconds(tmp_path):
     fields = shaped.finished("run", "zero3_nvme", **CHANGES)
     for number in range(2000):

@@ -19,7 +19,7 @@ from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.training.data import part_of_rows
 
-STEPS = 12
+STEPS = 8
 SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", str(STEPS), "--eval-rows", "8")
 ROWS = 8  # of a pass, for both ranks together
 TOGETHER, ALONE = ("--micro-batch", str(ROWS)), ("--micro-batch", str(ROWS // 2))
@@ -85,7 +85,6 @@ def test_a_virtual_rank_is_a_real_one(arm, trained):
     ("arm", "flags", "words"),
     [
         ("zero3_ulysses", (), "DeepSpeed refuses: 'BertConfig' object has no attribute 'num_key_value_heads'"),
-        ("zero3_ulysses", ("--task", "wikitext"), "DeepSpeed refuses: 'GPT2Config' object has no attribute"),
         ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
         ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
         ("ddp", ("--precision", "fp8"), "Accelerate refuses: Using `fp8` precision requires"),

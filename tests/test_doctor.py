@@ -20,7 +20,6 @@ from study.machine.operators import OPERATORS
 from study.spec import arms
 
 SPEED_BYTES = 4 * disk.REQUEST_BYTES
-BIN = Path(sys.executable).parent  # where ninja is, whether or not the environment is active
 
 
 def arm(name: str) -> arms.Arm:
