@@ -322,16 +322,6 @@ def test_the_answer_comes_first_and_fits_the_screen(words, first, monkeypatch, c
     assert max(len(line.rstrip()) for line in lines) <= 100
 
 
-def test_a_plan_shows_every_setting_in_which_its_cells_differ(monkeypatch, capsys):
-    """Also one that only some parts name, as `checkpointing` and `accumulation` here."""
-    in_this_process(monkeypatch, "sweep predictions --scale one_gpu --dry-run")
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert {"model", "precision", "sequence", "micro_batch", "checkpointing", "accumulation", "optimizer"} < {
-        *header.split()
-    }
-    assert len(rows) == len({row.partition("  ")[2] + row.split("-")[1] for row in rows}), "no two rows are alike"
-
-
 def test_every_run_is_a_row_also_the_broken(tmp_path, monkeypatch, capsys):
     put(tmp_path, finished("good"), changed(finished("odd"), memory__components=[3]), finished("old", schema=0))
     for name in ("failed", "broken"):

@@ -61,7 +61,7 @@ class Listener:
     def start(self, turn):
         self.started.append(turn)
 
-    def end(self, turn, outcome, ran):
+    def end(self, turn, outcome, ran=None):
         self.ends.append(outcome)
 
     def __getattr__(self, name):
