@@ -9,23 +9,38 @@ without the fault. The share of two commits is compared by running this file wit
 
 import argparse
 import ast
+import importlib
 import json
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import pytest
+
+LIBRARIES = (
+    "torch.distributed.fsdp",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "datasets",
+    "pandas",
+    "matplotlib.pyplot",
+)
 TURNED = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
-IGNORED = (".git", ".venv", "runs", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "*.egg-info")
+# Plain asserts: pytest warns that it cannot rewrite libraries that are imported already.
+OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "--assert=plain")
+IGNORED = (".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", "*.egg-info")
 
 
 @dataclass(frozen=True)
@@ -105,14 +120,36 @@ def nearest_tests(root: Path, most: int, without: set[str]) -> dict[str, tuple[s
     return {name: tuple(tests[:most]) for name, tests in chosen.items()}
 
 
-def passes(root: Path, test: str, limit_s: float) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not gpu", test]
-    environment = {**os.environ, "PYTHONPATH": str(root)}  # scripts that tests start import the copy, too
+def run_tests(root: Path, test: str) -> None:
+    """Run a test file in this process, without a word, and end it with pytest's exit code."""
+    os.setsid()
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)  # scripts that tests start import the copy, too
+    sys.path.insert(0, str(root))
+    silence = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(silence, stream)
+    code = 1
     try:
-        process = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return process.returncode in (0, 5)  # 5: no test was selected
+        code = int(pytest.main([*OPTIONS, test]))
+    finally:
+        os._exit(code)
+
+
+def passes(root: Path, test: str, limit_s: float) -> bool:
+    """Return whether a test file passes in a fork of this process, which has imported libraries, but not the study."""
+    child = os.fork()
+    if child == 0:
+        run_tests(root, test)
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status) in (0, 5)  # 5: no test was selected
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
 
 
 def judged(fault: Fault, copy: Path, tests: tuple[str, ...], sound: dict[str, bool], limit_s: float) -> Fault:
@@ -142,6 +179,8 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for the tests of a fault")
     parser.add_argument("--out", type=Path, default=Path("faults.json"))
     options = parser.parse_args()
+    for library in LIBRARIES:
+        importlib.import_module(library)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "study"
         shutil.copytree(options.root, copy, ignore=shutil.ignore_patterns(*IGNORED))

@@ -54,7 +54,9 @@ def main(repair: Repair, settings: Annotated[Flags, tyro.conf.arg(name="")]) -> 
     """
     ending.interrupt_on_signals(os.getppid())
     software.put_programs_on_path()
-    folder, launch, code = None, None, 1
+    folder = None
+    launch = None
+    code = 1
     try:
         launch = find_launch()
         arm = arms.read(arms.find(launch.config_file))
@@ -105,7 +107,8 @@ def run_to_the_end(settings: Settings, repair: Repair, folder: Path, record: Rec
         text += f"deepspeed.initialize called {len(calls)} times, started from {weights_from}"
         say(folder, text)
     record.observed = Observed(arm="single", ranks=1, runs=runs, logging_steps=LOGGING_STEPS)
-    record.observed.data_source, record.observed.data_checksum = data.source, data.checksum
+    record.observed.data_source = data.source
+    record.observed.data_checksum = data.checksum
     if CUDA:
         record.observed.tf32 = torch.backends.cuda.matmul.allow_tf32  # as published: PyTorch's own
     losses = [loss for run in runs for loss in run.losses]

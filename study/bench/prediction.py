@@ -29,7 +29,8 @@ def predicted(record: Record, ranks: int | None = None, deepspeed: dict | None =
 
 def setup_of(record: Record, ranks: int | None = None, deepspeed: dict | None = None) -> Setup | None:
     """Return what theory needs to know of a run; None where `predicted` is."""
-    requested, observed = record.requested, record.observed
+    requested = record.requested
+    observed = record.observed
     if record.is_script or record.is_watched or requested.precision == "fp8" or requested.compile:
         return None  # what a compiler keeps and fuses is unknown here
     model = architecture(record)

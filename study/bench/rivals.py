@@ -205,7 +205,8 @@ class Ticks(transformers.TrainerCallback):
     """Ends a step of the clock where Trainer ends one, so that a step includes loading."""
 
     def __init__(self, tick, seed: int):
-        self.tick, self.seed = tick, seed
+        self.tick = tick
+        self.seed = seed
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:

@@ -12,7 +12,7 @@ from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, evidence, sources
+from study.watcher import diagnosis, differences, evidence, sources, trends
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -22,8 +22,8 @@ MOST = 24  # names that a line lists
 def diagnose(runs: tyro.conf.Positional[tuple[Path, ...]], /, *, as_json: AsJson = False) -> list[dict] | None:
     """Say what is wrong or costly in a run, what to do about it, and which claim or script demonstrates it.
 
-    For an unfinished run with a log of its collectives (`study.watch` writes one), it also says which rank waits for
-    which. This works while the run hangs and after it was ended.
+    Of a watched run it also says what its steps show: waiting for data, slow ranks, memory that creeps, and more. If it
+    is not finished, it says which rank waits for which. This works while the run hangs and after it was ended.
 
     It also reads what other tools leave behind: memory snapshots of PyTorch, Flight Recorder dumps of several ranks (in
     a folder), Kineto and Chrome traces, the JSON lines of NCCL Inspector, and logs of Slurm and torchrun.
@@ -51,6 +51,9 @@ def _answer(path: Path) -> dict:
         about = {"run": path.name, "how": outside.kind, "status": None, "error": None, "ranks": outside.state}
         found = [dataclasses.asdict(finding) for finding in outside.findings]
         return about | {"findings": found, "looked_at": [outside.kind], "not_known": []}
+    tables = trends.load(folder) if folder.is_dir() else {}
+    steps = [dataclasses.asdict(finding) for finding in trends.findings(tables)]
+    judged_steps = ["steps"] if tables else []
     if logs and path == folder and not (folder / store.RECORD).exists():  # it ended before it wrote one
         about = {"run": folder.name, "how": "no record yet", "status": None, "error": None}
         return about | _waiting(logs) | {"not_known": []}
@@ -67,8 +70,8 @@ def _answer(path: Path) -> dict:
         "status": record.status,
         "error": record.error.model_dump() if record.error else None,
         "ranks": waiting["ranks"],
-        "findings": waiting["findings"] + findings,
-        "looked_at": waiting["looked_at"] + judged,
+        "findings": waiting["findings"] + steps + findings,
+        "looked_at": waiting["looked_at"] + judged_steps + judged,
         "not_known": unknown,
     }
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from study.errors import Stop
+from study.io import chrome
 from study.io.numbers import short
 from study.io.tables import say, show
 from study.machine.gpus import GPUS, gpu_named
@@ -91,6 +92,7 @@ def timeline(
     *,
     gpus: int = 8,
     svg: Path | None = None,
+    trace: Path | None = None,
     as_json: AsJson = False,
 ) -> dict | None:
     """Predict the time of a step, and show which streams work at the same time. Nothing is run.
@@ -103,8 +105,11 @@ def timeline(
         links: The machine.
         gpus: Number of GPUs over all nodes.
         svg: Also draw the step into this SVG file.
+        trace: Also write the step into this JSON file, as a trace that Perfetto (ui.perfetto.dev) opens.
         as_json: Print the prediction as JSON.
     """
+    if trace is not None and trace.suffix != ".json":
+        raise Stop(f"--trace {trace} is not the name of a JSON file", "give a name that ends with .json")
     if svg is not None and svg.suffix != ".svg":
         raise Stop(f"--svg {svg} is not the name of an SVG file", "give a name that ends with .svg")
     model = asked_for(wanted, training.sequence or 1)
@@ -120,6 +125,8 @@ def timeline(
         from study.report.topics import timeline as drawing
 
         drawing.save(step.timeline, title, svg)
+    if trace is not None:
+        chrome.write(trace, [(title, s.task.stream, s.task.name, s.start_s, s.end_s) for s in step.timeline])
     if as_json:
         return as_dict(step)
     _show(step, title, training.accumulation)

@@ -21,7 +21,8 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 BLOCK_BYTES = 2**16
 LONGEST_REASON = 200
 LONGEST_NAME_BYTES = 200  # file systems take 255, and the report adds a suffix
-LINK, NO_PATH = "it is a link, and links are not followed", "it is not a valid path"
+LINK = "it is a link, and links are not followed"
+NO_PATH = "it is not a valid path"
 
 
 def safe_name(name) -> str:

@@ -14,7 +14,8 @@ MAX_CHARACTERS = 100_000  # of one string
 MAX_BITS = 1000  # of a whole number: larger ones do not fit a float, and 4,300 digits cannot be printed
 ODD = (AttributeError, KeyError, IndexError, TypeError, OverflowError)  # from a tag whose value does not fit
 MAX_ALIASES = 10  # of a yaml file: a few aliases can stand for gigabytes
-TOO_DEEP, TOO_MANY = f"it is nested more than {MAX_DEPTH} deep", f"it has more than {MAX_VALUES:,} values"
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+TOO_MANY = f"it has more than {MAX_VALUES:,} values"
 KEY = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
 DOTTED = re.compile(rf"{KEY}(?:[ \t]*+\.[ \t]*+{KEY}){{{MAX_DEPTH}}}")  # in a TOML file: a.b.c = 1 means nested tables
 

@@ -23,7 +23,9 @@ TYPES = {
 
 SHOWN = reprlib.Repr()
 SHOWN.maxstring = SHOWN.maxother = 80
-LONGEST_NAME, LONGEST_SENTENCE = 80, 600  # names and values in a file may have any length
+# names and values in a file may have any length
+LONGEST_NAME = 80
+LONGEST_SENTENCE = 600
 
 PLAINER = {"Input should be": "must be", "greater than or equal to": "at least", "less than or equal to": "at most"}
 

@@ -53,7 +53,8 @@ def entry(folder: Path, write: Callable[[Path], object]) -> Path:
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) == errno.ENOMEM:
             raise  # out of memory, which has its own status
-        path, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        path = getattr(error, "filename", None) or folder
+        reason = getattr(error, "strerror", None) or error
         remedy = "give a --cache-dir that you may read and write, on a disk with room"
         raise Stop(f"the cache cannot be used: {path} ({reason})", remedy) from error
     return folder

@@ -14,7 +14,8 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.machine.linux import start_ticks, text
 
-PREFIX, MARKER = "zero-study-swap-", "zero-study-swap.json"
+PREFIX = "zero-study-swap-"
+MARKER = "zero-study-swap.json"
 BYTES_PER_PARAMETER = 16  # fp32 master copy and two moments, and gradients in transit
 REQUEST_BYTES = 2**20  # DeepSpeed's default
 LEAST_SWAPPED_BYTES = 2**20  # DeepSpeed swaps no smaller partition; a rank's heartbeat files are a few kB

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 from study.errors import Stop
@@ -28,9 +27,11 @@ def try_to_connect() -> None:
     Otherwise they would retry for minutes before they use earlier downloads. They read HF_HUB_OFFLINE from the
     environment only while they are imported, and this constant afterwards.
     """
+    from urllib.request import getproxies
+
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE or urllib.request.getproxies():
+    if constants.HF_HUB_OFFLINE or getproxies():
         return  # behind a proxy, a direct connection shows nothing
     try:
         endpoint = urllib.parse.urlsplit(constants.ENDPOINT)

@@ -70,7 +70,8 @@ def compiled(name: str) -> bool:
     torch = importlib.util.find_spec("torch")
     if not (torch and torch.submodule_search_locations):
         return False
-    library, build = folder(name) / f"{name}.so", folder(name) / "build.ninja"
+    library = folder(name) / f"{name}.so"
+    build = folder(name) / "build.ninja"
     headers = f"{torch.submodule_search_locations[0]}/include"
     return library.exists() and build.exists() and headers in build.read_text()
 

@@ -24,7 +24,8 @@ def replaced(out: Path) -> Iterator[Path]:
     try:
         out = out.resolve()
         refuse_foreign(out)
-        old, beside = out.with_name(f".{out.name}.replaced"), out.with_name(f".{out.name}.being-made")
+        old = out.with_name(f".{out.name}.replaced")
+        beside = out.with_name(f".{out.name}.being-made")
         if not out.exists() and old.exists():  # a build was killed between two renames
             old.rename(out)
         beside.mkdir(parents=True, exist_ok=True)

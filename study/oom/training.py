@@ -82,7 +82,9 @@ def _arm_of(values: dict, stage: int | None, offloads: dict) -> str:
         return "fsdp2"
     if not stage:
         return "single" if values.get("ranks") == 1 else "ddp"
-    home = "_nvme" if "nvme" in offloads.values() and stage == 3 else "_cpu" if offloads else ""
+    home = "_cpu" if offloads else ""
+    if "nvme" in offloads.values() and stage == 3:
+        home = "_nvme"
     return f"zero{stage}{home}"
 
 

@@ -52,14 +52,17 @@ def estimate(setup: Setup) -> Estimate:
     On a CPU, offloaded states and the data set share the memory with everything else and count at the peak. On a GPU,
     offloaded states are in `host_bytes`.
     """
-    engine, count = Engine(setup), setup.model.parameters
+    engine = Engine(setup)
+    count = setup.model.parameters
     sharded = Sharding(setup) if setup.fsdp else None
     states, times, host_bytes = memory(setup, profile(setup))
     states["other"] = (0 if setup.on_gpu else setup.data_bytes) + inputs_bytes(setup)
     peak_when, at_peak = _peak(states, times)
-    stage, bytes_moved = engine.stage, traffic(engine)
+    stage = engine.stage
+    bytes_moved = traffic(engine)
     if sharded:
-        stage, bytes_moved = 3 if sharded.releases else 2, fsdp_memory.traffic(sharded)
+        stage = 3 if sharded.releases else 2
+        bytes_moved = fsdp_memory.traffic(sharded)
     shared = Counter(sequence.exchanged(setup)) + Counter(tensor.exchanged(setup))
     return Estimate(
         parameters=count,
@@ -83,14 +86,16 @@ def memory(setup: Setup, kept: Profile) -> tuple[dict[str, int], list[tuple[str,
     constant = {"constants": setup.model.look.buffers_bytes}
     if setup.fsdp:
         sharding = Sharding(setup)
-        states, times = constant | fsdp_memory.standing(sharding), [*fsdp_memory.moments(sharding, kept)]
+        states = constant | fsdp_memory.standing(sharding)
+        times = [*fsdp_memory.moments(sharding, kept)]
         if not (setup.fsdp_offload and setup.on_gpu):
             return states, times, 0
         host_bytes = sum(states.pop(role, 0) for role in ("weights", *OPTIMIZER_ROLES))
         in_passes = [(when, now) for when, now in times if when != "update"]  # the update is the host's
         return states, in_passes, host_bytes and host_bytes + fsdp_memory.gradients(sharding)
     engine = Engine(setup)
-    states, times = constant | standing(engine), [*moments(engine, kept)]
+    states = constant | standing(engine)
+    times = [*moments(engine, kept)]
     if not setup.on_gpu:
         return states, times, 0
     away = (*(OPTIMIZER_ROLES if engine.offloads else ()), *(("weights",) if engine.weights_home != "none" else ()))
@@ -145,7 +150,10 @@ def _summed(states: dict, now: dict) -> dict[str, int]:
 
 def standing(engine: Engine) -> dict[str, int]:
     """Return what stays during the whole step. `host_`: what an offloading engine keeps with the optimizer states."""
-    w, b, part, trained = engine.weight_bytes, engine.state_bytes, engine.part, engine.elements
+    w = engine.weight_bytes
+    b = engine.state_bytes
+    part = engine.part
+    trained = engine.elements
     frozen = engine.frozen_part * engine.frozen_bytes
     if engine.stage == 0:
         return {
@@ -196,7 +204,9 @@ def moments(engine: Engine, kept: Profile) -> Iterator[tuple[str, dict]]:
 
 
 def _update(engine: Engine) -> Iterator[dict]:
-    w, b, part = engine.weight_bytes, engine.state_bytes, engine.part
+    w = engine.weight_bytes
+    b = engine.state_bytes
+    part = engine.part
     copied = 0 if w == b else b  # of an element of a gradient, in the type of the states
     if engine.stage == 0:
         # With a master copy there are also the gradients in fp32.
@@ -235,10 +245,12 @@ def pinned_padding(engine: Engine) -> int:
     PyTorch rounds each piece up to a power of two and returns none of it (2.11, CachingHostAllocator.h; newer versions
     have an option). Stage 3 has all weights in one piece (stage3.py, _create_param_groups_fp16_flat_cpu_memory).
     """
-    w, part = engine.weight_bytes, engine.part
+    w = engine.weight_bytes
+    part = engine.part
     if engine.stage < 3:  # master, gradients, updated weights, a gradient on its way
         return sum(map(_rounding, [4 * part, 4 * part, part * w, max(t.elements for t in engine.tensors) * w]))
-    pieces, copied = [part * w], 0
+    pieces = [part * w]
+    copied = 0
     if engine.weights_home != "none":
         pieces.append(part * w)
     if engine.optimizer_home == "cpu":
@@ -265,7 +277,8 @@ def traffic(engine: Engine) -> dict[str, int]:
     """Return the bytes by collective of an optimizer step. As in records, each collective counts its whole tensor."""
     if engine.ranks == 1 and engine.stage == 0:
         return {}
-    w, passes = engine.weight_bytes, engine.accumulation
+    w = engine.weight_bytes
+    passes = engine.accumulation
     if engine.stage == 0:
         return {"all_reduce": engine.elements * w}
     if engine.stage < 3:

@@ -24,7 +24,8 @@ def predicted(setup: Setup, node_ranks: int | None = None) -> Groups:
     if setup.second_partition and "all_gather" in moved:
         # All ranks gather each weight once; later gathers read hpZ's second copy.
         once = (engine.part + engine.frozen_part) * engine.ranks * setup.weight_bytes
-        second, everything = everyone[: setup.second_partition], moved["all_gather"][everyone]
+        second = everyone[: setup.second_partition]
+        everything = moved["all_gather"][everyone]
         moved["all_gather"] = {everyone: once}
         moved["all_gather"][second] = moved["all_gather"].get(second, 0) + everything - once
     near = everyone[: setup.sequence_ranks * setup.tensor_ranks]
@@ -68,7 +69,8 @@ def _in_4_bits(engine: Engine, reduced: float, node_ranks: int) -> Groups:
     """
     quantized = sum(t.elements for t in engine.tensors if len(t.shape) > 1 and t.elements % (2 * engine.ranks) == 0)
     quantized *= engine.accumulation
-    inside, across = tuple(range(node_ranks)), tuple(range(0, engine.ranks, node_ranks))
+    inside = tuple(range(node_ranks))
+    across = tuple(range(0, engine.ranks, node_ranks))
     exchanged = {inside: quantized / 2, across: quantized / 2 / node_ranks}
     rest = {tuple(range(engine.ranks)): reduced - quantized * engine.weight_bytes}
     exchanged = {ranks: size for ranks, size in exchanged.items() if len(ranks) > 1}

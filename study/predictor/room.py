@@ -1,7 +1,5 @@
 """Checks before anything is built whether the host has enough memory. Needs no torch."""
 
-import psutil
-
 from study.errors import Stop
 from study.io.numbers import size
 from study.predictor.architecture import named
@@ -19,7 +17,10 @@ HOST_PROCESS_BYTES = 4e9  # assumed, for each rank with a GPU: Python, PyTorch, 
 
 def check(settings: Settings, arm: Arm, gpu: bool) -> None:
     """Refuse virtual ranks that this machine has not enough memory for."""
-    needed, available = needed_bytes(settings, arm, gpu), psutil.virtual_memory().available
+    import psutil  # `advise` needs only a constant of this module
+
+    needed = needed_bytes(settings, arm, gpu)
+    available = psutil.virtual_memory().available
     if needed > available:
         what = f"rank 0 of {settings.virtual_ranks} is predicted to need {size(needed)} of memory with values"
         instead = "zero3_cpu with --init none" if arm.uses_nvme else "--init none"

@@ -22,7 +22,10 @@ from study.io.load import load
 from study.records import store
 from study.records.schema import Evaluation, Requested, Resume, Section
 
-FOLDER, MANIFEST, PROGRESS, PART = "checkpoints", "manifest.json", "progress.json", ".part"
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+PART = ".part"
 NAME = re.compile(r"step-([0-9]{8})(\.part)?")
 KEPT = 2  # the last checkpoint, and the one before in case the last one is damaged
 MAX_BYTES = 2**30  # of progress.json: a loss and a rate for each step, at most ten million

@@ -94,7 +94,8 @@ def notes(compared: Comparison) -> list[str]:
 
 def _numbers(runs: list[Run], at_a: list[Run]) -> dict:
     """Return medians over the runs of one cell in one environment, and their step time over that in A."""
-    step_s, step_s_at_a = _median(runs, "step_s"), _median(at_a, "step_s")
+    step_s = _median(runs, "step_s")
+    step_s_at_a = _median(at_a, "step_s")
     low = high = None
     if step_s is not None and len(runs) >= stats.FEWEST_RUNS:
         in_order = [value(run.record, "step_s") for run in sorted(runs, key=lambda run: run.folder)]

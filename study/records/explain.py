@@ -95,7 +95,8 @@ def explain(a: Record, b: Record) -> list[dict]:
     The tracked rows sum to the difference of the two tracked peaks. `share` is a component's part of all changes,
     whether it grows or shrinks. The last three rows lead from there to the memory that the device reports as used.
     """
-    first, second = peak(a), peak(b)
+    first = peak(a)
+    second = peak(b)
     rows = [
         _row(name, KINDS.get(name, "other"), first.components.get(name, 0), second.components.get(name, 0))
         for name in first.components | second.components
@@ -133,7 +134,8 @@ def unlike(a: Record, b: Record) -> str | None:
             "measure version": record.measure_version,
         }
 
-    first, second = conditions(a), conditions(b)
+    first = conditions(a)
+    second = conditions(b)
     differ = [
         f"{name.replace('_', ' ')} {first[name]} and {second[name]}" for name in first if first[name] != second[name]
     ]
@@ -164,7 +166,8 @@ def _one_memory(record: Record) -> list[str]:
 
 def _sentence(row: dict, rows: list[dict], names: tuple[str, str], parameters: int | None) -> str:
     """Return how the two runs differ in a component, and why."""
-    name, more_bytes = row["component"], row["difference_bytes"]
+    name = row["component"]
+    more_bytes = row["difference_bytes"]
     words = name.replace("_", " ")
     amount = f"{size(abs(more_bytes))} {'more' if more_bytes > 0 else 'less'} of {words} than {names[0]}"
     if more_bytes > 0 and not row["a_bytes"]:

@@ -62,7 +62,8 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float, paired: b
 
     Paired if a[i] and b[i] share what makes runs differ, such as a seed; else Welch's test, for unequal variances.
     """
-    ours, theirs = np.asarray(a, float), np.asarray(b, float)
+    ours = np.asarray(a, float)
+    theirs = np.asarray(b, float)
     if min(len(ours), len(theirs)) < 2 or (paired and len(ours) != len(theirs)):
         raise ValueError("a test of means needs at least two values of each, and pairs need equally many")
     difference = float(ours.mean() - theirs.mean())

@@ -107,7 +107,8 @@ def load(folder: Path) -> Record:
 
 def read(path: Path) -> Record:
     """Return the record in a file. Raise Stop if it cannot be read."""
-    again, missing = "run that cell again", "name the folder of a run"
+    again = "run that cell again"
+    missing = "name the folder of a run"
     return load_file(path, Record, what="a valid record", remedy=again, most_bytes=MAX_BYTES, missing=missing)
 
 

@@ -33,12 +33,17 @@ class Line:
 
     @property
     def path(self) -> str:
-        return " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in self.points)
+        return " ".join(f"{x:.0f},{y:.1f}" for x, y, _ in self.points)
 
     @property
-    def marks(self) -> list[tuple[float, float, str]]:
-        every = math.ceil(len(self.points) / MOST_MARKS)
-        return self.points[::-every][::-1]  # the last one is always marked
+    def every(self) -> int:
+        """Only one point of so many is marked, the last one always."""
+        return math.ceil(len(self.points) / MOST_MARKS)
+
+    @property
+    def values(self) -> str:
+        """The words of the marks, which `site.js` adds: each is a place and a value."""
+        return ",".join(words for _, _, words in self.points[:: -self.every][::-1])
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def chart(series: Mapping[str, Iterable[tuple[float, float]]], x_label: str, y_l
     lines, words = [], []
     for number, (name, points) in enumerate(known.items()):
         across, up = np.interp(points[:, 0], x_range, (LEFT, RIGHT)), np.interp(points[:, 1], y_range, (BOTTOM, TOP))
-        texts = [f"step {x:g}: {short(float(y))}" for x, y in points]
+        texts = [f"{x:g} {short(float(y))}" for x, y in points]
         lines.append(Line(name, LOOKS[number % 4], [*zip(across, up, texts, strict=True)], number > 0))
         words.append(f"{name}: from {short(float(points[0, 1]))} to {short(float(points[-1, 1]))}")
     return Chart(

@@ -20,7 +20,8 @@ from nbformat import NotebookNode
 from study.io import files
 from study.records.privacy import redact
 
-RESET = "%reset -f"  # the names of the notebook before
+# Drops the names of the notebook before. As in `study`, the search for garbage is rare.
+RESET = "%reset -f\nimport gc\ngc.set_threshold(100_000, 50, 50)"
 DRAWN = ("image/svg+xml", "text/html")  # made of runs that are free of paths already
 
 

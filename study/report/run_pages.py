@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from study.io import files
 from study.io.files import safe_join, safe_name
 from study.io.numbers import count, short, size
 from study.ledger.judging import Verdict
-from study.records import metrics, store
+from study.records import metrics
 from study.records.privacy import redact
 from study.records.runs import Run, Runs
 from study.records.schema import Record, ScriptTraining
@@ -42,20 +43,27 @@ def slugs(runs: Runs) -> dict[Run, str]:
 def write(
     runs: Runs, names: dict[Run, str], verdicts: list[Verdict], folder: Path, titles: dict[str, str]
 ) -> tuple[list[dict], list[str]]:
-    """Write a page for each run, and its files beside it. Return the runs with a page, and a sentence for each without.
+    """Write a page for each run with its logs beside it, and all records into one file.
+
+    Return the runs with a page, and a sentence for each without.
 
     The files are not named as in a run folder, so that nothing takes the site for runs. The claims of `verdicts` have
     pages.
     """
-    pages, problems = [], []
+    pages, problems, lines = [], [], []
     resting = claim_pages.used_by(verdicts)
     about = {"up": "../", "titles": titles, "here": "run", "claims": {verdict.claim.id for verdict in verdicts}}
     for run in runs:
         try:
             pages.append(_write(run, names[run], folder, about | {"verdicts": resting.get(run.name, [])}))
+            lines.append(f"{run.record.model_dump_json(by_alias=True)}\n")
         except Exception as error:  # a record may be odd in any way, and none ends a report
             reason = error.what if isinstance(error, Stop) else repr(error)
             problems.append(f"{run.folder.name} has no page ({reason})")
+    # In one file: alone they are fifteen times as large, because they repeat each other.
+    with zipfile.ZipFile(folder / "records.zip", "w") as archive:
+        text = "".join(lines).encode(errors="replace")
+        archive.writestr(zipfile.ZipInfo("records.jsonl"), text, zipfile.ZIP_DEFLATED)
     return pages, problems
 
 
@@ -67,7 +75,7 @@ def _write(run: Run, slug: str, folder: Path, about: dict) -> dict:
     row = speed.row_of(run)
     values = page(run) | {"row": row, "run": run, "slug": slug, "files": list(texts), "log": log[-MOST_LOG:]}
     write_page(safe_join(folder, f"{slug}.html"), "run.html", **about, **values)
-    return {"row": row, "slug": slug, "has_log": bool(log)}
+    return {"row": row, "slug": slug, "checks": values["judged"] + values["not_judged"]}
 
 
 def page(run: Run) -> dict:
@@ -213,11 +221,8 @@ def _asked(record: Record) -> Iterator[dict]:
 
 
 def _texts(run: Run) -> dict[str, str]:
-    """Return the files of a run's page: its record, and its logs without paths of the machine.
-
-    Symbolic links are left out: they may lead anywhere.
-    """
-    texts = {store.RECORD: run.record.model_dump_json(by_alias=True) + "\n"}
+    """Return the logs of a run without paths of the machine. Symbolic links are left out: they may lead anywhere."""
+    texts = {}
     for name in LOGS:
         with contextlib.suppress(OSError):
             texts[name] = redact(files.read_below(run.folder, name, MOST_RAW_BYTES).decode(errors="replace"))

@@ -81,6 +81,8 @@ def build(folders: list[Path], out: Path, say: Callable[[str], None] = say) -> t
             failed = executed.result()
         write_notebook_pages(site, judged, failed)
         write_index(site, judged, failed, answered, pages, [*notebook.set_aside(runs), *judged.notes, *problems])
+        for copy in [path for kind in ("svg", "json") for path in (site / "data").glob(f"*.{kind}")]:
+            copy.unlink()  # the pages have these figures, and the tables of the page `claims` have all of the JSON
     say(f"{out / 'index.html'}  ({time.monotonic() - started:.0f} s)")
     return judged, failed
 
@@ -116,11 +118,10 @@ def score(runs: Runs, say: Callable[[str], None]) -> list[dict]:
 
 
 def _draw(answer: Answer, out: Path) -> str:
-    """Return the figure of an answer as SVG. Write it and its rows as files."""
+    """Return the figure of an answer as SVG. Write its rows as a file."""
     if answer.figure is None:
         return ""
     image = style.svg(answer.figure, f"index-{answer.name}", answer.sentence.replace("**", ""))
-    safe_join(out / "data", f"index-{answer.name}.svg").write_text(image)
     write_csv(safe_join(out / "data", f"index-{answer.name}.csv"), answer.rows)
     return image
 
@@ -152,6 +153,17 @@ def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
         headings = re.findall(r"^## (.*)$", texts, re.MULTILINE)
         about = {"title": titles[path.stem], "headings": headings, "failed": path.stem in failed, "claims": known}
         write_page(site / f"{path.stem}.html", "notebook.html", cells=cells, titles=titles, here=path.stem, **about)
+        _without_outputs(path)
+
+
+def _without_outputs(path: Path) -> None:
+    """Leave the cells of an executed notebook: its page has what they show, and twice would be a third of a report."""
+    book = nbformat.read(path, 4)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    book.cells[0].source += f"\n\nWhat it shows is on [its page](../{path.stem}.html), until it is executed again."
+    nbformat.write(book, path)
 
 
 def write_index(
@@ -182,6 +194,7 @@ def write_index(
         "problems": redact(problems),
         "failed": failed,
         "runs": pages,
+        "checks": list(dict.fromkeys(check for page in pages for check in page["checks"])),
         "columns": [name for name in pages[0]["row"] if name not in ("kind", "peak_of")] if pages else [],
         "built_utc": store.now_utc(),
     }

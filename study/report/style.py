@@ -3,11 +3,13 @@
 No figure tells things apart by colour alone: each arm has its own marker; virtual or emulated is open or hatched.
 """
 
+import hashlib
 import html
 import io
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ WORDS_OF_LABELS = {
     "checkpoint every": "a checkpoint every {} steps",
     "measured by version": "instruments of version {}",
 }
-# A third of what matplotlib writes: a report has each figure three times, in a page, in its notebook and as a file.
+# A third of what matplotlib writes.
 UNNEEDED = [
     re.compile(r"<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL),
     re.compile(r"""font-family: 'DejaVu Sans', 'Verdana', 'Arial', sans-serif; """),  # the same in all texts: see FONT
@@ -95,7 +97,9 @@ UNNEEDED = [
     re.compile(r' id="(?:figure|axes|text|patch|[xy]tick|line2d|legend|matplotlib\.axis|\w+Collection)_\d+"'),
     re.compile(r"\n\s*(?=<)"),
 ]
-STYLES = re.compile(r' style="[^"]*"')
+LOOK = re.compile(r'(?: clip-path="([^"]*)")? style="([^"]*)"')  # of a mark, or of marks that are all alike
+ALIKE = re.compile(r'<g( clip-path="[^"]*")>((?:<use [^>]*/>)+)</g>')
+OFTEN = 3  # from so many marks on, a look is a class
 FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 
@@ -324,7 +328,29 @@ def conditions(group: str) -> str:
 
 def _rounded(attribute: re.Match) -> str:
     """Coordinates with one decimal: a tenth of a point is a fifth of a dot, and all six make a large report."""
-    return re.sub(r"(\.\d)\d+", r"\1", attribute[0])
+    rounded = re.sub(r"\.0(?!\d)", "", re.sub(r"(\.\d)\d+", r"\1", attribute[0]))
+    return re.sub(r"\s*([MLCQz])\s+(?=[-\d])|\s+(?=z|\"$)", r"\1", rounded)
+
+
+def _alike(group: re.Match) -> str:
+    """Marks of one look, which their group has for all of them."""
+    looks = set(LOOK.findall(group[2]))
+    if len(looks) > 1:
+        return group[0]
+    return f'<g{group[1]} style="{looks.pop()[1]}">{LOOK.sub("", group[2])}</g>'
+
+
+def _classed(text: str) -> str:
+    """The figure with a class for each look that it has often. A page has many figures: equal names are equal looks."""
+    counts = Counter(LOOK.findall(text))
+    names = {look: f"s{hashlib.md5(repr(look).encode()).hexdigest()[:8]}" for look in counts if counts[look] >= OFTEN}
+    rules = [f".{name}{{{clip and f'clip-path:{clip};'}{look}}}" for (clip, look), name in names.items()]
+
+    def shortened(match: re.Match) -> str:
+        name = names.get((match[1] or "", match[2]))
+        return f' class="{name}"' if name else match[0]
+
+    return LOOK.sub(shortened, text).replace("</style>", f"{''.join(rules)}</style>", 1)
 
 
 def _with_data(group: re.Match) -> str:
@@ -341,5 +367,6 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     label = html.escape(label or name)
     for unneeded in UNNEEDED:
         text = unneeded.sub("", text)
-    text = STYLES.sub(lambda style: style[0].replace(": ", ":").replace("; ", ";"), text)
+    text = LOOK.sub(lambda look: look[0].replace(": ", ":").replace("; ", ";"), text)
+    text = _classed(ALIKE.sub(_alike, text))
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)

@@ -20,6 +20,7 @@ from study.report.style import conditions
 SOFTWARE = ("torch", "deepspeed", "accelerate")
 MARKUP = re.compile(r"[\\`<>\[\]|]")  # what begins code, HTML, a link or a column
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+OPTIONAL = re.compile(r"</t[dhr]>\s*(?=</?t(?:[dhr]|body|head|able)\b)")  # end tags that HTML does not need
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four: in East Asian width
 # Headings of columns whose names are too short for a reader; CSV files keep the names. Of others, _ is a space.
 HEADINGS = {
@@ -46,7 +47,8 @@ UNITS = {"_s": " s", "_mb": " MB", "_gb": " GB", "_bytes": ""}  # at the end of 
 def write_page(path: Path, template: str, **values) -> None:
     """Fill in a template. `up` leads to the site's root from where the page is."""
     text = _templates().get_template(template).render(**{"up": ""} | values)
-    path.write_text(text, errors="replace")  # half of a surrogate pair, as JSON may hold, cannot be encoded
+    # Half of a surrogate pair, as JSON may hold, cannot be encoded.
+    path.write_text(OPTIONAL.sub("", text), errors="replace")
 
 
 @functools.cache

@@ -41,8 +41,10 @@ NAMES = (
     *("hsdp", "zero3_hpz"),
     *("zero3_ulysses", "zero1_tp", "zero2_tp"),
 )
-REPLICAS, SHARDS = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
-SEQUENCE, SEQUENCE_BY = "parallelism_config_sp_size", "parallelism_config_sp_backend"
+REPLICAS = "parallelism_config_dp_replicate_size"
+SHARDS = "parallelism_config_dp_shard_size"
+SEQUENCE = "parallelism_config_sp_size"
+SEQUENCE_BY = "parallelism_config_sp_backend"
 
 
 class Section(BaseModel, strict=True):

@@ -185,7 +185,8 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
     where = f"{protocol['file']}, part {part['name']!r}"
     # A scale's values come last, so that its axes vary fastest.
     merged = {key: value for key, value in part.items() if key not in part[scale]} | part[scale]
-    script, frontier = merged.get("script", "train"), merged.get("frontier")
+    script = merged.get("script", "train")
+    frontier = merged.get("frontier")
     if not merged.get("arm"):
         raise Stop(f"{where}: arm is missing", "name one or several")
     if (script == "as_printed") != ("repair" in merged):
@@ -198,7 +199,8 @@ def _cells_of_part(protocol: dict, part: dict, scale: str, room: int) -> list[Ce
     cells = []
     for combination in itertools.product(*axes.values()):
         settings = dict(zip(axes, combination, strict=True))
-        arm, ranks = settings.pop("arm"), settings.pop("ranks", None)
+        arm = settings.pop("arm")
+        ranks = settings.pop("ranks", None)
         arms.load_arm(arm)
         trainers = {key: value for key, value in settings.items() if key != "repair"}
         for rung in (rungs[0], rungs[-1]) if rungs else (None,):

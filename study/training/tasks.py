@@ -84,7 +84,10 @@ def perplexity(predictions, references) -> Values:
     return {"perplexity": math.exp(mean) if mean < 700 else None}
 
 
-PAD, CLS, SEP = 0, 2, 3  # 1 is an unknown word, of which there is none
+# 1 is an unknown word, of which there is none
+PAD = 0
+CLS = 2
+SEP = 3
 FIRST_WORD = 4
 NUM_CLASSES = 8
 OPINIONS = 32  # words of praise; the same number of blame

@@ -8,22 +8,24 @@ import contextlib
 import functools
 import itertools
 import math
-import statistics
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import Work
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from study.measure import memory, roles, traffic
-from study.measure.clock import now, seconds_between
 from study.measure.components import ComponentLook
 from study.measure.readback import device_of
 from study.records.schema import Collective, RankComponents
+from study.watcher.steps import StepLog
 
-CHUNK = 256  # losses that are kept one by one
 ATTEMPTS = 3  # a look at a step with an evaluation in it is repeated
 
 
@@ -37,7 +39,16 @@ class Step:
     rows: list[int | None] = field(default_factory=list)  # of each pass
     tokens: int | None = 0
     evaluated: bool = False  # the model also ran outside training, or the step was to be left out
-    rate: float | None = None
+    rate: float = math.nan
+
+    @property
+    def row_count(self) -> float:
+        """Return the rows of all passes; NaN if unknown."""
+        return _sum(self.rows) or math.nan
+
+    @property
+    def token_count(self) -> float:
+        return self.tokens or math.nan
 
     @property
     def passes(self) -> int:
@@ -52,28 +63,41 @@ class Step:
 
 
 class Loop:
-    """The hooks on a loop. `on_step` is called after each update with the step."""
+    """The hooks on a loop. `on_step` is called after each update with the step, `on_error` with a mistake of a hook."""
 
-    def __init__(self, accelerator, model, optimizer, on_step: Callable[[Step], None]):
+    def __init__(
+        self,
+        accelerator,
+        model,
+        optimizer,
+        log: StepLog,
+        on_step: Callable[[Step], None],
+        on_error: Callable[[Exception], None],
+    ):
         self.accelerator = accelerator
         self.model = model
+        self.log = log
         self.on_step = on_step
+        self.on_error = on_error
         self.inner = roles.inner_optimizer(optimizer)
         self.step = Step()
         self.clipped_at: float | None = None  # by torch's own function, which DeepSpeed does not call
         self.wants_clipping: float | None = None  # the value that the script gave Accelerate, whether that clips or not
         self.autocast: torch.dtype | None = None
+        self._phase = ""  # that the last mark has ended
         self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
 
     def attach(self) -> None:
         if getattr(self.model, "_compiled_call_impl", None) is None:  # a hook would become part of what is compiled
-            self._undo.callback(self.model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
+            forward = self._guarded(self._forward)
+            self._undo.callback(self.model.register_forward_pre_hook(forward, with_kwargs=True).remove)
         if hasattr(self.model, "zero_optimization_stage"):
             self._replace(self.model, "step", self._engine_step)
             self._replace(self.model, "backward", self._engine_backward)
         else:
-            self._undo.callback(self.inner.register_step_post_hook(lambda *_: self._end_step(self._rate())).remove)
+            end = self._guarded(lambda *_: self._end_step(self._rate()))
+            self._undo.callback(self.inner.register_step_post_hook(end).remove)
             if self.accelerator is not None:
                 self._replace(self.accelerator, "backward", self._accelerator_backward)
             else:
@@ -82,6 +106,13 @@ class Loop:
             self._replace(self.accelerator, "clip_grad_norm_", self._accelerator_clip)
         if hasattr(clip_grad, "_clip_grads_with_norm_"):
             self._replace(clip_grad, "_clip_grads_with_norm_", self._clip)
+        self._replace(_BaseDataLoaderIter, "__next__", self._next_batch)
+        if self._device == "cpu":  # on a GPU a collective is waited for on the device
+            self._replace(Work, "wait", self._wait)
+        if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
+            first = next(each for each in self.model.parameters() if each.requires_grad)  # its gradient comes last
+            mark = self._guarded(lambda _: self._mark("backward"))
+            self._undo.callback(first.register_post_accumulate_grad_hook(mark).remove)
 
     def detach(self) -> None:
         self._undo.close()
@@ -98,20 +129,54 @@ class Loop:
         setattr(owner, name, replacement)
         self._undo.callback(lambda: setattr(owner, name, original) if is_own else delattr(owner, name))
 
-    def _end_step(self, rate: float | None) -> None:
+    def _guarded(self, hook: Callable) -> Callable:
+        """Return a hook whose mistakes end the watch, and not the training."""
+
+        @functools.wraps(hook)
+        def guarded(*args, **kwargs) -> None:
+            try:
+                hook(*args, **kwargs)
+            except Exception as error:
+                self.on_error(error)
+
+        return guarded
+
+    def _mark(self, phase: str) -> None:
+        self.log.mark(phase)
+        self._phase = phase
+
+    def _next_batch(self, original, *args):
+        if threading.current_thread() is not threading.main_thread():  # something fetches ahead
+            return original(*args)
+        self._guarded(self._mark)("outside")
+        try:
+            return original(*args)
+        finally:
+            self._guarded(self._mark)("data")
+
+    def _wait(self, original, *args, **kwargs):
+        begun_s = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.log.waited_s += time.perf_counter() - begun_s
+
+    def _end_step(self, rate: float) -> None:
+        self._mark("update")
         step = self.step
         self.step = Step()
         step.rate = rate
         self.on_step(step)
 
-    def _rate(self) -> float | None:
+    def _rate(self) -> float:
         rate = self.inner.param_groups[0].get("lr")
-        return rate if isinstance(rate, float) else None  # a tensor may be on a GPU
+        return rate if isinstance(rate, float) else math.nan  # a tensor may be on a GPU
 
     def _forward(self, module, args, kwargs) -> None:
         if not (module.training and torch.is_grad_enabled()):
             self.step.evaluated = True
             return
+        self._mark("outside")
         self.step.forwards += 1
         rows, tokens = _size_of([*args, *kwargs.values()])
         self.step.rows.append(rows)
@@ -119,33 +184,38 @@ class Loop:
         if self.autocast is None and torch.is_autocast_enabled(self._device):
             self.autocast = torch.get_autocast_dtype(self._device)
 
+    def _backward(self, loss, parts: int, original, *args, **kwargs):
+        """Mark a backward pass, and keep its loss as a part of the step's."""
+        self._guarded(self._add_loss)(loss, parts)
+        result = original(*args, **kwargs)
+        self._guarded(self._mark)("waiting" if self._phase == "backward" else "backward")  # the hook marked the end
+        return result
+
     def _add_loss(self, loss, parts: int) -> None:
+        self._mark("forward")
         self.step.backwards += 1
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             loss = loss.detach()
             self.step.losses.append(loss if parts == 1 else loss / parts)
 
     def _accelerator_backward(self, original, loss, *args, **kwargs):
-        self._add_loss(loss, self.accelerator.gradient_accumulation_steps)
-        return original(loss, *args, **kwargs)
+        return self._backward(loss, self.accelerator.gradient_accumulation_steps, original, loss, *args, **kwargs)
 
     def _engine_backward(self, original, *args, **kwargs):
         given = dict(zip(("loss", "retain_graph", "scale_wrt_gas"), args, strict=False)) | kwargs
         parts = self.model.gradient_accumulation_steps() if given.get("scale_wrt_gas", True) else 1
-        self._add_loss(given.get("loss"), parts)
-        return original(*args, **kwargs)
+        return self._backward(given.get("loss"), parts, original, *args, **kwargs)
 
     def _tensor_backward(self, original, loss, *args, **kwargs):
         scaled = self.autocast is torch.float16  # by a GradScaler, with an unknown scale
-        self._add_loss(None if scaled else loss, 1)
-        return original(loss, *args, **kwargs)
+        return self._backward(None if scaled else loss, 1, original, loss, *args, **kwargs)
 
     def _engine_step(self, original, *args, **kwargs):
         before = self.model.global_steps
         rate = self._rate()
         result = original(*args, **kwargs)
         if self.model.global_steps != before:  # unchanged after a pass within a step
-            self._end_step(rate)
+            self._guarded(self._end_step)(rate)
         return result
 
     def _accelerator_clip(self, original, parameters, max_norm, *args, **kwargs):
@@ -181,95 +251,6 @@ def _sum(values: list[int | None]) -> int | None:
     """Return the sum. None if a value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-class Counts(NamedTuple):
-    """Numbers of a step that has ended."""
-
-    passes: int
-    rows: int | None
-    tokens: int | None
-    evaluated: bool
-    rate: float | None
-
-
-class Marks:
-    """Seconds per step of a user's own loop: a mark after each step, without waiting."""
-
-    FAR = 256  # after so many steps a GPU has passed a mark, so that reading it does not wait
-
-    def __init__(self):
-        self._marks = [now()]
-        self._step_s: list[float] = []
-
-    def tick(self) -> None:
-        self._marks.append(now())
-        if len(self._marks) > 2 * self.FAR:  # a long run does not keep all its events
-            self._step_s += seconds_between(self._marks[: self.FAR + 1])
-            del self._marks[: self.FAR]
-
-    def read(self) -> list[float]:
-        """Return the seconds of every step, including the first. On a GPU this waits for the last step."""
-        if isinstance(last := self._marks[-1], torch.cuda.Event):
-            last.synchronize()
-        return self._step_s + seconds_between(self._marks)
-
-
-class History:
-    """The steps so far; they count from 1. Losses stay on the device, so that no step waits for it."""
-
-    def __init__(self) -> None:
-        self.steps: list[Counts] = []
-        self._marks = Marks()
-        self._losses: list[torch.Tensor] = []  # each of many steps, and then of one
-        self._recent = 0
-        self._all_losses = True
-
-    def add(self, step: Step) -> None:
-        self._marks.tick()
-        rows = _sum(step.rows) or None
-        self.steps.append(Counts(step.passes, rows, step.tokens or None, step.evaluated, step.rate))
-        loss = step.loss if self._all_losses else None
-        if loss is None:
-            self._all_losses = False
-            return
-        self._losses.append(loss.float())
-        self._recent += 1
-        if self._recent == CHUNK:  # one small tensor in place of many
-            self._losses[-CHUNK:] = [torch.stack(self._losses[-CHUNK:])]
-            self._recent = 0
-
-    def losses(self) -> list[float]:
-        """Return the losses of all steps; an empty list if one is unknown, or if the device has failed."""
-        if self._all_losses and self.steps:
-            with contextlib.suppress(RuntimeError):
-                return torch.cat([loss.reshape(-1) for loss in self._losses]).tolist()
-        return []
-
-    @property
-    def passes_per_step(self) -> int | None:
-        return _typical([step.passes for step in self.steps])
-
-    def measured(self, losses: list[float], timed: list[int]) -> dict[str, Any]:
-        """Return the fields of RankMeasurements that the steps give."""
-        finite = list(itertools.takewhile(math.isfinite, losses))
-        step_s = self._marks.read()
-        tokens = {step.tokens for step in self.steps}
-        return {
-            "steps": len(self.steps),
-            "step_s": {step: step_s[step - 1] for step in timed},
-            "losses": finite,
-            "diverged_in": len(finite) + 1 if len(finite) < len(losses) else None,
-            "rows_per_step": _typical([step.rows for step in self.steps]),
-            "tokens_per_step": tokens.pop() if len(tokens) == 1 else None,  # not with padded rows
-            "timed_rows": _sum([self.steps[step - 1].rows for step in timed]),
-            "timed_tokens": _sum([self.steps[step - 1].tokens for step in timed]),
-        }
-
-
-def _typical(values: list) -> int | None:
-    """Return the most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
-    return statistics.mode(values) if values and None not in values else None
 
 
 # --- instruments: one step for collectives, then some for memory ---------------------------------------------------

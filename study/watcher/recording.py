@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -24,13 +26,17 @@ from study.measure.memory import peaks
 from study.records import store
 from study.records.schema import Record, Watched
 from study.spec.settings import AUTOCAST
-from study.watcher import monitor, results
+from study.watcher import monitor, results, trends
 from study.watcher.effective import intended_settings
-from study.watcher.loop import History, Instruments, Loop, Step
+from study.watcher.live import Live
+from study.watcher.loop import Instruments, Loop, Step
 from study.watcher.results import RankMeasurements
+from study.watcher.steps import Counts, StepLog
 
 FOLDER_WITHIN_S = 60  # how long a rank waits for the first rank's folder
 MEASUREMENTS_WITHIN_S = 30  # how long the first rank waits for the others' measurements
+SUMMARY = "summary.json"
+TRACE = "trace.json"  # for Perfetto
 
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
@@ -94,7 +100,15 @@ class Training:
 class Recording:
     """The record of a loop. Every method but `abandon` and `dismiss_monitor` may raise."""
 
-    def __init__(self, training: Training, ranks: Ranks, folder: Path, after: int, on_step: Callable[[Step], None]):
+    def __init__(
+        self,
+        training: Training,
+        ranks: Ranks,
+        folder: Path,
+        after: int,
+        on_step: Callable[[Step], None],
+        on_error: Callable[[Exception], None],
+    ):
         self.training = training
         self.ranks = ranks
         self.folder = folder
@@ -102,8 +116,9 @@ class Recording:
         self.record = _new_record(training, folder, describe=ranks.rank == 0)
         device = self.record.observed.device or "cpu"
         self.instruments = Instruments(training.model, training.optimizer, device, after)
-        self.loop = Loop(training.accelerator, training.model, training.optimizer, on_step)
-        self.history = History()
+        self.steps = StepLog(folder, ranks.rank)
+        self.loop = Loop(training.accelerator, training.model, training.optimizer, self.steps, on_step, on_error)
+        self._live = Live(self.steps, training.accelerator) if ranks.rank == 0 else None
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
         self._not_clean: set[int] = set()  # the step after the instruments
@@ -115,56 +130,78 @@ class Recording:
             self._log = CollectiveLog(self.folder, self.ranks.rank)
         self._monitor = monitor.start(self.folder, self.ranks.rank)
         self.loop.attach()
-        self.history = History()  # times count from here
+        self.steps.begin()
 
     def add(self, step: Step) -> None:
-        self.history.add(step)
-        if self.record.watched.rows_per_pass is None and step.rows:
-            self.record.watched.rows_per_pass = step.rows[0]
-        if self.instruments.are_over():
-            return
-        number = len(self.history.steps)
+        number = self.steps.count + 1
+        watched = self.record.watched
+        if watched.rows_per_pass is None and step.rows:
+            watched.rows_per_pass = step.rows[0]
+        were_over = self.instruments.are_over()
         self.instruments.step_ended(number, step.evaluated)
-        if self.instruments.are_over():
+        if not were_over and self.instruments.are_over():
             self._not_clean.add(number + 1)
-            if self.ranks.rank == 0:  # in case its process is killed later
-                self._fill([self._measurements(losses=[])])
+        clean = not step.evaluated and number not in {*self.instruments.looked_at, *self._not_clean}
+        self.steps.add(Counts(clean, step.passes, step.row_count, step.token_count, step.rate), step.loss)
+        if self._live is not None:
+            self._live.step_ended()
+            if not were_over and self.instruments.are_over():  # in case its process is killed later
+                self._fill([self._measurements()])
                 store.keep(self.folder, self.record)
 
     def end(self, error: BaseException | None) -> None:
         """Complete the record. `error` ended the loop."""
         if error is not None:  # first, in case the rest fails as well
-            where = f"rank {self.ranks.rank}, step {len(self.history.steps) + 1}"
+            where = f"rank {self.ranks.rank}, step {self.steps.count + 1}"
             store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
         self.instruments.stop()
+        if self._live is not None:
+            self._live.close()
         if self._log is not None:
             self._log.__exit__(error and type(error), error, None)
         if error is not None:
             with contextlib.suppress(Exception):  # a device that has failed may not answer
-                self._fill([self._measurements(self.history.losses())])
+                self.steps.finish()
+                self._fill([self._measurements()])
         elif self.ranks.rank == 0:
+            self.steps.finish()
             self._complete()
         else:
-            measured = self._measurements(self.history.losses())
-            self.ranks.send(f"measurements/{self.ranks.rank}", measured.model_dump_json())
+            self.steps.finish()
+            self.ranks.send(f"measurements/{self.ranks.rank}", self._measurements().model_dump_json())
         if self.ranks.rank == 0:
             store.keep(self.folder, self.record)
             self._write_steps()
-            sys.stdout.write("\n".join(results.summary(store.load(self.folder), self.folder)) + "\n")
-            sys.stdout.flush()
+            self._summarize()
+
+    def _summarize(self) -> None:
+        """Print what the run was, and write it, its findings and a trace of its last steps beside the record."""
+        tables = trends.load(self.folder)
+        trends.write_trace(self.folder / TRACE, tables)
+        found = trends.findings(tables)
+        shares = {rank: trends.shares(table) for rank, table in tables.items()}
+        values = {"steps": self.steps.count, "shares": shares, "findings": [each.sentence for each in found]}
+        (self.folder / SUMMARY).write_text(json.dumps(values, indent=1) + "\n")
+        lines = results.summary(store.load(self.folder), self.folder, trends.in_words(tables), found)
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
 
     def abandon(self, error: Exception) -> None:
         """Switch the instruments off, and record why the watch has ended before the training."""
         why = f"{type(error).__name__}: {error}"
         stop = Stop(f"study.watch raised {why}; your training was not affected", "report it")
+        self.steps.stopped = True
         closings: list[Callable[[], Any]] = [
             self.instruments.stop,
+            self.steps.flush,
             self.dismiss_monitor,
             lambda: store.explain_what_failed(self.folder, "instruments_failed", why),
             lambda: store.end_badly(self.folder, stop, type(error).__name__),
         ]
         if self._log is not None:
             closings.append(self._log.close)
+        if self._live is not None:
+            closings.append(self._live.close)
         for close in closings:
             with contextlib.suppress(Exception):
                 close()
@@ -173,7 +210,7 @@ class Recording:
         monitor.dismiss(self._monitor)
 
     def _complete(self) -> None:
-        ranks = [self._measurements(self.history.losses())]
+        ranks = [self._measurements()]
         until_s = time.monotonic() + MEASUREMENTS_WITHIN_S
         for rank in range(1, self.ranks.count):  # up to the first that does not arrive in time
             text = self.ranks.receive(f"measurements/{rank}", max(0.1, until_s - time.monotonic()))
@@ -186,10 +223,10 @@ class Recording:
         if stop := results.divergence(ranks):
             self.record = store.ended(self.record, stop, "Stop")
 
-    def _measurements(self, losses: list[float]) -> RankMeasurements:
+    def _measurements(self) -> RankMeasurements:
         """Return the measurements of this rank."""
         return RankMeasurements(
-            **self.history.measured(losses, self._timed()),
+            **results.of_steps(self.steps.table(), self._timed(), self.steps.knows_losses),
             memory=peaks(),
             held_parameters=self.record.observed.held_parameters,
             components=self.instruments.components,
@@ -199,9 +236,8 @@ class Recording:
 
     def _timed(self) -> list[int]:
         """The steps whose times count: those after the instruments, or in a short loop those before but the first."""
-        without = {*self.instruments.looked_at, *self._not_clean}
-        numbered = enumerate(self.history.steps, start=1)
-        clean = [number for number, step in numbered if not step.evaluated and number not in without]
+        table = self.steps.table()
+        clean = [int(number) for number in table["step"][table["clean"] > 0]]
         return [number for number in clean if number > self.after] or clean[1:]
 
     def _fill(self, ranks: list[RankMeasurements]) -> None:
@@ -210,16 +246,16 @@ class Recording:
         seen = self.record.observed
         known = {*self._timed(), *self.instruments.looked_at}
         watched.looked_at = self.instruments.looked_at
-        watched.not_timed = [step for step in range(1, len(self.history.steps) + 1) if step not in known]
+        watched.not_timed = [step for step in range(1, self.steps.count + 1) if step not in known]
         watched.clip_grad_norm = self.loop.wants_clipping
-        seen.accumulation = self.history.passes_per_step or seen.accumulation
+        table = self.steps.table()
+        seen.accumulation = results.typical(table["passes"]) or seen.accumulation
         if seen.stage is None:
             seen.clipping = None if seen.arm == "fsdp1" else self.loop.clipped_at or 0.0  # FSDP1 has its own function
         if seen.autocast is None and self.loop.autocast is not None:
             names = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
             seen.autocast = names.get(self.loop.autocast)
-        rates = [step.rate for step in self.history.steps]
-        seen.learning_rates = [rate for rate in rates if rate is not None] if None not in rates else []
+        seen.learning_rates = [] if np.isnan(table["rate"]).any() else table["rate"].tolist()
         with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
             seen.dtypes = roles.dtypes(self.training.model, self.training.optimizer)
         seen.dtypes |= self.instruments.dtypes
@@ -227,8 +263,9 @@ class Recording:
 
     def _write_steps(self) -> None:
         """Write a line for each step, as the study's own trainer does."""
-        pairs = itertools.zip_longest(self.history.steps, self.record.loss.train)
-        rows = [{"step": step, "loss": loss, "lr": counts.rate} for step, (counts, loss) in enumerate(pairs, start=1)]
+        rates = [None if math.isnan(rate) else rate for rate in self.steps.table()["rate"].tolist()]
+        pairs = enumerate(itertools.zip_longest(rates, self.record.loss.train), start=1)
+        rows = [{"step": step, "loss": loss, "lr": rate} for step, (rate, loss) in pairs]
         (self.folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

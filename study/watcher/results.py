@@ -1,15 +1,20 @@
 """The results of a watched loop: the measurements of its ranks, the sections of the record, and the printed summary."""
 
+import itertools
+import math
 import statistics
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from study.errors import Stop
 from study.io.numbers import short, size
 from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.records import metrics
+from study.records.hangs import Finding
 from study.records.schema import (
     Collective,
     Components,
@@ -25,6 +30,7 @@ from study.records.schema import (
 )
 from study.spec import arms
 from study.watcher.diagnosis import diagnose
+from study.watcher.trends import Column, Table, seconds
 
 SHOWN = 4  # components, the largest first
 COLUMNS = 98
@@ -47,6 +53,34 @@ class RankMeasurements(Section):
     components: RankComponents | None = None
     traffic: dict[str, Collective] | None = None
     written_bytes: int | None = None
+
+
+def of_steps(table: Table, timed: list[int], knows_losses: bool) -> dict[str, Any]:
+    """Return the fields of RankMeasurements that the steps of a rank give."""
+    losses = table["loss"].tolist() if knows_losses else []
+    finite = list(itertools.takewhile(math.isfinite, losses))
+    chosen = table[np.isin(table["step"], timed)]
+    step_s = seconds(chosen).tolist()
+    tokens = typical(table["tokens"])
+    return {
+        "steps": len(table),
+        "step_s": dict(zip(timed, step_s, strict=True)),
+        "losses": finite,
+        "diverged_in": len(finite) + 1 if len(finite) < len(losses) else None,
+        "rows_per_step": typical(table["rows"]),
+        "tokens_per_step": tokens if np.all(table["tokens"] == tokens) else None,  # not with padded rows
+        "timed_rows": _total(chosen["rows"]),
+        "timed_tokens": _total(chosen["tokens"]),
+    }
+
+
+def typical(values: Column) -> int | None:
+    """Return the most frequent value, as the last batch of an epoch may be smaller. None if a value is unknown."""
+    return None if np.isnan(values).any() or not len(values) else int(statistics.mode(values.tolist()))
+
+
+def _total(values: Column) -> int | None:
+    return None if np.isnan(values).any() else int(values.sum())
 
 
 def fill(record: Record, ranks: list[RankMeasurements]) -> None:
@@ -145,15 +179,15 @@ def divergence(ranks: list[RankMeasurements]) -> Stop | None:
 # --- the summary ---------------------------------------------------------------------------------------------------
 
 
-def summary(record: Record, folder: Path) -> list[str]:
-    """Return a summary of a record, in lines of at most 100 columns."""
+def summary(record: Record, folder: Path, steps: str | None = None, found: Sequence[Finding] = ()) -> list[str]:
+    """Return a summary of a record, of its steps and of what was found in them, in lines of at most 100 columns."""
     seen = record.observed
     ranks = f"{seen.ranks} {'rank' if seen.ranks == 1 else 'ranks'}"
     lines = [f"study.watch: {seen.arm or seen.wrapper} on {ranks} ({seen.device}), {seen.steps or 0} steps"]
     if record.error:
         lines += _wrapped(f"{record.status}: {record.error.message}", "  ")
-    lines += [*_measured(record), *_hints(record)]
-    for finding in diagnose(record):
+    lines += [*_measured(record), *([f"  {steps}"] if steps else []), *_hints(record)]
+    for finding in (*found, *diagnose(record)):
         lines += _wrapped(f"{finding.sentence}. What to do: {finding.remedy}.", "  - ")
     return [*lines, f"  {folder / 'record.json'}"]
 

@@ -58,7 +58,7 @@ class Watch:
             ranks = Ranks()
             folder = ranks.agree_on_folder(self.run_dir)
             if folder is not None:  # otherwise this rank is in no group with the first
-                self._recording = Recording(training, ranks, folder, self.after, self._on_step)
+                self._recording = Recording(training, ranks, folder, self.after, self._on_step, self._give_up)
                 self._recording.begin()
                 self.active = True
         except Exception as error:

@@ -28,12 +28,16 @@ from study.errors import Stop
 MOST_HOSTS = 4
 MARK = "zero-study-cluster"
 HOLD = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
-HUB, BRIDGE, PORT, INTERFACE = "hub", "zsbridge", "zsport", "zshost"
+HUB = "hub"
+BRIDGE = "zsbridge"
+PORT = "zsport"
+INTERFACE = "zshost"
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setsid")
 ENDS_WITHIN_S = 10
 # The bytes that may pass at once, and how long a packet waits before the next one is dropped, as in a switch. The burst
 # must be at least the largest packet of a namespace (64 KiB), or tbf cuts each packet into frames.
-BURST_BYTES, QUEUE_MS = 128 * 1024, 50
+BURST_BYTES = 128 * 1024
+QUEUE_MS = 50
 UNLIMITED = "unlimited"
 UNITS = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 Bandwidth = float | Literal["unlimited"]

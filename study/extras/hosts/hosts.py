@@ -24,7 +24,8 @@ from study.io.numbers import size
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host}"
 ANSWERS_WITHIN_S = 60
-CLOCK_TRIES, MOST_CLOCK_S = 5, 1.0
+CLOCK_TRIES = 5
+MOST_CLOCK_S = 1.0
 LINK_S = 0.5  # how long each link is measured, in each direction
 SLOW_LINK = 0.5  # of the median link
 LOW_DISK_BYTES = 10e9

@@ -26,7 +26,9 @@ PART_BYTES = 14 * 2**20
 LAST_LINES = 200  # of the logs of a run that is not done
 LOGS = ("log.txt", "output.txt")
 MANIFEST = "records-manifest.json"  # {"files": {name: [bytes, SHA-256]}}
-MAX_BYTES, MAX_FILES = 256 * 2**20, 20_000  # in all parts together; nine minutes of runs give a few megabytes
+# in all parts together; nine minutes of runs give a few megabytes
+MAX_BYTES = 256 * 2**20
+MAX_FILES = 20_000
 MAX_RATIO = 200  # of what a part unpacks to and what it takes: records give 10, logs of equal lines 100
 MIN_RATIO_BYTES = 2**20  # of a part so small any ratio is harmless
 COPY_AGAIN = "copy the parts from that machine again; nothing was unpacked"

@@ -23,14 +23,18 @@ from study.io.files import safe_join
 
 ROOT = Path(__file__).resolve().parents[3]
 WORK = ROOT / ".gpu"  # what stays there: the installed pack, caches, results
-SITE, RESULTS = WORK / "site", WORK / "results"
+SITE = WORK / "site"
+RESULTS = WORK / "results"
 STUDY = (sys.executable, "-m", "study.cli")
 NEEDED = """
 torch transformers accelerate deepspeed datasets evaluate tyro yaml psutil pynvml pydantic rich scipy
 """
 LAST_S = 45  # reserved for ending what runs, and for packing
 # What must be left to start a bench's repeat, one that compiles, a profiled run, a set of tests: budgets, not measured.
-BENCH_S, COMPILED_S, KERNELS_S, TESTS_S = 150, 240, 60, 120
+BENCH_S = 150
+COMPILED_S = 240
+KERNELS_S = 60
+TESTS_S = 120
 
 
 def sweep(protocol: str, *more: str) -> tuple[str, ...]:
@@ -175,7 +179,10 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float, pack: Path) -> boo
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return True
-    if left_s < (KERNELS_S if kind == "kernels" else COMPILED_S if "--compile" in words else BENCH_S):
+    needed_s = COMPILED_S if "--compile" in words else BENCH_S
+    if kind == "kernels":
+        needed_s = KERNELS_S
+    if left_s < needed_s:
         say(f"{name}: not started, because only {max(0, left_s):.0f} s are left")
         return False
     if kind == "kernels":
@@ -187,7 +194,8 @@ def carry_out(step: tuple[str, ...], scale: str, ends: float, pack: Path) -> boo
 
 def run_tests(name: str, ends: float) -> bool:
     """Run a set of the GPU tests once. Their output is kept, whether they passed or not."""
-    target, part = RESULTS / f"tests-{name}.txt", WORK / f"tests-{name}.part"
+    target = RESULTS / f"tests-{name}.txt"
+    part = WORK / f"tests-{name}.part"
     if target.exists():
         return True
     if ends - time.monotonic() < TESTS_S:

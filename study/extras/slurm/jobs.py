@@ -21,7 +21,8 @@ from study.sweeps.launches import Turn
 from study.sweeps.protocol import Cell
 from study.sweeps.sweep import Outcome, attempts, done_before, lock_runs_folder, not_run, search, to_resume
 
-SCRIPT, STATE = "job.sh", "job.json"
+SCRIPT = "job.sh"
+STATE = "job.json"
 POLL_S = 10.0
 LATE_S = 30  # a network file system may show a node's record so much later
 # By a job's state: the status, the reason and the remedy for a run whose trainer could not record them.
@@ -110,7 +111,10 @@ class Queue:
     """The turns that are not over yet: those to submit, and those that Slurm has."""
 
     def __init__(self, turns: list[Turn], runs: Path, cluster: Cluster, timeout_s: float, nvme_dir: Path | None):
-        self.runs, self.cluster, self.timeout_s, self.nvme_dir = runs, cluster, timeout_s, nvme_dir
+        self.runs = runs
+        self.cluster = cluster
+        self.timeout_s = timeout_s
+        self.nvme_dir = nvme_dir
         self.waiting: list[Submission] = []
         self.to_submit: list[Turn] = []
         self.over: list[tuple[Turn, Outcome]] = []  # turns that were over at the start

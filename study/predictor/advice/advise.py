@@ -258,8 +258,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
 
     If none does, it has the fewest rows.
     """
-    best = row_of(question, arm, sizes[0])
-    least, too_many = 0, len(sizes) if best[0].leaves(miss) else 1
+    best, least, too_many = None, -1, len(sizes)
     while too_many - least > 1:
         middle = (least + too_many) // 2
         each = row_of(question, arm, sizes[middle])
@@ -267,7 +266,7 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
             best, least = each, middle
         else:
             too_many = middle
-    return best
+    return best or row_of(question, arm, sizes[0])
 
 
 def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:

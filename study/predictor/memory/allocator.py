@@ -10,7 +10,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 MIB = 2**20
-SMALL, MIDDLE = MIB, 10 * MIB
+SMALL = MIB
+MIDDLE = 10 * MIB
 
 
 def rounded(size: int) -> int:
@@ -64,7 +65,8 @@ class Allocator:
             rest = Block(left, small, block.segment, block.place + size, block, block.after)
             if block.after:
                 block.after.before = rest
-            block.size, block.after = size, rest
+            block.size = size
+            block.after = rest
             self._in(rest)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
@@ -75,13 +77,15 @@ class Allocator:
         self.allocated -= block.size
         if (before := block.before) and before.free:
             self._out(before.key)
-            before.size, before.after = before.size + block.size, block.after
+            before.size = before.size + block.size
+            before.after = block.after
             if block.after:
                 block.after.before = before
             block = before
         if (after := block.after) and after.free:
             self._out(after.key)
-            block.size, block.after = block.size + after.size, after.after
+            block.size = block.size + after.size
+            block.after = after.after
             if after.after:
                 after.after.before = block
         self._in(block)

@@ -28,7 +28,8 @@ def checkpoint_bytes(setup: Setup, parameters: int) -> CheckpointBytes:
     master_bytes = setup.state_bytes if setup.deepspeed is not None or setup.stored_bytes < 4 else 0
     states = (master_bytes + MOMENTS * setup.state_bytes) * parameters
     weights = setup.stored_bytes * parameters
-    ranks, sharing = setup.ranks, setup.sharing_ranks
+    ranks = setup.ranks
+    sharing = setup.sharing_ranks
     if setup.fsdp:  # states that several groups hold are written once, spread over their ranks
         return CheckpointBytes([(weights + states) / ranks] * ranks)
     if setup.stage == 0:  # every rank holds all of it, and the first one writes

@@ -31,7 +31,8 @@ def backward(engine: Engine, profile: Profile) -> Iterator[dict]:
 
 def _at_start(engine: Engine) -> dict:
     """Return what the engine holds when the backward pass begins."""
-    gradients, accumulates = engine.elements * engine.weight_bytes, engine.accumulation > 1
+    gradients = engine.elements * engine.weight_bytes
+    accumulates = engine.accumulation > 1
     if engine.stage == 3:
         second = second_copy(engine, engine.fetches.released_at_turn)
         return second | {"gathered_weights": gathered(engine)}
@@ -48,7 +49,8 @@ def _at_start(engine: Engine) -> dict:
 def _keep(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Without DeepSpeed: gradients pile up, or are in DDP's buckets from the start."""
     w = engine.weight_bytes
-    ready, in_buckets = 0, _at_start(engine).get("gradients", 0) // w
+    ready = 0
+    in_buckets = _at_start(engine).get("gradients", 0) // w
     for tensor, (kept, in_use), _ in profile.gradients:
         if in_buckets:
             ready = in_buckets = max(engine.elements, in_buckets - tensor.elements)
@@ -132,14 +134,17 @@ class Buckets:
             yield self.moment(complete, next_bytes)
         if self.engine.stage == 2 or owned:
             self.large = 0
-        self.bucket, self.filled = [], 0
+        self.bucket = []
+        self.filled = 0
 
 
 def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
     """Stage 3 (stage3.py, __add_grad_to_ipg_bucket, __avg_scatter_grads; coalesced_collectives.py)."""
-    w, limit = engine.weight_bytes, engine.bucket_elements
+    w = engine.weight_bytes
+    limit = engine.bucket_elements
     alive = gathered(engine)
-    stay, stay_bytes = {tensor.name for tensor in engine.persistent}, stays_gathered(engine)
+    stay = {tensor.name for tensor in engine.persistent}
+    stay_bytes = stays_gathered(engine)
     bucket: list[Tensor] = []
     filled = large = 0  # elements of the bucket, and of gradients that are larger than a bucket
     released = engine.fetches.released_at_turn
@@ -166,14 +171,16 @@ def _scatter(engine: Engine, profile: Profile) -> Iterator[dict]:
             bucket = []
             filled = large = 0
         if tensor.name not in stay and not all_stay and engine.gathers:
-            alive, released = engine.fetches.backward[tensor.name] * w, engine.fetches.released[tensor.name]
+            alive = engine.fetches.backward[tensor.name] * w
+            released = engine.fetches.released[tensor.name]
         yield moment(most, elements * w)
         bucket.append(tensor)
         filled += elements
         large += elements if elements > limit else 0
         # The backward hook of the embeddings comes after the last reduce.
         if tensor.name not in stay and all_stay and tensor.block != "embeddings":
-            alive, released = max(alive - elements * w, stay_bytes), released + elements
+            alive = max(alive - elements * w, stay_bytes)
+            released = released + elements
     if bucket:
         yield reduced(Held(0, 0), 0)
 

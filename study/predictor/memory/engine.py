@@ -23,7 +23,9 @@ class Engine:
     def __init__(self, setup: Setup):
         zero = library_defaults.zero_optimization(setup.deepspeed)
         # If ranks divide layers, those with the same part of the layers share its states.
-        self.model, self.stage, self.ranks = setup.model, setup.stage, setup.sharing_ranks // setup.tensor_ranks
+        self.model = setup.model
+        self.stage = setup.stage
+        self.ranks = setup.sharing_ranks // setup.tensor_ranks
         self.divides_layers = setup.tensor_ranks > 1
         if self.divides_layers:
             self.all_tensors = tensors_of_a_rank(setup.model, setup.tensor_ranks)
@@ -34,14 +36,17 @@ class Engine:
         frozen = [tensor.elements for tensor in self.all_tensors if not tensor.trains]
         # A rank's part of the flat weights; in stage 3, of each tensor. Frozen weights have no optimizer state and no
         # gradient; only stage 3 partitions them.
-        self.part, self.frozen_part = self.part_of(self.tensors), sum(frozen)
+        self.part = self.part_of(self.tensors)
+        self.frozen_part = sum(frozen)
         if self.stage == 3:
             self.frozen_part = sum(ceil(elements / self.ranks) for elements in frozen)
         self.second_ranks = setup.second_partition
         self.weight_bytes = setup.weight_bytes  # of an element of the weights, and of the gradients when reduced
-        self.state_bytes, self.frozen_bytes = setup.state_bytes, setup.frozen_bytes
+        self.state_bytes = setup.state_bytes
+        self.frozen_bytes = setup.frozen_bytes
         self.master = setup.precision == "bf16_cast"  # without DeepSpeed: the optimizer keeps an fp32 copy
-        self.optimizer, self.on_gpu = setup.optimizer, setup.on_gpu
+        self.optimizer = setup.optimizer
+        self.on_gpu = setup.on_gpu
         self.accumulation = setup.accumulation
         self.bucket_elements = int(zero["reduce_bucket_size"])
         overlap = zero["overlap_comm"]
@@ -104,7 +109,8 @@ def all_elements(engine: Engine) -> int:
 
 def first_part(engine: Engine) -> dict[str, int]:
     """Elements of each tensor that the first rank owns in stages 1 and 2."""
-    left, owned = engine.part, {}
+    left = engine.part
+    owned = {}
     for tensor in engine.tensors:
         if left > 0:
             owned[tensor.name] = min(left, tensor.elements)
@@ -139,7 +145,8 @@ def owners(engine: Engine) -> dict[str, set[int]]:
 
     If the gradients of a bucket belong to several ranks, DeepSpeed flattens the bucket a second time to reduce it.
     """
-    part, ends = engine.part, accumulate(tensor.elements for tensor in engine.tensors)
+    part = engine.part
+    ends = accumulate(tensor.elements for tensor in engine.tensors)
     return {
         tensor.name: {(end - tensor.elements) // part, (end - 1) // part}
         for tensor, end in zip(engine.tensors, ends, strict=True)

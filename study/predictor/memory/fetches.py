@@ -39,7 +39,8 @@ def fetches(model: Transformer, limits: Limits) -> Fetches:
 
     Modules that appear in no tensor's name are unknown here.
     """
-    forward, without = _modules(model), _without_backward(model)
+    forward = _modules(model)
+    without = _without_backward(model)
     backward = [names for names in forward[::-1] if not names or not without.issuperset(names)]
     coordinator = Coordinator(model, [*forward, *backward], limits)
     alive: list[int] = []
@@ -70,7 +71,8 @@ class Coordinator:
     """
 
     def __init__(self, model: Transformer, order: list[list[str]], limits: Limits):
-        self.limits, self.order = limits, order
+        self.limits = limits
+        self.order = order
         self.size = {tensor.name: tensor.elements for tensor in model.tensors}
         self.stay = {name for name, elements in self.size.items() if elements <= limits.persistent}
         self.queue = deque((name, step) for step, names in enumerate(order) for name in names)
@@ -150,5 +152,6 @@ def _modules(model: Transformer) -> list[list[str]]:
 
 def reads_out_by_embeddings(model: Transformer) -> bool:
     """Return whether the forward pass ends with the tensor that it begins with, as it does with tied embeddings."""
-    has_logits, all_tensors = model.look.kind in ("decoder", "seq2seq", "speech"), model.tensors
+    has_logits = model.look.kind in ("decoder", "seq2seq", "speech")
+    all_tensors = model.tensors
     return has_logits and not any(t.block == "head" and t.shape == all_tensors[0].shape for t in all_tensors)

@@ -20,7 +20,9 @@ from study.predictor.memory.moments import Piece
 from study.predictor.memory.profile import Held, Profile, Tensor
 from study.predictor.setup import Setup
 
-ROOT, EMBEDDINGS, TAIL = "root", "embeddings", "tail"
+ROOT = "root"
+EMBEDDINGS = "embeddings"
+TAIL = "tail"
 # Accelerate's own units besides the layers, by the names that transformers gives to their tensors.
 TOKENS = re.compile(r"(word_embeddings|wte|embed_in|embed_tokens|tok_embeddings|shared|patch_embeddings\.projection)\.")
 READS_OUT = re.compile(r"^(lm_head|embed_out|proj_out)\.")
@@ -103,7 +105,12 @@ class Sharding:
 
     def gradient(self, unit: str) -> int:
         """Bytes of a unit's whole gradient; the buffer from which it is reduced has as many."""
-        return sum(self.padded(tensor) for tensor in self.units[unit] if tensor.trains) * self.setup.weight_bytes
+        return self._gradients[unit]
+
+    @functools.cached_property
+    def _gradients(self) -> dict[str, int]:
+        trained = {unit: [each for each in held if each.trains] for unit, held in self.units.items()}
+        return {unit: sum(map(self.padded, held)) * self.setup.weight_bytes for unit, held in trained.items()}
 
     def last_gradient(self, unit: str) -> int:
         """Bytes of the last tensor's gradient, which a loop's variable keeps while it is reduced (foreach_reduce)."""
@@ -122,7 +129,8 @@ class Sharding:
 
 def standing(sharding: Sharding) -> dict[str, int]:
     """Return what stays during the whole step."""
-    setup, trains = sharding.setup, sharding.part(trains=True)
+    setup = sharding.setup
+    trains = sharding.part(trains=True)
     master = setup.state_bytes * trains if setup.precision == "bf16_cast" else 0
     return {
         "weights": trains * setup.stored_bytes + sharding.part(trains=False) * setup.frozen_bytes,
@@ -158,7 +166,8 @@ def moments(sharding: Sharding, profile: Profile) -> Iterator[tuple[str, dict]]:
 
 
 def _update(sharding: Sharding) -> dict[str, int]:
-    setup, trains = sharding.setup, sharding.part(trains=True)
+    setup = sharding.setup
+    trains = sharding.part(trains=True)
     made = moment_bytes.made_bytes(setup.optimizer, pieces(sharding), setup.state_bytes)
     master = 4 * trains if setup.precision == "bf16_cast" else 0  # the gradients in fp32 as well
     return {"gradients": gradients(sharding), "temporaries": made + master}
@@ -176,15 +185,18 @@ def _forward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
     That buffer stays until the next unit is copied, or until the root's forward pass ends. The loss comes after that.
     """
-    whole, states = sharding.whole(ROOT), {"gradients": _earlier(sharding)}
-    before, units = ROOT, [unit for unit in sharding.units if unit != ROOT]
+    whole = sharding.whole(ROOT)
+    states = {"gradients": _earlier(sharding)}
+    before = ROOT
+    units = [unit for unit in sharding.units if unit != ROOT]
     for unit in units:
         at_use = [profile.at_use[tensor.name] for tensor in sharding.units[unit] if tensor.name in profile.at_use]
         kept = (min if unit in sharding.late else max)(at_use, default=0)
         gathering = whole + sharding.buffer(before) + sharding.buffer(unit)
         running = whole + sharding.buffer(unit) + sharding.whole(unit)
         yield states | {"activations": kept, "gathered_weights": max(gathering, running)}
-        whole, before = whole + (sharding.whole(unit) if unit in sharding.stay else 0), unit
+        whole = whole + (sharding.whole(unit) if unit in sharding.stay else 0)
+        before = unit
     last = max((profile.at_use[t.name] for t in sharding.units[ROOT] if t.name in profile.at_use), default=0)
     yield states | {"activations": last, "gathered_weights": whole + sharding.buffer(before)}
     kept, in_use = profile.most
@@ -195,7 +207,8 @@ class Backward:
     """The state of a backward pass: the units that are whole, and the bytes of gradients."""
 
     def __init__(self, sharding: Sharding):
-        self.sharding, self.alive = sharding, set(sharding.stay)
+        self.sharding = sharding
+        self.alive = set(sharding.stay)
         whole = sharding.keeps_whole_gradients
         self.gradients = {unit: sharding.gradient(unit) if whole else 0 for unit in sharding.units}
         self.parts = 0 if whole else _earlier(sharding)
@@ -220,7 +233,8 @@ class Backward:
         self.alive.discard(unit)
         self.reducing = 0
         yield self.moment(held, sharding.gradient(unit), ahead)
-        self.reducing, self.gradients[unit] = sharding.gradient(unit), 0
+        self.reducing = sharding.gradient(unit)
+        self.gradients[unit] = 0
         yield self.moment(held, _arriving(sharding, unit) + sharding.last_gradient(unit), ahead)
         accumulates = sharding.setup.accumulation > 1 and not sharding.keeps_whole_gradients
         self.parts += 0 if accumulates else sharding.gradient_part(unit)
@@ -231,7 +245,9 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
     The buffer that they are reduced from stays until the next unit is reduced (FSDPParamGroup.post_backward).
     """
-    state, unit, held = Backward(sharding), ROOT, profile.most
+    state = Backward(sharding)
+    unit = ROOT
+    held = profile.most
     for gradient in profile.gradients:
         next_unit = sharding.unit_of[gradient.tensor.name]
         if unit not in sharding.late and next_unit != unit:
@@ -244,7 +260,8 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
             state.alive.add(next_unit)
             if sharding.by_accelerate:  # copied out of the buffer that it was gathered into
                 yield state.moment(held, 0, sharding.buffer(next_unit))
-        unit, size = next_unit, gradient.tensor.elements * sharding.setup.weight_bytes
+        unit = next_unit
+        size = gradient.tensor.elements * sharding.setup.weight_bytes
         ahead = state.ahead(unit)
         yield state.moment(most, size, 0 if begins and unit == TAIL else ahead)
         if not sharding.keeps_whole_gradients:
@@ -261,7 +278,8 @@ def _backward(sharding: Sharding, profile: Profile) -> Iterator[dict]:
 
 def _arriving(sharding: Sharding, unit: str) -> int:
     """Bytes of a unit's part as the collective delivers it, and as it is kept if that is another type."""
-    part, setup = sharding.gradient_part(unit), sharding.setup
+    part = sharding.gradient_part(unit)
+    setup = sharding.setup
     arrived = part * setup.weight_bytes // setup.stored_bytes
     return arrived + (part if setup.weight_bytes != setup.stored_bytes else 0)
 

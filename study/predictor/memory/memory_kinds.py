@@ -28,7 +28,8 @@ NCCL_BYTES = {"two": 544 * 2**20, "more": 688 * 2**20}
 # An advice keeps more of a GPU free, to be safe: the context of an older CUDA and NCCL, and a share for fragmentation.
 # On an A100 that is 7.3 % of 85.9 GB. The smallest share known to be enough is 6.5 %: Llama-3-8B was trained with
 # 80.3 GB allocated, on one GPU and on two (fms-acceleration, a100_80gb_liger.csv).
-OUTSIDE_AT_MOST_BYTES, FRAGMENTATION = 2e9, 0.05
+OUTSIDE_AT_MOST_BYTES = 2e9
+FRAGMENTATION = 0.05
 STEPS = 3  # from the second on, the optimizer's states lie between activations; the third rarely changes anything
 
 
@@ -53,7 +54,8 @@ def reserve_bytes(gpu: Gpu) -> float:
 
 def memory_kinds(setup: Setup, gpu: str | None = None) -> MemoryKinds:
     """The three numbers. With a GPU (a name in GPUS), PyTorch gives back unused memory near the GPU's limit."""
-    allocated, outside = estimate(setup).peak_bytes, int(outside_bytes(setup.ranks))
+    allocated = estimate(setup).peak_bytes
+    outside = int(outside_bytes(setup.ranks))
     capacity = GPUS[gpu].memory_bytes - outside if gpu else None
     reserved = reserved_bytes(setup, capacity)
     return MemoryKinds(allocated, reserved, None if reserved is None else reserved + outside)
@@ -93,11 +95,13 @@ class _Replay:
     """The first steps of a training on an allocator."""
 
     def __init__(self, setup: Setup, allocator: Allocator):
-        self.setup, self.allocator = setup, allocator
+        self.setup = setup
+        self.allocator = allocator
         self.made, self.log = setup.model.allocations(setup.trace_options, setup.micro_batch)
         # DDP's buckets take gradients only in the last pass of a step. Those of earlier passes stay outside.
         self.keeps_gradients = not setup.fsdp and not setup.deepspeed and (setup.ranks == 1 or setup.accumulation > 1)
-        self.beside, self.update = _beside(setup), _update(setup)
+        self.beside = _beside(setup)
+        self.update = _update(setup)
 
     def run(self) -> None:
         standing, moments = _standing(self.setup)
@@ -115,7 +119,8 @@ class _Replay:
         """A forward and a backward pass. Without an engine, gradients stay until the update."""
         beside = self._take(self.beside)
         live: dict[int, Block] = {}  # by the number of the tensor
-        made, kept = 0, set()
+        made = 0
+        kept = set()
         for entry in self.log:
             if entry == 0:
                 live[made] = self.allocator.take(self.made[made])

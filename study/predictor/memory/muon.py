@@ -17,7 +17,8 @@ def matrices(engine: Engine) -> list[Tensor]:
 def owned_matrices(engine: Engine) -> list[Tensor]:
     """The matrices of which the first rank owns something in stages 1 and 2. It multiplies these, as whole matrices."""
     by_shape = sorted(matrices(engine), key=lambda tensor: tensor.shape, reverse=True)  # as MuonWithAuxAdam does
-    begins, part = accumulate((tensor.elements for tensor in by_shape), initial=0), engine.part_of(by_shape)
+    begins = accumulate((tensor.elements for tensor in by_shape), initial=0)
+    part = engine.part_of(by_shape)
     return [tensor for tensor, begin in zip(by_shape, begins, strict=False) if begin < part]
 
 

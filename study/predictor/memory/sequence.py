@@ -4,6 +4,7 @@ Each rank has a part of the tokens. Before attention the ranks exchange queries,
 tokens of some heads; after attention they exchange back. The backward pass does the same with the gradients.
 """
 
+import functools
 from dataclasses import dataclass
 
 from study.errors import Stop
@@ -24,10 +25,12 @@ class Heads:
     width: int
 
 
+@functools.cache
 def heads(model: Transformer) -> Heads:
     """Return what Ulysses reads from a model's config. Raise Stop if DeepSpeed or Accelerate refuse the model."""
     config = model.dimensions
-    queries, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    queries = config.get("num_attention_heads")
+    keys = config.get("num_key_value_heads")
     if not queries or not keys or not model.has_fused_attention:
         what = f"Ulysses divides attention by heads of keys, and the config of {model.family} names none"
         if config and keys:
@@ -57,7 +60,8 @@ def exchanged(setup: Setup) -> dict[str, int]:
         return {}
     if reason := refusal(setup.model, among):
         raise Stop(reason, "give another model, or fewer ranks for a row", "unavailable")
-    forward, passes = 2 if setup.checkpointing else 1, setup.accumulation * heads(setup.model).layers
+    forward = 2 if setup.checkpointing else 1
+    passes = setup.accumulation * heads(setup.model).layers
     positions = setup.sequence * POSITION_BYTES  # of one row: all rows have the same
     return {"all_to_all": layer_bytes(setup) * (forward + 1) * passes, "all_gather": positions * forward * passes}
 

@@ -12,7 +12,9 @@ from study.predictor.memory.profile import Profile, Tensor
 from study.predictor.tracing.transformer import Transformer
 
 TRIED = ("llama", "qwen2", "qwen3", "mistral")  # the families for which this code knows the division
-BY_COLUMNS, BY_ROWS = 5, 2  # linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass
+# linear layers of a layer: each needs an all-reduce, in the backward or in the forward pass
+BY_COLUMNS = 5
+BY_ROWS = 2
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 NEEDED = (*DIVIDED, "hidden_size", "num_hidden_layers", "vocab_size")
 

@@ -185,7 +185,8 @@ def _memory(training: Training) -> list[Compared]:
 
 def _time(training: Training) -> list[Compared]:
     """Compare the seconds of a step."""
-    row, setup = training.row, training.setup
+    row = training.row
+    setup = training.setup
     if row.step_s is None:
         return []
     if training.machine is None:

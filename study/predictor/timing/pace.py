@@ -113,9 +113,11 @@ class FullPace(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def at_full_pace(work: Work, gpu_name: str, whole: bool) -> FullPace:
     """`whole`: products of fp32, which run as TF32 if the GPU has it."""
-    gpu, processors = GPUS[gpu_name], multiprocessors(gpu_name)
+    gpu = GPUS[gpu_name]
+    processors = multiprocessors(gpu_name)
     peak = gpu.single_flops_per_s if whole else gpu.half_flops_per_s
-    flops_per_s, element_bytes = peak * ceilings(gpu_name)["products"][0], 4 if whole else 2
+    flops_per_s = peak * ceilings(gpu_name)["products"][0]
+    element_bytes = 4 if whole else 2
     return FullPace(
         products=tuple(
             (
@@ -135,7 +137,8 @@ def work_s(work: Work, gpu_name: str, whole: bool, fused: bool, constants: Pace)
     A product takes as long as its operations or its bytes, whichever takes longer. Memory limits products of small
     matrices, as in a written-out attention.
     """
-    full, moving_share = at_full_pace(work, gpu_name, whole), moving_share_of(gpu_name) or constants.moving_share
+    full = at_full_pace(work, gpu_name, whole)
+    moving_share = moving_share_of(gpu_name) or constants.moving_share
     products = (max(flops_s / constants.product_share, bytes_s / moving_share) for flops_s, bytes_s in full.products)
     return Seconds(
         products=sum(products),
@@ -183,7 +186,8 @@ def collective_s(kind: str, size_bytes: float, links: Links, constants: Pace) ->
     A ring goes through every GPU of a node before it leaves the node. There are as many rings as network ports, so all
     ports of a node carry the data. Latencies add up along the ring (NCCL, src/graph/tuning.cc).
     """
-    ranks, nodes = links.ranks, links.nodes
+    ranks = links.ranks
+    nodes = links.nodes
     if ranks == 1:
         return 0.0
     rounds = 2 if kind == "all_reduce" else 1

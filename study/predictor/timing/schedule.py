@@ -50,7 +50,8 @@ class Sharing:
             each_pass = setup.fsdp_by == "torch"
             sharing = cls(3, again, each_pass, True, "reduce_scatter", size, size, float("inf"), None)
             return replace(sharing, gathers_within=(setup.group, setup.group), reduces_within=setup.group)
-        engine, w = Engine(setup), setup.weight_bytes
+        engine = Engine(setup)
+        w = setup.weight_bytes
         if engine.stage == 0:
             return cls(0, 0.0, False, True, "all_reduce", w, w, DDP_BUCKET_BYTES, None)
         bucket = engine.bucket_elements * w
@@ -100,17 +101,21 @@ class Schedule:
         if self.sharing.hooks_above is not None:
             hooks_s = block.modules_above(self.sharing.hooks_above) * self.constants.module_s * passes
         launch = self.add(f"{phase} {block.name}", "launch", seconds.launching + hooks_s)
-        slowed_s, self.slowed_s = self.slowed_s, 0.0
+        slowed_s = self.slowed_s
+        self.slowed_s = 0.0
         if block.is_layer and self.setup.sequence_ranks * self.setup.tensor_ranks > 1:
             after = (*after, self.exchange(block, phase, passes, *after))
         return self.add(f"{phase} {block.name}", "compute", seconds.on_gpu + slowed_s, *after, launched_by=launch)
 
     def exchange(self, block: Block, phase: str, passes: int, *after: int | None) -> int:
         """Add what ranks that share rows or layers send each other for a layer. The layer waits for it."""
-        setup, links = self.setup, self.links.within(self.setup.sequence_ranks * self.setup.tensor_ranks)
-        kind, pairs = "all_to_all", [(sequence.EXCHANGES * passes, passes * sequence.layer_bytes(setup))]
+        setup = self.setup
+        links = self.links.within(self.setup.sequence_ranks * self.setup.tensor_ranks)
+        kind = "all_to_all"
+        pairs = [(sequence.EXCHANGES * passes, passes * sequence.layer_bytes(setup))]
         if setup.tensor_ranks > 1:  # a layer that is recomputed sums as in the forward pass
-            kind, phases = "all_reduce", [phase] + ["forward"] * (passes - 1)
+            kind = "all_reduce"
+            phases = [phase] + ["forward"] * (passes - 1)
             pairs = [tensor.layer_bytes(setup, each) for each in phases]
         seconds = sum(calls * collective_s(kind, size / calls, links, self.constants) for calls, size in pairs)
         return self.add(f"{kind} {block.name}", "communication", seconds, *after)
@@ -151,7 +156,8 @@ class Schedule:
 
     def reduce(self, block: Block, computed: int) -> int:
         size = block.trained * self.sharing.reduced_bytes
-        done, group = computed, self.sharing.reduces_within
+        done = computed
+        group = self.sharing.reduces_within
         if self.links.ranks > 1:
             done = self.collective(self.sharing.reduce, block, size, self.links.within(group), done)
         if group and self.links.ranks > group:

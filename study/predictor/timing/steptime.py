@@ -138,12 +138,14 @@ def update_bytes(setup: Setup) -> float:
 
 
 def _host(setup: Setup, machine: Machine, constants: Pace) -> Host:
-    engine, gpu = Engine(setup), GPUS[machine.gpu]
+    engine = Engine(setup)
+    gpu = GPUS[machine.gpu]
     shared = engine.stage or setup.fsdp
     owned = setup.model.trained / (setup.sharing_ranks if shared else 1)
     offloads = engine.optimizer_home != "none" or setup.fsdp_offload
     update_s = update_bytes(setup) * owned / gpu.memory_bytes_per_s
-    local, disk_s = min(setup.ranks, machine.gpus_per_node), 0.0
+    local = min(setup.ranks, machine.gpus_per_node)
+    disk_s = 0.0
     if offloads:  # the published speed is that of a whole host, which updates the parts of all its ranks
         update_s = owned * local / 1e9 * papers.CPU_ADAM_S_PER_BILLION
     if engine.optimizer_home == "nvme" and machine.disk_bytes_per_s:

@@ -148,7 +148,8 @@ class Source:
         expected = [json.loads(names[number]) for number, *_ in two["tape"]]
         if stacks != two["stacks"] or any(_skeleton(tape) != expected for tape in tapes):
             return None
-        stored, sums = [], [*self.sums]
+        stored = []
+        sums = [*self.sums]
         for (number, *each), *same in zip(two["tape"], *tapes, strict=True):
             found = []
             for place, numbers in zip(each, zip(*map(sizes_of, same), strict=True), strict=True):
@@ -161,7 +162,8 @@ class Source:
 
     def _grown(self, two: tuple[int, ...], rows: int, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the sum of two rows with some of its terms grown, so that it gives these numbers."""
-        factors, terms = two[::2], two[1::2]
+        factors = two[::2]
+        terms = two[1::2]
         for grows in itertools.product((True, False), repeat=len(terms)):
             more = [n * rows // 2 if each else n for n, each in zip(factors, grows, strict=True)]
             sums = [
@@ -227,7 +229,8 @@ class Source:
 
 def _skeleton(tape: Tape) -> list[list]:
     """Return a tape without the numbers that depend on dimensions."""
-    made, skeleton = 0, []
+    made = 0
+    skeleton = []
     for entry in tape:
         skeleton.append(without_sizes(entry, made))
         made += entry[0] == "made"
@@ -245,7 +248,9 @@ def sources() -> list[Source]:
     llama = config_of("llama3-8b") | {"num_hidden_layers": MANY, "head_dim": 128}
     gpu, cpu = (all_options("sdpa", cuda, PRECISIONS) for cuda in (CUDA_DIFFERENCES, ()))
     eager = all_options("eager", CUDA_DIFFERENCES, ("bf16_cast", "bf16", "fp32"), both_linears=False)
-    gelu, tied, same_heads = {"activation_function": "gelu"}, {"tie_word_embeddings": True}, {"num_key_value_heads": 32}
+    gelu = {"activation_function": "gelu"}
+    tied = {"tie_word_embeddings": True}
+    same_heads = {"num_key_value_heads": 32}
     found = [
         Source(llama, None, gpu),
         Source(gpt2, None, gpu + eager + cpu),

@@ -165,7 +165,9 @@ class Followed(NamedTuple):
 def followed(config: dict, dropout: float | None, options: tuple, rows: tuple[int, ...]) -> Followed | None:
     """Return a pass over each number of rows; None if the file has no such pass."""
     name, dimensions, layers = member(config, dropout)
-    content, keys, tokens = _content(name), [key(options, count) for count in rows], options[0]
+    content = _content(name)
+    keys = [key(options, count) for count in rows]
+    tokens = options[0]
     sizes = [size for letter, size in dimensions.items() if letter != "g"]
     unusual = any(size < 2 for size in (tokens, *sizes))  # a size of 1 leads to other kernels
     if content is None or unusual or not all(each in content["passes"] for each in keys):
@@ -208,13 +210,16 @@ def _tape(content: dict, stored: dict, values: list[int]) -> Tape:
     """Return a stored tape with its sizes."""
     tape: Tape = []
     made = 0
-    for number, *sizes in stored["tape"]:
-        entry = content["entries"][number]
+    known: dict[tuple[int, ...], tuple] = {}  # layers repeat each other
+    for numbers in map(tuple, stored["tape"]):
+        entry = content["entries"][numbers[0]]
         if entry[0] in ("freed", "gradient"):
             tape.append((entry[0], made - entry[1]))
-        else:
-            made += entry[0] == "made"
-            tape.append(with_sizes(entry, [values[size] for size in sizes]))
+            continue
+        made += entry[0] == "made"
+        if numbers not in known:
+            known[numbers] = with_sizes(entry, [values[size] for size in numbers[1:]])
+        tape.append(known[numbers])
     return tape
 
 

@@ -70,7 +70,8 @@ class _Reader:
         return Place(*entry[1:]) if entry[2] else Place("around", None, self._around)
 
     def _begin(self, place: Place) -> None:
-        self._place, self._held = place, [0, 0, 0, 0]
+        self._place = place
+        self._held = [0, 0, 0, 0]
         self._since: list[Held] = []
         self._kernels: Kernels = []
         self.sections[place] = Section(self._copies[place.stack, place.layer] if place.stack else 1)
@@ -79,7 +80,8 @@ class _Reader:
         a, b, c, d = self._held
         span = Span(event, gradient, (a, b, c, d), highest(self._since, self.rows[0]), self._kernels)
         self.sections[self._place].spans.append(span)
-        self._since, self._kernels = [], []
+        self._since = []
+        self._kernels = []
 
     def _line(self, first: int, second: int) -> tuple[int, int]:
         """Return a line through the numbers of both row counts."""
@@ -127,7 +129,8 @@ def lines(tapes: list[Tape], rows: tuple[int, ...], alike: Alike, blocks: Mappin
     """
     read = _Reader(tapes, rows, alike)
     seen: dict = {"at_use": {}, "gradients": [], "flops": read.flops, "inputs": read.inputs}
-    work, start = _Work(blocks), NOTHING
+    work = _Work(blocks)
+    start = NOTHING
     layers = {stack: {layer: n for n, layer in enumerate(followed(groups))} for stack, groups in alike.items()}
     until_gradient: list[Held] = []
     since: list[Held] = []
@@ -173,14 +176,17 @@ class _Work:
     """The kernels of each phase of each block."""
 
     def __init__(self, blocks: Mapping[str, str]):
-        self.blocks, self.phase, self.block = blocks, "forward", next(iter(blocks.values()))
+        self.blocks = blocks
+        self.phase = "forward"
+        self.block = next(iter(blocks.values()))
         self.since: list[Kernels] = []  # since the event before
         self.taken: dict[tuple[str, str], list[Kernels]] = defaultdict(list)
 
     def take(self, kind: str, name: str) -> None:
         """Take the kernels before an event. Those before a gradient are of its block, others of the last block."""
         if kind == "gradient":
-            self.phase, self.block = "backward", self.blocks[name]
+            self.phase = "backward"
+            self.block = self.blocks[name]
         self.taken[self.phase, self.block] += [kernels for kernels in self.since if kernels]
         self.since = []
         if kind == "use":
@@ -225,14 +231,17 @@ def highest(points: list[Held], least: int) -> list[Held]:
     """Return the lines whose sum is the highest somewhere from `least` rows on."""
     best: list[Held] = []
     for point in sorted(points, key=lambda p: (p[1] + p[3], p[0] + p[2])):
-        at, slope = point[0] + point[2], point[1] + point[3]
+        at = point[0] + point[2]
+        slope = point[1] + point[3]
         while best:
-            last_at, last_slope = best[-1][0] + best[-1][2], best[-1][1] + best[-1][3]
+            last_at = best[-1][0] + best[-1][2]
+            last_slope = best[-1][1] + best[-1][3]
             if at + slope * least >= last_at + last_slope * least:
                 best.pop()  # never the higher one from here on
                 continue
             if len(best) > 1:
-                before_at, before_slope = best[-2][0] + best[-2][2], best[-2][1] + best[-2][3]
+                before_at = best[-2][0] + best[-2][2]
+                before_slope = best[-2][1] + best[-2][3]
                 # The last line is needed only if it crosses the one before it earlier than the new line does.
                 if (before_at - at) * (last_slope - before_slope) <= (before_at - last_at) * (slope - before_slope):
                     best.pop()

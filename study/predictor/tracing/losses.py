@@ -58,7 +58,8 @@ def without_logits(config: PretrainedConfig, model, batch: Batch) -> torch.Tenso
     weight = head.weight
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        hidden = hidden.to(dtype)
+        weight = weight.to(dtype)
     return _Chunked.apply(hidden.flatten(0, 1), weight, labels.flatten())
 
 

@@ -83,9 +83,12 @@ def repeat(tape: Tape, alike: Alike) -> Tape:
     sections = _sections(tape, alike)
     _compare(sections, alike)
     models = models_of(sections, alike)
-    first, count, copies = {}, 0, defaultdict(list)
+    first = {}
+    count = 0
+    copies = defaultdict(list)
     for place, model in models.items():
-        first[place], count = count, count + len(sections[model].made)
+        first[place] = count
+        count = count + len(sections[model].made)
         copies[model].append(place)
 
     def numbers(place: Place, tensor: Tensor) -> list[int]:
@@ -143,7 +146,9 @@ def _sections(tape: Tape, alike: Alike) -> dict[Place, Section]:
 def _cut(tape: Tape) -> tuple[dict[Place, Section], list[tuple[Place, int]]]:
     """The sections of a tape; and for each tensor, the section that makes it and its number there."""
     place = following = Place("around", None, 0)
-    sections, origins, around = {place: Section()}, [], 0
+    sections = {place: Section()}
+    origins = []
+    around = 0
     for entry in in_order(tape):
         if entry[0] == "layer":
             around += entry[2] is None

@@ -32,7 +32,8 @@ def in_order(tape: Tape) -> Tape:
 
     Autocast drops its copies of weights in an order that differs from run to run.
     """
-    ordered, freed = [], []
+    ordered = []
+    freed = []
     for entry in tape:
         if entry[0] == "freed":
             freed.append(entry)

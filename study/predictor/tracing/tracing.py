@@ -63,7 +63,8 @@ class _Watch(TorchDispatchMode):
         for leaf in out if isinstance(out, list | tuple) else (out,):
             if isinstance(leaf, torch.Tensor):
                 self._add(leaf)
-        flops, packet = 0, function._overloadpacket
+        flops = 0
+        packet = function._overloadpacket
         if count := PRODUCTS.get(packet):
             flops = count(*args, **(kwargs or {}), out_val=out)
         runs = not (function.is_view or function.namespace == "prim" or packet in NO_KERNEL)
@@ -140,12 +141,15 @@ def look(model: Transformer) -> Look:
     """A model's tensors, buffers, kind and limits. It is built on `meta`."""
     config = _config(model)
     built = _built(model, config, torch.float32)
-    blocks, tensors = [], []
+    blocks = []
+    tensors = []
     for key, tensor in built.named_parameters():
         numbered = re.match(r"(?:.*?\.)?\d+(?=\.)", key)
         if numbered and numbered[0] not in blocks:
             blocks.append(numbered[0])
-        block = f"layer.{blocks.index(numbered[0])}" if numbered else "head" if blocks else "embeddings"
+        block = "head" if blocks else "embeddings"
+        if numbered:
+            block = f"layer.{blocks.index(numbered[0])}"
         tensors.append((key, list(tensor.shape), block, tensor.requires_grad))
     limit = configs.sequence_limit(config)
     return Look(
@@ -331,7 +335,8 @@ def lines(model: Transformer, options: TraceOptions, rows: tuple[int, ...], with
     """
     try:
         both = [followed(model, options, count, with_all_layers) for count in rows]
-        tapes, alike = [in_order(tape) for tape, _ in both], {stack.name: stack.alike() for stack in both[0][1]}
+        tapes = [in_order(tape) for tape, _ in both]
+        alike = {stack.name: stack.alike() for stack in both[0][1]}
         made = allocations(tapes, rows, alike)
     except Unlike:
         if with_all_layers:

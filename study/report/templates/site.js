@@ -128,6 +128,30 @@ for (const key of document.querySelectorAll("figure svg [data-key]")) {
   });
 }
 
+// Small charts: a mark at every so many points of a line shows its value under the pointer.
+for (const line of document.querySelectorAll(".chart polyline")) {
+  const points = line.getAttribute("points").split(" ");
+  const values = line.dataset.values.split(",");
+  values.reverse().forEach((words, place) => {
+    const [x, y] = points[points.length - 1 - place * line.dataset.every].split(",");
+    const mark = document.createElementNS(line.namespaceURI, "circle");
+    for (const [name, value] of Object.entries({ cx: x, cy: y, r: values.length < 3 ? 5 : 2.4 })) mark.setAttribute(name, value);
+    mark.append(document.createElementNS(line.namespaceURI, "title"));
+    mark.firstChild.textContent = `step ${words.replace(" ", ": ")}`;
+    line.after(mark);
+  });
+}
+
+// The figure above a button, as a file of its own.
+for (const button of document.querySelectorAll("[data-save]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const text = new XMLSerializer().serializeToString(button.closest("figure").querySelector("svg"));
+    const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    Object.assign(document.createElement("a"), { href: address, download: `${button.dataset.save}.svg` }).click();
+  });
+}
+
 // A link into a fold opens it.
 function openTarget() {
   const fold = document.getElementById(decodeURIComponent(location.hash.slice(1)));

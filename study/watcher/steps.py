@@ -1,0 +1,146 @@
+"""Time the phases of every step of a user's loop, and keep a line for each step in the rank's file.
+
+A phase is the time between two marks, and the later mark names it. On a GPU a mark is an event, and a loss is copied
+without waiting: both are read once the GPU has passed them.
+"""
+
+import math
+import os
+import time
+from array import array
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from study.measure.clock import now, seconds_between
+from study.measure.hardware import CUDA
+from study.watcher.trends import COLUMNS, FIELDS, FILE, PHASES, Table
+
+FLUSH_S = 1.0
+MOST_PENDING = 512  # steps that a GPU may be behind; their losses have a place in pinned memory
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Counts(NamedTuple):
+    """Numbers of a step that has ended; NaN if unknown."""
+
+    clean: bool  # no instrument and no evaluation was in it
+    passes: int
+    rows: float
+    tokens: float
+    rate: float
+
+
+class Pending(NamedTuple):
+    """A step whose marks the GPU may not have passed. Its first mark ended the step before."""
+
+    marks: list[tuple[str, Any, float]]  # the phase that a mark ends, the mark, and seconds in it that ranks waited
+    counts: Counts
+    memory_bytes: float
+    has_loss: bool
+
+
+class StepLog:
+    """The steps of this rank, as a table and as a file."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.path = folder / FILE.format(rank=rank)
+        self.path.write_text(",".join(COLUMNS) + "\n")
+        self.waited_s = 0.0  # for other ranks, since the last mark
+        self.stopped = False
+        self.knows_losses = True  # of all steps
+        self.count = 0
+        self._values = array("d")  # of all steps, a row of COLUMNS each
+        self._written = 0
+        self._flushed_s = time.monotonic()
+        self._losses = torch.full((MOST_PENDING + 1,), math.nan, pin_memory=CUDA)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY) if Path("/proc/self/statm").exists() else None
+        self._pending: deque[Pending] = deque()
+        self._marks: list[tuple[str, Any, float]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the first step begin now."""
+        self._end_unix_s = time.time()
+        self._marks = [("", now(), 0.0)]
+
+    def mark(self, phase: str) -> None:
+        """End a phase here."""
+        if not self.stopped:
+            self._marks.append((phase, now(), self.waited_s))
+            self.waited_s = 0.0
+
+    def add(self, counts: Counts, loss: torch.Tensor | None) -> None:
+        """Add the step that ended with the last mark."""
+        self.count += 1
+        self.knows_losses &= loss is not None
+        if loss is not None:
+            self._losses[self.count % len(self._losses)].copy_(loss.detach().reshape(()), non_blocking=True)
+        self._pending.append(Pending(self._marks, counts, self._memory_bytes(), loss is not None))
+        self._marks = [("", self._marks[-1][1], 0.0)]
+        self._settle(wait=len(self._pending) > MOST_PENDING)
+        if time.monotonic() - self._flushed_s >= FLUSH_S:
+            self.flush()
+
+    def finish(self) -> None:
+        """Write the last steps. On a GPU this waits for them."""
+        self.stopped = True
+        while self._pending:
+            self._settle(wait=True)
+        self.flush()
+        if self._statm is not None:
+            os.close(self._statm)
+            self._statm = None
+
+    def table(self) -> Table:
+        """Return the steps that are over on the device."""
+        return self.recent(len(self._values))
+
+    def recent(self, steps: int) -> Table:
+        """Return the last so many of them."""
+        return np.array(self._values[-steps * len(COLUMNS) :]).view(FIELDS)
+
+    def flush(self) -> None:
+        """Write the steps that are not in the file yet."""
+        self._flushed_s = time.monotonic()
+        rows = range(self._written, len(self._values), len(COLUMNS))
+        text = "".join(",".join(f"{x:.16g}" for x in self._values[row : row + len(COLUMNS)]) + "\n" for row in rows)
+        self._written = len(self._values)
+        with self.path.open("a") as file:
+            file.write(text)
+
+    def _settle(self, wait: bool) -> None:
+        """Move the steps that the device has passed into the table; the first of them in any case if `wait`."""
+        while self._pending:
+            last = self._pending[0].marks[-1][1]
+            if isinstance(last, torch.cuda.Event) and not last.query():
+                if not wait:
+                    return
+                last.synchronize()
+            wait = False
+            self._row(self._pending.popleft())
+
+    def _row(self, step: Pending) -> None:
+        number = self._values.buffer_info()[1] // len(COLUMNS) + 1
+        spent = dict.fromkeys(PHASES, 0.0)
+        between = seconds_between([mark for _, mark, _ in step.marks])
+        for (phase, _, waited_s), seconds in zip(step.marks[1:], between, strict=True):
+            waited_s = min(waited_s, seconds)
+            spent[phase] += seconds - waited_s
+            spent["waiting"] += waited_s
+        self._end_unix_s += sum(between)
+        loss = float(self._losses[number % len(self._losses)]) if step.has_loss else math.nan
+        counts = step.counts
+        head = (number, self._end_unix_s, counts.clean, counts.passes, counts.rows, counts.tokens, counts.rate)
+        self._values.extend((*head, loss, step.memory_bytes, *spent.values()))
+
+    def _memory_bytes(self) -> float:
+        """Return the bytes of tensors on the GPU, or what this process holds of the host's memory."""
+        if CUDA:
+            return torch.cuda.memory_allocated()
+        if self._statm is None:
+            return math.nan
+        return int(os.pread(self._statm, 64, 0).split()[1]) * PAGE_BYTES
