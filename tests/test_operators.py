@@ -1,6 +1,7 @@
 """Compiled operators: where they are kept, who compiles them, and that nobody waits for a process that has died."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -305,14 +306,12 @@ def test_an_environment_that_cannot_be_written_has_a_folder_of_its_own(monkeypat
     assert all(place.is_relative_to(tmp_path) for place in places)
 
 
-@pytest.mark.filterwarnings("ignore:Distutils was imported before Setuptools")
 def test_it_looks_where_pytorch_puts_them(extensions):
     """PyTorch itself says where, and which headers it compiles against."""
-    from torch.utils import cpp_extension
-
-    folder = Path(cpp_extension._get_build_directory("cpu_adam", False))
-    assert folder == operators.folder("cpu_adam")
-    (folder / "cpu_adam.so").write_bytes(b"\x7fELF")
-    headers = " ".join(f"-isystem {path}" for path in cpp_extension.include_paths())
-    (folder / "build.ninja").write_text(f"cflags = {headers}")
+    code = "from torch.utils import cpp_extension as e; import json\n"
+    code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
+    folder, headers = json.loads(python("-c", code).stdout.splitlines()[-1])
+    assert Path(folder) == operators.folder("cpu_adam")
+    Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
+    Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))
     assert operators.compiled("cpu_adam")
