@@ -34,6 +34,7 @@ class Explanation:
     kind: str
     why: str
     releases: tuple[str, ...] = ()  # of DeepSpeed; empty: any
+    matters: str = ""  # of a bug: what a user loses
 
 
 def explanations() -> list[Explanation]:
