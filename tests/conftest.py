@@ -87,6 +87,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # plugins ask what refers to their objects
+
+
 def pytest_unconfigure() -> None:
     gc.freeze()  # pytest looks for garbage five times at its end
 
