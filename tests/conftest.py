@@ -24,6 +24,8 @@ import pytest
 
 from study.machine import software
 
+gc.disable()  # until all is imported: half of a worker's start was looking for garbage
+
 ROOT = Path(__file__).resolve().parents[1]
 software.put_programs_on_path()  # ninja, if nobody has activated the environment
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
@@ -36,7 +38,7 @@ APART = ("test_failures", "test_sweep", "test_virtual", "test_cli", "test_real_d
 FIRST = ("test_wheel", "test_train", "test_virtual")  # long ones, at whose end a worker would be alone
 
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
-STEPS, SEQUENCE = 12, 32
+STEPS, SEQUENCE = 9, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), "--eval-rows", "48")
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
@@ -78,6 +80,19 @@ def pytest_collection_modifyitems(config, items) -> None:
     for item in items:
         if (name := item.path.stem) not in APART:
             item.add_marker(pytest.mark.xdist_group("pages" if name in PAGES else name))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # plugins ask what refers to their objects
+
+
+def pytest_unconfigure() -> None:
+    gc.freeze()  # pytest looks for garbage five times at its end
 
 
 @dataclass
@@ -163,19 +178,6 @@ def launch(
     return Launched(folder, process.returncode, process.stdout, time.monotonic() - started)
 
 
-def python(code: str, check: bool = True, **env: str) -> subprocess.CompletedProcess:
-    """Run code in a fresh process."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=ROOT,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=check,
-    )
-
-
 def ranks_of(code: str, folder: Path, *words: str, ranks: int = 2) -> Launched:
     """Run code in several ranks, started and ended together as by torchrun, but forked: nothing is imported anew."""
     (folder / "rank.py").write_text(textwrap.dedent(code))
@@ -218,6 +220,21 @@ def cache(shared) -> Path:
     """One cache for all launches of a session, empty at its start, and then shared as one user's runs share it."""
     (shared / "cache").mkdir(exist_ok=True)
     return shared / "cache"
+
+
+def _without_traces(tmp_path_factory):
+    """No trace is known: neither in this process nor in the cache."""
+    from study.predictor.tracing import transformer
+    from study.spec.settings import CACHE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE, str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(transformer, "_seen", {})
+        yield
+
+
+without_traces = pytest.fixture(_without_traces)
+module_without_traces = pytest.fixture(_without_traces, scope="module")  # its tests share theirs
 
 
 def advised_config(folder: Path, arm: str) -> Path:

@@ -36,6 +36,7 @@ sys.argv = [str(ROOT / "study" / "train.py")]
 import deepspeed.runtime.zero.stage3  # noqa: F401  all of these here, once, and not in every rank
 import psutil
 import torch
+import torch._inductor.compile_fx  # of DeepSpeed's engine, where our trainer has not turned that off
 import tyro
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import (

@@ -7,7 +7,7 @@ from study.records import store
 from study.records.schema import Record
 
 SCRIPT = "study/bench/as_printed.py"
-FLAGS = ("--sequence", "64", "--train-rows", "400", "--eval-rows", "8")
+FLAGS = ("--train-rows", "400", "--eval-rows", "8")
 INITIAL = "the initial weights"
 
 
@@ -15,9 +15,10 @@ INITIAL = "the initial weights"
 def sessions(tmp_path_factory, cache) -> dict[str, Record]:
     """The script in each of its three states, by repair: as published, its gain takes 50 steps to see."""
     records = {}
-    for repair, steps in (("none", ()), ("fresh_model", ("--steps", "10")), ("engaged", ("--steps", "20"))):
+    short = {"fresh_model": ("--sequence", "32", "--steps", "10"), "engaged": ("--sequence", "32", "--steps", "20")}
+    for repair, size in ({"none": ("--sequence", "64")} | short).items():
         folder = tmp_path_factory.mktemp("script") / repair
-        run = launch("single", folder, *FLAGS, *steps, "--repair", repair, cache=cache, script=SCRIPT)
+        run = launch("single", folder, *FLAGS, *size, "--repair", repair, cache=cache, script=SCRIPT)
         assert run.code == 0, run.output
         records[repair] = store.load(folder)
         assert records[repair].status == "done"

@@ -27,9 +27,7 @@ GPU = {"gpu": True, "model": "gpt2", "sequence": 1024, "step": 0.2}
 DEVICE = "memory__per_rank__0__"
 PART = "memory__components__per_rank__0__"
 SCRIPT = {"script": "as published"}
-CALLED = {"observed__runs__1__deepspeed_initialize_calls": 1}
 SAVED = {"bytes": 4_387_000, "parameters": 1_096_578, "dtypes": ["float32"]}
-CHECKPOINT = {"step": 4, "bytes": 10**8, "written_bytes_per_rank": [5 * 10**7, 5 * 10**7]}
 
 
 def faults(fields: dict, reached: float | None = None) -> list[str]:
@@ -66,85 +64,63 @@ def unlike(ours, theirs, path: str = "") -> list[str]:
     return [f"{path} is {ours!r}, but in a real record {theirs!r}"]
 
 
-PLANTED = [
+PLANTED: list[tuple[dict, dict]] = [
     # incomplete, or an empty run counted as a success
-    ({}, {"requested__micro_batch": None}, "requested.micro_batch is None"),
-    ({}, {"observed__steps": 0}, "observed.steps is 0"),
-    ({}, {"time__step_s": []}, "no step was timed"),
-    ({}, {"loss__train": [2.0, 1.0]}, "the number of losses is 2"),  # also of a logger of every tenth step
-    ({}, {"loss__train": [2.0] * 12}, "the loss is the same at every step"),
-    (VIRTUAL, {"loss__train": [1.0, 2.0]}, "the run is virtual, but has a loss"),
+    ({}, {"requested__micro_batch": None}),
+    ({}, {"observed__steps": 0}),
+    ({}, {"time__step_s": []}),
+    ({}, {"loss__train": [2.0, 1.0]}),  # also of a logger of every tenth step
+    ({}, {"loss__train": [2.0] * 12}),
+    (VIRTUAL, {"loss__train": [1.0, 2.0]}),
     # impossible
-    ({}, {"loss__eval__0__perplexity": 2.0}, "the perplexity is 2"),
-    ({}, {"loss__eval__0__step": 99}, "the last evaluated step is 99"),
-    ({}, {"finished_utc": "2026-01-02T03:04:05"}, "is not a span of time"),  # without its time zone
-    ({}, {"time__setup_s": 100.0}, "the time of set-up and steps in s is"),
-    ({}, {"time__window_s": None}, "the wall time of the timed windows is not recorded"),
-    ({}, {"energy__steps": 12}, "the number of steps of the energy is 12"),
-    (GPU, {"energy__joules_per_rank": [1e6, 1e6]}, "more than a GPU takes"),
-    (GPU | {"step": 0.001}, {}, "more than the peak of the GPU's datasheet"),
+    ({}, {"finished_utc": "2026-01-02T03:04:05"}),  # without its time zone
+    ({}, {"time__setup_s": 100.0}),
+    ({}, {"time__window_s": None}),
+    (GPU | {"step": 0.001}, {}),
     # observed is not what was requested
-    ({}, {"observed__stage": 1}, "stage is 1, but should be 2"),
-    ({}, {"observed__arm": "zero3"}, "arm is 'zero3', but should be 'zero2'"),
-    ({}, {"observed__wrapper": "DistributedDataParallel"}, "wrapper is 'DistributedDataParallel'"),
-    ({}, {"observed__offload_optimizer": "cpu"}, "offload_optimizer is 'cpu'"),
-    ({}, {"observed__optimizer": "SGD"}, "the optimizer is SGD"),
-    ({"arm": "fsdp2"}, {}, "the arm is sharded by FSDP2, but none was observed"),
-    ({}, {"observed__deepspeed": None}, "DeepSpeed's resolved config is not recorded"),
-    ({}, {"observed__deepspeed__zero_optimization__stage": 3}, "the stage of the objects is 2"),
-    ({}, {"observed__clipping": 5.0}, "the clipping of the objects is 5"),
-    ({}, {"requested__config_file": "accelerate_configs/zero3.yaml"}, "the arm is zero2, its file zero3"),
-    ({"precision": "bf16"}, {"observed__autocast": None}, "autocast is None, but should be 'bf16'"),
-    ({"arm": "ddp"}, {"observed__dtypes__moments": "bfloat16"}, "the dtype of the moments is bfloat16"),
-    ({"arm": "ddp"}, {"observed__dtypes__weights": "float32"}, "the dtype of the weights is 'float32'"),
-    ({"ranks": 4}, {"observed__ranks_counted": 1}, "ranks_counted is 1, but should be 4"),
-    ({}, {"observed__tokens_per_step": 255}, "tokens_per_step is 255, but should be 256"),
+    ({}, {"observed__stage": 1}),
+    ({}, {"observed__arm": "zero3"}),
+    ({}, {"observed__wrapper": "DistributedDataParallel"}),
+    ({}, {"observed__offload_optimizer": "cpu"}),
+    ({}, {"observed__optimizer": "SGD"}),
+    ({"arm": "fsdp2"}, {}),
+    ({}, {"observed__deepspeed": None}),
+    ({}, {"observed__deepspeed__zero_optimization__stage": 3}),
+    ({}, {"requested__config_file": "accelerate_configs/zero3.yaml"}),
+    ({"precision": "bf16"}, {"observed__autocast": None}),
+    ({"arm": "ddp"}, {"observed__dtypes__moments": "bfloat16"}),
+    ({"arm": "ddp"}, {"observed__dtypes__weights": "float32"}),
+    ({"ranks": 4}, {"observed__ranks_counted": 1}),
+    ({}, {"observed__tokens_per_step": 255}),
     # 2: the batch lacks the world size, or contains it twice; 6: it lacks the passes
-    ({"ranks": 4}, {"observed__rows_per_step": 2}, "rows_per_step is 2, but should be 8"),
-    ({"ranks": 4}, {"observed__rows_per_step": 32}, "rows_per_step is 32, but should be 8"),
-    ({"accumulation": 4}, {"observed__rows_per_step": 4}, "rows_per_step is 4, but should be 16"),
-    ({"accumulation": 4}, {ENGINE_PASSES: 1}, "DeepSpeed's gradient_accumulation_steps is 1, but should be 4"),
+    ({"ranks": 4}, {"observed__rows_per_step": 2}),
+    ({"ranks": 4}, {"observed__rows_per_step": 32}),
+    ({"accumulation": 4}, {"observed__rows_per_step": 4}),
+    ({"accumulation": 4}, {ENGINE_PASSES: 1}),
     # 5: profilers, which prevent overlap
-    ({}, {"observed__deepspeed__wall_clock_breakdown": True}, "DeepSpeed's wall_clock_breakdown was on"),
-    ({}, {"observed__deepspeed__flops_profiler": {"enabled": True}}, "DeepSpeed's flops_profiler was on"),
+    ({}, {"observed__deepspeed__wall_clock_breakdown": True}),
+    ({}, {"observed__deepspeed__flops_profiler": {"enabled": True}}),
     # memory: parts fit into wholes
-    (GPU, {f"{DEVICE}peak_reserved_bytes": 10**6}, "rank 0: peak_allocated is"),
-    (GPU, {f"{DEVICE}peak_allocated_bytes": 10**6}, "more than the allocator's peak"),
-    ({}, {f"{DEVICE}host_peak_bytes": 600}, "more than the process's peak"),
-    ({}, {f"{PART}at_peak__weights": 10**10}, "the sum of components at_peak is"),
-    ({}, {f"{PART}after_step__weights": 10**10}, "the sum of components after_step is 1e+10"),
-    ({}, {f"{PART}at_peak__moments": 10**5}, "rank 0: the moments at the peak of a step is 25000 elements"),
-    *(
-        ({}, {f"{PART}after_step": {name: 10**5}}, f"rank 0: the {name} at the end of a step is 25000 elements")
-        for name in ("moments", "master")
-    ),
-    ({}, {f"{PART}after_step": {"weights": 10**5}}, "rank 0: the weights at the end of a step is 50000 elements"),
-    ({}, {f"{PART}after_step": {"gradients": 10**5}}, "rank 0: the gradients at the end of a step is 50000 elements"),
+    (GPU, {f"{DEVICE}peak_reserved_bytes": 10**6}),
+    (GPU, {f"{DEVICE}peak_allocated_bytes": 10**6}),
+    (GPU, {f"{DEVICE}peak_reserved_bytes": None}),
+    ({}, {f"{DEVICE}host_peak_bytes": 600}),
+    ({}, {f"{PART}at_peak__weights": 10**10}),
+    ({}, {f"{PART}after_step__weights": 10**10}),
+    ({}, {f"{PART}at_peak__moments": 10**5}),
+    *(({}, {f"{PART}after_step": {name: 10**5}}) for name in ("moments", "master", "weights", "gradients")),
+    ({"arm": "zero3"}, {"observed__held_parameters_per_rank": [100, 100]}),
     # files
-    ({}, {"observed__saved": SAVED | {"bytes": 10**9}}, "the bytes of the saved weights is 1e+09, more than"),
-    ({}, {"observed__saved": SAVED | {"bytes": 10**5}}, "the bytes of the saved weights is 100000, less than"),
-    ({}, {"observed__saved": SAVED | {"parameters": 10**5}}, "the number of saved weights is 100000, less than"),
-    ({}, {"observed__saved": SAVED | {"bytes": 3 * 10**6}}, "the bytes of the saved weights is 3e+06, less than"),
-    ({}, {"checkpoints__saved": [{"step": 4, "bytes": 10**6}]}, "less than those of the moments"),
-    ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**9}]}, "the bytes of a checkpoint is"),
-    ({}, {"checkpoints__saved": [CHECKPOINT | {"bytes": 10**6}]}, "the bytes of a checkpoint is"),
-    ({}, {"memory__components__optimizer_home": "cpu"}, "the measured home of offload_optimizer is 'cpu'"),
-    ({"arm": "zero3"}, {"observed__held_parameters_per_rank": [100, 100]}, "the held parameters is 100 elements"),
+    *(({}, {"observed__saved": SAVED | {"bytes": size}}) for size in (10**9, 10**5, 3 * 10**6)),
+    ({}, {"observed__saved": SAVED | {"parameters": 10**5}}),
     # bytes
-    ({}, {"traffic__per_rank__0__all_reduce__bytes": 1}, "all_reduce by dtype is"),
-    ({}, {"traffic__per_rank__0__all_reduce__calls": 0}, "all_reduce moved bytes without a call"),
-    ({}, {"traffic__per_rank__0__all_reduce__calls": 10**9}, "the calls of all_reduce is 1e+09, more than the bytes"),
-    ({}, {"traffic__kernel_bytes_written": [10**5, 10**5]}, "what the kernel saw written is 100000, less than"),
-    ({}, {"traffic__kernel_bytes_written": [10**8, 10**8]}, "what the kernel saw written is 1e+08, more than"),
+    ({}, {"traffic__per_rank__0__all_reduce__bytes": 1}),
+    ({}, {"traffic__per_rank__0__all_reduce__calls": 0}),
+    ({}, {"traffic__per_rank__0__all_reduce__calls": 10**9}),
+    *(({}, {"traffic__kernel_bytes_written": [size, size]}) for size in (10**5, 10**8)),
     # the published script
-    (SCRIPT, CALLED, "training 2: the calls of deepspeed.initialize is 1, but should be 0"),
-    (SCRIPT, {"observed__runs__0__training_s": 100.0}, "the time of set-up and steps in s is 102"),
-]
-ON_A_GPU = [
-    (GPU, {"hardware__devices": []}, "the run was on a GPU, but no GPU is recorded"),
-    (GPU, {f"{DEVICE}peak_reserved_bytes": None}, "rank 0: peak_reserved is not recorded"),
-    (GPU, {f"{DEVICE}peak_allocated_bytes": None}, "whether a GPU's allocator has a peak is False, but should be True"),
-    ({}, {f"{DEVICE}peak_allocated_bytes": 10**9}, "whether a GPU's allocator has a peak is True, but should be False"),
+    (SCRIPT, {"observed__runs__1__deepspeed_initialize_calls": 1}),
+    (SCRIPT, {"observed__runs__0__training_s": 100.0}),
 ]
 IMPOSSIBLE = [
     *(({}, {"loss__train__4": loss}, f"the loss of the training is {loss:g}") for loss in (0.0, -1.0, 1e308)),
@@ -174,11 +150,15 @@ def test_a_record_of_impossible_values_is_read_by_nobody(tmp_path, how, changes,
     assert impossible(shaped.record(fields | {"status": "failed", "error": error})) == []
 
 
-@pytest.mark.parametrize(("how", "changes", "words"), PLANTED + ON_A_GPU)
-def test_a_planted_fault_is_named(how, changes, words):
-    fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
-    named = faults(fields)
-    assert any(words in fault for fault in named), named
+def test_a_planted_fault_is_named(golden):
+    """The first fault that the audit names is of what was changed."""
+    lines = []
+    for how, changes in PLANTED:
+        fields = script(**changes) if how is SCRIPT else changed(finished(**how), **changes)
+        named = faults(fields)
+        assert named, (how, changes)
+        lines.append(f"{how or ''} {changes or ''}: {named[0]}")
+    golden("audit_faults.txt", "\n".join(lines))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +206,7 @@ def test_counts_of_several_steps(arm):
         sizes = {dtype: 10 * size for dtype, size in moved["bytes_by_dtype"].items()}
         moved |= {"bytes": 10 * moved["bytes"], "bytes_by_dtype": sizes}
     named = faults(changed(fields, traffic__per_rank=[counts] * 2))
-    assert any("what all_reduce, reduce_scatter, reduce moved is" in fault for fault in named), named
+    assert any("what all_reduce, reduce_scatter, reduce moved" in fault for fault in named), named
 
 
 def test_ranks_that_take_turns_at_being_slow_are_not_slower_for_it():
@@ -257,7 +237,7 @@ def test_11_the_first_rank_alone():
     for path in (*lists, "observed__held_parameters_per_rank"):
         values = functools.reduce(dict.get, path.split("__"), fields)
         (fault,) = faults(changed(fields, **{path: values[:1]}))
-        assert fault.endswith("is 1, but should be 4")
+        assert fault.endswith("is 1, but should be 0 or 4")
 
 
 def test_12_out_of_memory_is_an_answer_and_not_a_gap(tmp_path):

@@ -1,5 +1,6 @@
 """The report in a real browser: no errors, nothing cut off or upon another at three widths, and it can be read."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from study.report import site as report
 
 pytestmark = needs_browser
 AUDIT = (Path(__file__).parent / "audit.js").read_text()
-WIDTHS = (390, 1024, 1440)
+WIDTHS = (390, 1440)
 PAGES = ("index", "calculator", "claims/index", "claims/P1-01", *report.NOTEBOOKS, "run/shaped-virtual")
+BETWEEN = [(page, 1024) for page in ("index", "calculator", "claims/index", "compare", "run/shaped-virtual")]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,7 @@ def show(driver, site):
     return opened
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(("page", "width"), [*itertools.product(PAGES, WIDTHS), *BETWEEN])
 def test_a_page_is_whole_and_readable(page, width, show):
     """At each width in light and in dark. Only the light page is loaded: the dark one has other colours alone."""
     opened = show(page, width)

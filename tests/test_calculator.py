@@ -21,7 +21,7 @@ from study.report.templating import TEMPLATES
 from study.spec.shapes import config_of
 
 pytestmark = needs_browser
-QUESTIONS, SEED = 150, 18
+QUESTIONS, SEED = 60, 18
 MODELS = json.loads(gzip.decompress(FILE.read_bytes()))["models"]
 REMEDY = "the predictor has changed: run python -m study.report.calculator_tables"
 

@@ -18,19 +18,8 @@ from study.spec.shapes import VOCABULARY
 from study.training import checkpoints as resuming
 from study.training import models
 
-FLAGS = ("--steps", "9", "--warmup-steps", "2", "--sequence", "32", "--micro-batch", "4", "--train-rows", "32")
-FLAGS = (
-    *FLAGS,
-    "--eval-rows",
-    "16",
-    "--epochs",
-    "9",
-    "--no-instruments",
-    "--checkpoint-every",
-    "3",
-    "--eval-every",
-    "3",
-)
+FLAGS = "--steps 9 --warmup-steps 2 --sequence 32 --micro-batch 4 --train-rows 32 --eval-rows 16 --epochs 9"
+FLAGS = (*FLAGS.split(), "--no-instruments", "--checkpoint-every", "3", "--eval-every", "3")
 QUICK = ("zero2", "fsdp2")
 CURVE = ("train", "eval")
 HAPPENINGS = ("DIES_AT", "FULL_AT", "GROWS")

@@ -9,8 +9,7 @@ from shaped import changed, failed, finished, put, script
 from study.errors import Stop
 from study.ledger import evidence
 from study.ledger.evidence import Evidence, choose
-from study.ledger.loss_checks import same_loss
-from study.ledger.record_checks import counted, equal, measured_trend, observed, order, ran, ratio
+from study.ledger.record_checks import counted, equal, observed, order, ran, ratio, same_loss
 from study.records import metrics
 from study.records.schema import Record
 
@@ -339,29 +338,6 @@ def test_an_order_is_undecided_if_an_interval_reaches_both_sides():
     runs = gathered(*(finished(f"{arm}{n}", arm, seed=n, step=steps[arm][n]) for arm in steps for n in range(3)))
     finding = order(runs, claim("time"), quantity="step_s", arms=["ddp", "zero2"])
     assert (finding.value, finding.missing) == (None, "more runs: an interval reaches both sides")
-
-
-@pytest.mark.parametrize(("steps", "word"), [((0.1, 0.2, 0.4), "rises"), ((0.4, 0.2, 0.1), "falls")])
-def test_a_trend_is_each_value_against_the_one_before(steps, word):
-    """A quantity that goes up and down has no trend, nor one that stays the same or changes by less than is allowed."""
-
-    def along(*steps, **how):
-        runs = [
-            fields | {"run_id": f"{ranks}-{fields['run_id']}"}
-            for ranks, step in zip((1, 2, 4), steps, strict=True)
-            for fields in seeds("zero2", ranks=ranks, step=step)
-        ]
-        how = {"along": {"ranks": [1, 2, 4]}, "where": ZERO2} | how
-        return measured_trend(gathered(*runs), claim("time"), quantity="step_s", **how)
-
-    finding = along(*steps)
-    assert (finding.value, len(finding.evidence)) == (word, 9)
-    assert along(*steps, within=0.99).value == ("neither" if word == "falls" else "rises")
-    assert along(0.1, 0.4, 0.2).value == along(0.1, 0.1, 0.1).value == "neither"
-    assert along(*steps, along={"ranks": [1, 2, 8]}).without == "not tested here"
-    for wrong in ({"ranks": [1]}, {}, {"ranks": [1, 2], "arm": ["ddp", "zero2"]}):
-        with pytest.raises(Stop, match="a trend is along two or more values of one argument"):
-            along(*steps, along=wrong)
 
 
 # --- equal ---------------------------------------------------------------------------------------------------------

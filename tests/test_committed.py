@@ -9,17 +9,11 @@ import pytest
 from conftest import ROOT
 
 from study.predictor.architecture import named
-from study.predictor.tracing import commit, committed, tracing, transformer
+from study.predictor.tracing import commit, committed, tracing
 from study.predictor.tracing.transformer import TraceOptions, Transformer
-from study.spec.settings import CACHE
 
-IN_FILE = [source for source in commit.sources() if committed.has_passes(source.config, source.dropout)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(transformer, "_seen", {})
+pytestmark = pytest.mark.usefixtures("without_traces")
+SOURCES = commit.sources()
 
 
 def compare(model: Transformer, options: TraceOptions, rows: tuple[int, ...]) -> None:
@@ -47,7 +41,7 @@ def tokens(model: Transformer, chance: random.Random) -> int:
     return chance.randrange(40, min(model.traced_look.limit or 400, 400))
 
 
-@pytest.mark.parametrize("source", IN_FILE[:2], ids=lambda source: source.name)
+@pytest.mark.parametrize("source", SOURCES[:2], ids=lambda source: source.name)
 def test_a_committed_trace_is_a_fresh_one(source):
     chance = random.Random(source.name)
     model = drawn(source, chance)
@@ -55,7 +49,7 @@ def test_a_committed_trace_is_a_fresh_one(source):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", IN_FILE, ids=lambda source: source.name)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
 def test_every_committed_trace_is_a_fresh_one(source):
     chance = random.Random(source.name)
     for options in source.options:

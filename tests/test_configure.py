@@ -161,10 +161,10 @@ def test_what_cannot_be_written(tmp_path):
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 FLAGS = {"ddp": test_save.FLAGS, "zero2": test_parity.ACCUMULATED, "zero3": test_save.FLAGS}  # trained there as well
-SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, *DIVIDED, "zero1")]
+SELDOM = [name for name in arms.NAMES if name not in (*FLAGS, *DIVIDED)]
 
 
-@pytest.mark.parametrize("arm", ["zero1", *FLAGS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in SELDOM)])
+@pytest.mark.parametrize("arm", [*FLAGS, *(pytest.param(arm, marks=pytest.mark.slow) for arm in SELDOM)])
 def test_accelerate_launches_it(arm, trained):
     """The trainer accepts the same file as a user's own script, and compares what it observes with it."""
     record = trained(arm, *FLAGS.get(arm, SHORT), advised=True).record

@@ -258,13 +258,14 @@ def test_results_are_written_for_other_programs(tmp_path):
 
 def test_every_committed_failure_is_explained():
     known = output.explanations()
-    for path in sorted((ROOT / "reports" / "conform").rglob("*.json")):
+    committed = ROOT / "reports" / "conform"
+    for path in sorted([*committed.glob("*.json"), *committed.glob("releases/*/*.json")]):
         results, versions = output.load(path)
         for result in results:
             if result.status == "fails":
                 found = output.explanation(result, known, versions["deepspeed"])
                 assert found, f"{path.name}: {result.property} is not explained"
-            assert path.stem != "ddp" or result.status == "holds"
+            assert path.stem != "ddp" or result.status == "holds" or result.words == "the adapter has no schedule"
 
 
 def test_an_explanation_of_one_release_holds_for_no_other():

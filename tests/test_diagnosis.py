@@ -10,7 +10,8 @@ from study.cli.diagnosis import REPRODUCTIONS
 from study.ledger import files
 from study.records import store
 from study.records.schema import Record
-from study.watcher.diagnosis import diagnose, looked_at, texts
+from study.watcher.diagnosis import diagnose, looked_at
+from study.watcher.findings import OF_RECORDS, texts
 
 RUNS = Path(__file__).resolve().parents[1] / "reports/cpu-2core/runs"
 # Real and virtual runs of this study, each without the finding that is planted into it.
@@ -142,9 +143,9 @@ def test_the_sentences(golden):
 
 
 def test_each_finding_has_a_rule_a_planted_mistake_and_evidence_that_exists():
-    assert {name for name, *_ in PLANTED} == texts().keys()
+    assert {name for name, *_ in PLANTED} == texts(OF_RECORDS).keys()
     claims = {claim.id for claim in files.read_all()}
-    evidence = {text["evidence"] for text in texts().values() if "evidence" in text}
+    evidence = {text["evidence"] for text in texts(OF_RECORDS).values() if "evidence" in text}
     assert all(each in claims or (REPRODUCTIONS / f"{each}.py").exists() for each in evidence)
 
 

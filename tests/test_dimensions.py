@@ -19,7 +19,7 @@ from study.records.metrics import wire_bytes_per_rank
 from study.records.schema import Record
 from study.training.data import part_of_rows
 
-STEPS = 12
+STEPS = 8
 SHORT = ("--task", "wikitext", "--model", "llama-micro", "--sequence", "32", "--steps", str(STEPS), "--eval-rows", "8")
 ROWS = 8  # of a pass, for both ranks together
 TOGETHER, ALONE = ("--micro-batch", str(ROWS)), ("--micro-batch", str(ROWS // 2))
@@ -53,7 +53,7 @@ def test_losses_equal_ddp_on_the_same_rows(arm, trained):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
+def test_what_is_moved_and_held_is_what_is_predicted_and_what_the_kernel_counts(arm, trained):
     record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
     expected = nodes.predicted(setup_of(record))
     counted = {kind: count for kind, count in record.traffic.per_rank[0].items() if count.bytes > 100}  # not flags
@@ -65,11 +65,6 @@ def test_what_is_moved_and_held_is_what_is_predicted(arm, trained):
         assert counted["all_to_all"].calls == 2 * 4 * sequence.EXCHANGES, "two passes over four layers"
     peak_bytes = record.memory.components.per_rank[0].tracked_peak_bytes
     assert predicted(record).peak_bytes == pytest.approx(peak_bytes, rel=0.02)
-
-
-@pytest.mark.parametrize("arm", ARMS)
-def test_counted_bytes_agree_with_the_kernel(arm, trained):
-    record = Record.model_validate(trained(arm, *SHORT, *TOGETHER).record)
     for counted, kernel in zip(wire_bytes_per_rank(record), record.traffic.kernel_bytes_written, strict=True):
         assert counted > 1e6
         assert kernel == pytest.approx(counted, rel=0.01)
@@ -85,7 +80,6 @@ def test_a_virtual_rank_is_a_real_one(arm, trained):
     ("arm", "flags", "words"),
     [
         ("zero3_ulysses", (), "DeepSpeed refuses: 'BertConfig' object has no attribute 'num_key_value_heads'"),
-        ("zero3_ulysses", ("--task", "wikitext"), "DeepSpeed refuses: 'GPT2Config' object has no attribute"),
         ("zero3_ulysses", (*SHORT[:4], "--sequence", "33"), "cuts rows into 2 equal parts (got --sequence 33)"),
         ("zero1_tp", ("--task", "wikitext"), "DeepSpeed refuses: AutoTP not supported for model"),
         ("ddp", ("--precision", "fp8"), "Accelerate refuses: Using `fp8` precision requires"),

@@ -13,21 +13,14 @@ from study.models import config as configs
 from study.predictor.architecture import decoder
 from study.predictor.estimate import estimate
 from study.predictor.setup import Setup
-from study.predictor.tracing import transformer
 from study.predictor.tracing.transformer import Transformer
-from study.spec.settings import CACHE
 
+pytestmark = pytest.mark.usefixtures("module_without_traces")
 SEQUENCE = 32
 FOLLOWED = [
     {"precision": "fp32", "fsdp": "full_shard", "micro_batch": 2, "accumulation": 2},
     {"precision": "bf16", "fsdp": "shard_grad_op", "micro_batch": 3, "checkpointing": True},
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(transformer, "_seen", {})
 
 
 @pytest.mark.parametrize("how", FOLLOWED, ids=lambda how: how["fsdp"])

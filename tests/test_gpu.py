@@ -12,7 +12,6 @@ import torch
 from conftest import DECODERS_ALONE, ROOT, launch, traceback_of_ours
 
 from study.machine import doctor
-from study.measure import hardware
 from study.measure.clock import Clock
 from study.records import metrics
 from study.records.schema import Record
@@ -238,15 +237,6 @@ def test_the_cap_is_kept_and_told(tmp_path, cache):
     assert tight.record["status"] == "oom"
     assert "the device ran out of memory" in tight.record["error"]["message"]
     assert not traceback_of_ours(tight.output)
-
-
-def test_a_full_device_is_told_from_a_host_that_will_not_pin():
-    assert hardware.device_is_full(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    assert hardware.device_is_full(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    pinning = RuntimeError("CUDA error: out of memory")
-    assert torch.cuda.mem_get_info()[0] > 2**30, "this test needs a device with some room"
-    assert not hardware.device_is_full(pinning)
-    assert hardware.host_is_full(pinning)
 
 
 # --- beside the trainer --------------------------------------------------------------------------------------------

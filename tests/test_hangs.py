@@ -17,7 +17,9 @@ from study.errors import Stop
 from study.records import collectives, store
 from study.records.collectives import Collective, RankLog
 from study.records.hangs import hangs, state
+from study.report.topics import killed
 from study.training.launch import ranks_that_died
+from study.watcher import hang_causes
 
 # PyTorch is imported once; the ranks are forked.
 RANKS = """
@@ -188,6 +190,28 @@ def test_a_file_that_no_rank_wrote_is_refused(tmp_path):
     (tmp_path / "collectives-rankX.json").write_text("not looked at")
     with pytest.raises(Stop, match="not a log of collectives"):
         collectives.load(tmp_path)
+
+
+# --- the hang laboratory, from its committed trainings --------------------------------------------------------------
+
+
+def test_each_way_to_hang_is_named():
+    """Real ranks that hung (study/bench/hangs.py): `study diagnose` names the cause by the functions they were in."""
+    rows = killed.hangs()
+    assert rows["arm"].value_counts().to_dict() == dict.fromkeys(("ddp", "zero2", "zero3", "fsdp2"), 12)
+    hung = rows[rows["outcome"] == "hangs"]
+    assert hung["way"].nunique() == 9
+    assert hung["named"].all()
+    assert all(rows.query("way == 'exception_on_rank_1'")["outcome"] == "fails")
+    assert all(rows.query("way == 'fewer_batches'")["outcome"] == "hangs")
+
+
+def test_a_cause_needs_ranks_that_wait():
+    stack = ["distributed_c10d.all_reduce", "script:train.main"]
+    waiting, working = log(0, "all_reduce 5?", ranks=2), log(1, "all_reduce 4", ranks=2)
+    waiting, working = (waiting.model_copy(update={"calls": stack}), working.model_copy(update={"calls": stack[1:]}))
+    assert [cause.id for cause in hang_causes.causes([waiting, working])] == ["a_branch"]
+    assert hang_causes.causes([waiting]) == hang_causes.causes([working, working]) == []
 
 
 # --- the study's own trainer ---------------------------------------------------------------------------------------

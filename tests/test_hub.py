@@ -7,7 +7,7 @@ import time
 
 import huggingface_hub.constants
 import pytest
-from test_cli import study
+from test_cli import in_this_process, study
 from test_failures import UNREACHABLE
 
 from study.machine import hub
@@ -48,9 +48,10 @@ def hub_env(tmp_path):
         server.shutdown()
 
 
-def test_what_the_hub_has_is_advised_and_kept(hub_env):
+def test_what_the_hub_has_is_advised_and_kept(hub_env, monkeypatch, capsys):
     """As the built-in shape of the same numbers, whose peaks are formulas; and kept for when the hub has gone."""
-    shape = json.loads(study("advise", "--model", "gemma2-9b", *ADVISE.split()).stdout)
+    assert in_this_process(monkeypatch, f"advise --model gemma2-9b {ADVISE}") is None
+    shape = json.loads(capsys.readouterr().out)
     done = study("advise", "--model", "google/gemma-2-9b", *ADVISE.split(), env=hub_env)
     assert done.returncode == 0, done.stderr
     peaks_bytes = [

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from study.machine import software
+
 HEAVY = {"torch", "accelerate", "deepspeed", "transformers", "datasets", "evaluate"}
 WITHOUT_TORCH = (
     "io",
@@ -45,31 +47,17 @@ def test_reading_judging_and_reporting_load_without_torch():
     assert loaded_by(code, HEAVY) == set()
 
 
-def test_the_package_leaves_the_path_of_a_users_script_alone():
-    """Only our own launches need ninja. Each nested process would add the folder once more."""
-    code = "import os\nbefore = os.environ['PATH']\nfrom study import watch\nassert os.environ['PATH'] == before"
-    assert loaded_by(code, {"study"}) == {"study"}
-    twice = "software.put_programs_on_path()\n" * 2
-    code = f"import os, sys\nfrom study.machine import software\nos.environ['PATH'] = '/usr/bin'\n{twice}"
-    code += "paths = os.environ['PATH'].split(':')\nassert len(paths) == 2\nassert sys.executable.startswith(paths[1])"
-    assert loaded_by(code, {"study"}) == {"study"}
-
-
-def test_the_trainer_loads_at_most_60_of_our_modules_and_none_of_the_other_parts():
-    code = "import sys, study.train\nours = sorted(name for name in sys.modules if name.partition('.')[0] == 'study')\n"
-    code += "assert len(ours) <= 60, ours\nothers = ('predictor', 'ledger', 'watcher', 'report', 'bench', 'extras')\n"
-    code += "assert not [name for name in ours if name.partition('.')[2].partition('.')[0] in others], ours"
-    assert loaded_by(code, {"study.train"}) == {"study.train"}
-
-
-def test_the_trainer_imports_what_only_some_runs_need_where_they_need_it():
-    """The embedded corpus and a built-in model need none of these, and they would take a second of each rank.
-
-    `tokenizers` is not among them: transformers imports it with every model.
-    """
-    code = """
+TRAINER = """
+import os, sys
+before = os.environ["PATH"]
 from study import train
-from study.spec.settings import Flags, Settings, resolve
+
+ours = sorted(name for name in sys.modules if name.partition(".")[0] == "study")
+assert len(ours) <= 60, ours
+others = ("predictor", "ledger", "watcher", "report", "bench", "extras")
+assert not [name for name in ours if name.partition(".")[2].partition(".")[0] in others], ours
+
+from study.spec.settings import Flags, resolve
 from study.training import models, tasks
 from study.training.data import load_data
 
@@ -77,9 +65,30 @@ settings = resolve(Flags(), gpu=False)
 data = load_data(settings)
 models.on_meta(settings, models.model_config(settings, data.vocabulary))
 tasks.metric(settings, None, data.eval["labels"].numpy(), data.eval)
+print(*{"datasets", "evaluate", "deepspeed", "pyarrow"} & sys.modules.keys())
+
+from study import watch
+assert os.environ["PATH"] == before
+import pyarrow  # so that an import would have been seen
 """
-    assert loaded_by(code, {"datasets", "evaluate", "deepspeed", "pyarrow"}) == set()
-    assert loaded_by("import pyarrow", {"datasets", "pyarrow"}) == {"pyarrow"}
+
+
+def test_the_trainer_loads_few_of_our_modules_and_what_only_some_runs_need_where_they_need_it():
+    """At most 60, and none of the other parts. The embedded corpus and a built-in model need no further library.
+
+    `tokenizers` is not among them: transformers imports it with every model. A user's script keeps its PATH.
+    """
+    assert loaded_by(TRAINER, {"pyarrow"}) == {"pyarrow"}
+
+
+def test_programs_are_put_on_the_path_once(monkeypatch):
+    """Only our own launches need ninja. Each nested process would add the folder once more."""
+    monkeypatch.setenv("PATH", "/usr/bin")
+    for _ in range(2):
+        software.put_programs_on_path()
+    first, second = os.environ["PATH"].split(":")
+    assert first == "/usr/bin"
+    assert sys.executable.startswith(second)
 
 
 def test_an_upward_import_is_found(tmp_path):

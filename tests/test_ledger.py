@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
-import sys
 import time
 from fnmatch import fnmatch
 
@@ -41,10 +39,10 @@ FIELDS = {
 }
 ALSO = '\n[[claim.also]]\ncheck = "arithmetic"\n'
 SETTLE = '{ machine = "a GPU", command = "study sweep smoke" }'
+RAN = {"check": '"ran"', "with": "{ where = {} }"}
 WORD = {"unit": '""', "tolerance": "0"}
 
 
-TREND = {"check": '"trend"', "with": '{ quantity = "states_ratio", along = { ranks = [2, 4] }, where = { stage = 3 } }'}
 STATES = {"check": '"theory"', "value": "16e9", "unit": '"bytes"'}
 STATES |= {"with": '{ quantity = "states_bytes", parameters = 1e9, stage = 0, ranks = 8 }'}
 
@@ -95,8 +93,8 @@ MALFORMED = (
     {"tolerance": "0.07"},  # no reason is given for it
     {"value": "nan"},
     {"value": "true"},  # with a unit and a tolerance
-    {"value": "{ low = 3, high = 2 }"},
-    WORD | TREND | {"value": '"fall"'},  # a text that the check never finds
+    {"value": "{ low = 3 }"},
+    WORD | RAN | {"value": '"don"'},  # a text that the check never finds
     {"quote": f'"{"word " * 41}"'},  # too long
     {"unsaid": "{ tims = [[4]] }"},  # not an argument
     STATES | {"unit": '"parameters"'},  # another unit
@@ -234,8 +232,6 @@ def test_what_is_unsaid_must_not_decide(claims, unsaid, verdict, holds, fails):
         ({"relation": '"up_to"', "value": "16e9"}, "supported"),
         ({"relation": '"up_to"', "value": "20e9"}, "refuted"),
         ({"relation": '"up_to"', "value": "16e9", "unsaid": "{ stage = [3, 0] }"}, "supported"),
-        ({"value": "{ low = 10e9, high = 20e9 }"}, "supported"),
-        ({"value": "{ low = 17e9, high = 20e9 }", "tolerance": "0.05"}, "refuted"),
     ],
 )
 def test_a_claim_has_a_direction(claims, fields, expected):
@@ -276,13 +272,6 @@ def test_premises_are_apart_and_a_contradiction_counts_once(claims):
     assert (len(verdicts), totals["claims"], totals[CONTRADICTS], totals["premises"]) == (4, 1, 1, 1)
 
 
-def test_an_error_of_two_documents_counts_once():
-    shared = {"contradiction": "the same", "premise": False, "by_construction": False, "basis": "tried"}
-    rows = [{"claim": name, "document": name, "title": "", "verdict": "refuted"} | shared for name in ("A", "B")]
-    assert [row["claim"] for row in ledger.counted(rows)] == ["A"]
-    assert [row["claims"] for row in ledger.by_document(rows)] == [1, 0]
-
-
 def test_a_sentence_says_how_many_cases_are_enough():
     some, none = ["refuted", "supported", "inconclusive"], ["refuted", "inconclusive"]
     over_cases = findings.over_cases
@@ -291,10 +280,6 @@ def test_a_sentence_says_how_many_cases_are_enough():
         "supported",
         "inconclusive",
     ]
-    most = ["supported", "supported", "inconclusive"]
-    assert over_cases(most, "most") == "supported"
-    assert over_cases([*most, "inconclusive"], "most") == "inconclusive", "half are not most"
-    assert over_cases([*most, "supported", "refuted"], "most") == "inconclusive", "it fails in one"
 
 
 def test_the_coverage_of_a_document_is_what_no_claim_judges(tmp_path):
@@ -377,7 +362,6 @@ def of_loss(record: dict) -> dict:
 CLAIMS = {
     "ratio": (f'{{ quantity = "step_s", of = {ZERO2}, to = {TO_DDP} }}', 1.2, "time", slower(2)),
     "order": (f'{{ quantity = "step_s", arms = {ARMS} }}', True, "time", slower(5)),
-    "measured_trend": (f'{{ quantity = "step_s", along = {{ arm = {ARMS} }} }}', "rises", "time", slower(5)),
     "counted": (f"{{ where = {ZERO2}, over = {TO_DDP} }}", 1.5, "bytes", of_traffic),
     "same_loss": ('{ arms = ["ddp", "zero2"], margin = 0.01 }', True, "convergence", of_loss),
     "equal": (f'{{ field = "{LOSS}", of = {ZERO2}, to = {TO_DDP} }}', True, "convergence", of_loss),
@@ -536,15 +520,6 @@ def test_the_table_can_be_filtered(claims, printed):
             printed(*words, **filters)
 
 
-def test_json_has_everything(claims, printed):
-    claims(TOML["ratio"])
-    (entry,) = json.loads(printed(records=PER_ARM, to_json=True))
-    names = "id document value unit relation tolerance conditions check basis working differs missing otherwise also"
-    assert entry.keys() >= {"plainly", *names.split()}
-    assert (entry["verdict"], entry["basis"], len(entry["evidence"])) == ("supported", "measured", 8)
-    assert entry["interval"][0] <= entry["found"] <= entry["interval"][1]
-
-
 def test_rows_are_counted_by_document_in_units_that_people_use(claims):
     fields = {"unit": '"bytes"', "value": "1.5e11", "with": "{ times = [147867295744] }"}
     rows = [ledger.row(verdict) for verdict in judged(claims(text(**fields), text(id='"X-2"', value="3")))]
@@ -560,22 +535,3 @@ def test_the_studys_claims_are_well_formed():
     for verdict in [judging.judge(claim.model_copy(update={"also": ()}), evidence.Evidence()) for claim in claims]:
         assert verdict.verdict != "not tested here", verdict.claim.id
         assert verdict.working, verdict.claim.id
-
-
-def test_the_command_line(tmp_path):
-    (tmp_path / "claims.toml").write_text(HEAD + text() + text(id='"X-2"', value="3"))
-    (tmp_path / "wrong.toml").write_text(HEAD + text(kind='"speed"'))
-
-    def study(*words) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "study.cli", "claims", *map(str, words)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-
-    runs = put(tmp_path / "runs", finished())
-    refuted = study("--file", tmp_path / "claims.toml", "--runs", runs, "--verdict", CONTRADICTS, "--json")
-    assert refuted.returncode == 0, refuted.stderr
-    assert [entry["id"] for entry in json.loads(refuted.stdout)] == ["X-2"]
-    assert refuted.stderr.startswith("judging the claims (2) by the runs (1)"), "the first words come at once"
-    wrong = study("--file", tmp_path / "wrong.toml")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("wrong.toml, line 7, claim X-1: kind must be 'memory', 'bytes'")
-    assert len(wrong.stderr.splitlines()) == 1

@@ -16,16 +16,10 @@ from study.predictor.memory.memory_kinds import (
     reserved_bytes,
 )
 from study.predictor.setup import Setup
-from study.predictor.tracing import transformer
 from study.predictor.tracing.transformer import Transformer
-from study.spec.settings import CACHE
 from study.spec.shapes import config_of as config_of_shape
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(transformer, "_seen", {})
+pytestmark = pytest.mark.usefixtures("module_without_traces")
 
 
 def setup_of(**values) -> Setup:

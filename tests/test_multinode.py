@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -177,38 +178,15 @@ def test_two_machines_without_a_common_folder_leave_one_record_with_the_failure_
 
 # --- the page of instructions -----------------------------------------------------------------------------------------
 
-PAGE = (ROOT / "CLUSTERS.md").read_text()
-HOSTS = ["10.7.0.1", "10.7.0.2"]
-TELL = '#!/bin/sh\necho "$@" >> "$TOLD"\n'  # stands for a program, and tells how it was called
-
-
-def block(heading: str) -> str:
-    """The code below a heading of the page."""
-    return re.search(rf"\n## {heading}\n.*?```\w+\n(.*?)```", PAGE, re.DOTALL)[1]
-
-
-def run_on_a_machine(folder: Path, script: str, **env: str) -> list:
-    """What each machine would become, of a script in which `python` only tells how it was called."""
-    programs = folder / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    for name in ("python", "activate"):
-        (programs / name).write_text(TELL if name == "python" else "")
-        (programs / name).chmod(0o755)
-    (programs / "ssh").write_text('#!/bin/sh\nshift\nexec bash -c "$*"\n')
-    (programs / "ssh").chmod(0o755)
-    env = os.environ | env | {"TOLD": str(folder / "told"), "PATH": f"{programs}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=env, check=True, capture_output=True, text=True)
-    lines = (folder / "told").read_text().splitlines()
-    assert all(line.startswith("-m study.extras.hosts.multinode ") for line in lines)
-    return [multinode.arguments(line.split()[2:]) for line in lines]
-
-
-def is_zero3(given) -> bool:
-    return given.config == Path("accelerate_configs/zero3.yaml") and given.words[0] == "study/train.py"
-
 
 def test_the_ssh_commands_start_each_machine_with_its_number(tmp_path):
-    (tmp_path / "hosts.txt").write_text("\n".join(HOSTS) + "\n")
-    machines = run_on_a_machine(tmp_path, block("ssh"))
-    assert sorted(given.machine_rank for given in machines) == [0, 1]
-    assert all(given.hosts.split(",") == HOSTS and is_zero3(given) for given in machines)
+    """The shell of the page, in which ssh tells what it is to run."""
+    script = re.search(r"\n## ssh\n.*?```bash\n(.*?)```", (ROOT / "CLUSTERS.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "hosts.txt").write_text("10.7.0.1\n10.7.0.2\n")
+    told = subprocess.run(["bash", "-e", "-c", 'ssh() { echo "$@"; }\n' + script], cwd=tmp_path, capture_output=True)
+    for line in told.stdout.decode().splitlines():
+        words = shlex.split(line.partition(".multinode ")[2])
+        given = multinode.arguments(words)
+        assert line.startswith(given.hosts.split(",")[given.machine_rank]), "each host gets its own number"
+        assert (given.config, given.words[0]) == (Path("accelerate_configs/zero3.yaml"), "study/train.py")
+    assert told.stdout.count(b"10.7.0.1,10.7.0.2") == 2

@@ -140,14 +140,3 @@ def test_counted_bytes_are_the_predicted_ones_and_the_kernels(arm):
         assert sum(counted[where].values()) == pytest.approx(sum(expected[where].values()), rel=0.01)
     wires = zip(record.traffic.kernel_bytes_written, metrics.wire_bytes_per_rank(record), strict=True)
     assert all(kernel == pytest.approx(wire, rel=0.01) for kernel, wire in wires)
-
-
-@pytest.mark.parametrize("arm", DIVIDED)
-def test_a_virtual_rank_of_four_holds_and_moves_what_a_real_one_does(arm):
-    virtual, real = kept("virtual", arm), kept("parity", arm)
-    assert (virtual.observed.backend, real.observed.backend) == ("fake", "gloo")
-    assert virtual.traffic.per_rank[0] == real.traffic.per_rank[0]
-    held, real_held = (record.memory.components.per_rank[0] for record in (virtual, real))
-    for role in {*real_held.at_peak, *held.at_peak} - {"other"}:  # the rows of the data set: another number of them
-        sizes = held.at_peak.get(role, 0), real_held.at_peak.get(role, 0)
-        assert sizes[0] == pytest.approx(sizes[1], rel=0.01, abs=4096), role

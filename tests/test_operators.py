@@ -310,8 +310,7 @@ def test_it_looks_where_pytorch_puts_them(extensions):
     """PyTorch itself says where, and which headers it compiles against."""
     code = "from torch.utils import cpp_extension as e; import json\n"
     code += "print(json.dumps([e._get_build_directory('cpu_adam', False), e.include_paths()]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    folder, headers = json.loads(done.stdout.splitlines()[-1])
+    folder, headers = json.loads(python("-c", code).stdout.splitlines()[-1])
     assert Path(folder) == operators.folder("cpu_adam")
     Path(folder, "cpu_adam.so").write_bytes(b"\x7fELF")
     Path(folder, "build.ninja").write_text("cflags = " + " ".join(f"-isystem {path}" for path in headers))

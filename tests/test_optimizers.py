@@ -19,7 +19,7 @@ from study.spec.optimizers import check, refusal
 from study.spec.settings import Flags
 from study.training.preparation import build_optimizer
 
-FLAGS = ("--task", "wikitext", "--steps", "8", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
+FLAGS = ("--task", "wikitext", "--steps", "6", "--warmup-steps", "2", "--sequence", "32", "--eval-rows", "16")
 RUNS = {
     "ddp, muon": ("ddp", "--optimizer", "muon"),
     "zero1, muon": ("zero1", "--optimizer", "muon"),
@@ -143,9 +143,6 @@ def test_bitsandbytes_keeps_as_many_bytes_as_predicted():
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     pieces = [Piece(tuple(parameter.shape)) for parameter in model.parameters()]
     assert sum(storages.values()) == held_bytes("adamw_8bit", pieces, 4)
-
-
-# --- what trains -----------------------------------------------------------------------------------------------------
 
 
 # --- what does not go together ---------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
 
 import csv
-import itertools
-import time
 from dataclasses import replace
 
 import pytest
@@ -272,29 +270,3 @@ def test_the_commands_words(tmp_path, capsys, golden):
     golden("command_outside.txt", capsys.readouterr().out)
     with pytest.raises(Stop, match="there is no such row"):
         outside(source="nobody")
-
-
-# --- how fast ------------------------------------------------------------------------------------------------------
-
-
-def cells(count: int) -> list[Row]:
-    """A sweep of configurations: models of published dimensions, arms, GPUs, rows and passes."""
-    choices = {
-        "config": ("gpt-l12-h1024-a16-p1024", "gpt-l24-h2048-a16-p1024", "mpt-13b-p1024", "mpt-70b-p2048"),
-        "deepspeed": (None, '{"stage": 1}', '{"stage": 2}', '{"stage": 3}'),
-        "gpu_name": ("A100-80GB", "H100-80GB", "V100-32GB"),
-        "micro_batch": ("1", "2", "4", "8"),
-        "grad_acc": ("1", "4", "16"),
-        "n_gpus": ("8", "64"),
-    }
-    combinations = itertools.islice(itertools.product(*choices.values()), count)
-    return [row(**dict(zip(choices, values, strict=True)), memory_GB=40, step_time_s=1) for values in combinations]
-
-
-@pytest.mark.slow
-def test_a_thousand_cells_take_a_minute():
-    """60 ms of CPU time for each cell, for memory and time."""
-    chosen = cells(1000)
-    start_s = time.process_time()
-    assert all(len(compare(each).quantities) == 2 for each in chosen)
-    assert (time.process_time() - start_s) / len(chosen) < 0.06

@@ -5,13 +5,13 @@ import math
 import pytest
 
 from study.errors import Stop
-from study.ledger import citations, others
+from study.ledger import citations
 from study.ledger.arguments import calls_of
 from study.ledger.checks import KINDS
 from study.ledger.citations import cited, read_form, searched
 from study.ledger.memory_checks import fits
 from study.ledger.step_checks import bound
-from study.ledger.theory_checks import arithmetic, quotient, stated, trend
+from study.ledger.theory_checks import arithmetic, quotient, stated
 from study.predictor.outside.published import Row
 
 WEIGHTS_TOO = {"stage": 3, "ranks": 4, "parameters": 1e9, "weights_too": True}
@@ -148,15 +148,6 @@ def test_theory_says_what_the_papers_say(quantity, expected, given):
     finding = theory(quantity, **given)
     assert finding.value == (expected if math.isinf(expected) else pytest.approx(expected, rel=0.01))
     assert finding.working
-
-
-def test_a_quantity_rises_or_falls_or_neither():
-    where = {"stage": 3, "parameters": 1e9}
-    for ranks, word in (([1, 2, 8], "falls"), ([8, 1], "rises"), ([1, 8, 2], "neither")):
-        assert trend(quantity="states_bytes", along={"ranks": ranks}, where=where).value == word
-    for mistake in ({"along": {"rank": [1]}}, {"along": {}}, {"quantity": "state_bytes"}):
-        with pytest.raises(Stop):
-            trend(**{"quantity": "states_bytes", "along": {"ranks": [1, 2]}, "where": where} | mistake)
 
 
 def test_a_quantity_over_the_same_elsewhere_or_over_another():
@@ -311,12 +302,12 @@ def test_others_speeds_are_compared_on_one_machine_and_by_rows():
         ]
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(others, "rows", lambda: listed)
-        others._comparable.cache_clear()
-        found = others.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
-        nothing = others.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
-    others._comparable.cache_clear()
+        patch.setattr(citations, "rows", lambda: listed)
+        citations._comparable.cache_clear()
+        found = citations.published(of={"arm": "^zero"}, to={"arm": "^ddp$"})
+        nothing = citations.published(of={"arm": "^fsdp"}, to={"arm": "^ddp$"})
+    citations._comparable.cache_clear()
     assert (found.value, found.interval, found.evidence) == (3, (3, 3), ("a",))
     assert nothing.value is None
     with pytest.raises(Stop, match="'arms' is not a column"):
-        others.published(of={"arms": "zero"}, to={"arm": "ddp"})
+        citations.published(of={"arms": "zero"}, to={"arm": "ddp"})

@@ -8,6 +8,7 @@ needs_data = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow  # what it trains on is held to the rows in test_tasks
 @needs_data
 def test_real_reviews_train(trained):
     """The source document's rows, from a folder, with BERT's vocabulary. So small a model learns them by heart."""

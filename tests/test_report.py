@@ -65,9 +65,11 @@ def assert_links_lead_somewhere(folder: Path) -> None:
 
 def test_every_link_leads_somewhere(site):
     claims = len(files.read_all())
-    assert len(list((site / "claims").glob("*.html"))) == claims + 1, "one for each claim, and the list of them"
+    assert len(list((site / "claims").glob("*.html"))) == claims + 2, "one for each claim, their list, how to object"
     assert len(list((site / "run").glob("*.html"))) == 7, "one for each readable run"
-    assert len(list(site.rglob("*.html"))) == 2 + len(report.NOTEBOOKS) + claims + 1 + 7, "the index, the calculator"
+    assert len(list(site.rglob("*.html"))) == 4 + len(report.NOTEBOOKS) + claims + 2 + 7, (
+        "index, calculator, conformance"
+    )
     assert not (site.parent / "escaped.html").exists()
     assert_links_lead_somewhere(site)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from pydantic import ValidationError
-from shaped import changed, failed, finished, put, script
+from shaped import changed, failed, finished, script
 
 from study.io.validation import sentence
 from study.records import metrics, runs, store
@@ -143,12 +143,3 @@ def test_a_key_of_few_settings_ignores_the_others():
     only = ["model", "micro_batch"]
     assert run(requested__lr=0.5).key(only=only) == run().key(only=only)
     assert run(requested__model="gpt2").key(only=only) != run().key(only=only)
-
-
-def test_the_rows_of_runs(tmp_path):
-    put(tmp_path, finished("real"), finished("alone", virtual=True, ranks=8), failed("too-large"))
-    rows = {row["run"]: row for row in runs.load(tmp_path).rows()}
-    assert rows["real"]["collectives MB"] > 0
-    assert rows["alone"]["ranks"] == "8 virtual"
-    assert rows["too-large"]["status"] == "oom"
-    assert [rows["too-large"][name] for name in ("loss", "s/step", "tracked peak MB")] == [None] * 3

@@ -146,11 +146,14 @@ def test_a_changed_verdict_is_named_with_its_reason(claims, monkeypatch):  # noq
     verdict = only(judged(claims()))
     entry = committed.Committed(version="0" * 8, verdict="contradicts itself", found="9", turned_by=None)
     same = entry.model_copy(update={"version": committed.version(verdict.claim)})
-    for known_entry, reason in ((entry, "since the check or the claim changed"), (same, "by other runs, answers or")):
+    for known_entry, reason in ((entry, "since the check or the claim changed"), (same, "by other answers or")):
         monkeypatch.setattr(committed, "verdicts", lambda known_entry=known_entry: {"X-1": known_entry})
         (words,) = committed.changes([verdict])
         assert words.startswith(f"1 verdicts differ from the committed ones {reason}")
         assert words.endswith("X-1 consistent (was contradicts itself)")
+        counts, why = committed.differences([verdict])
+        assert counts.endswith(": 1 consistent (committed: 0) and 0 contradicts itself (committed: 1).")
+        assert why.startswith(f"Not as committed: 1 {reason}")
 
 
 def test_a_version_is_of_the_check_and_its_arguments(claims):  # noqa: F811

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+import test_sweep
 from conftest import ROOT
 from shaped import record as shaped
+from test_sweep import Listener
 
 from study.errors import Stop
 from study.extras.slurm import jobs, queue, slurm
 from study.extras.slurm.slurm import Cluster, Job
 from study.records import store
-from study.sweeps import protocol, sweep
 from study.sweeps.launches import Turn
 
 MINI = """about = "one cell on two nodes"
@@ -39,29 +40,12 @@ CLUSTER = Cluster(nodes=2, gpus_per_node=0, ranks_per_node=1, time="5")
 
 
 def turns(tmp_path, text: str = MINI) -> list[Turn]:
-    (tmp_path / "mini.toml").write_text(text)
-    return sweep.plan(protocol.cells(protocol.read(str(tmp_path / "mini.toml")), "tiny"), 1)
+    return test_sweep.turns(tmp_path, text)
 
 
 def cluster_file(tmp_path, text: str = TWO) -> Path:
     (tmp_path / "two.toml").write_text(text)
     return tmp_path / "two.toml"
-
-
-class Listener:
-    """Stands for what shows a sweep, and keeps what it is told."""
-
-    def __init__(self):
-        self.states, self.ends = [], []
-
-    def show(self, waiting, left):
-        self.states += [submission.job.state for submission in waiting]
-
-    def end(self, turn, outcome):
-        self.ends.append(outcome.status)
-
-    def say(self, text):
-        self.ends.append(text)
 
 
 # --- what a job asks for ----------------------------------------------------------------------------------------------

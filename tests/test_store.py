@@ -26,14 +26,6 @@ def put(folder, record: Record) -> Record:
     return record
 
 
-def test_a_new_record_is_running():
-    record = new()
-    assert (record.status, record.run_id, record.argv) == ("running", "some-run", ["train.py"])
-    started = datetime.datetime.fromisoformat(record.started_utc)
-    assert started.utcoffset() == datetime.timedelta(0)
-    assert abs(datetime.datetime.now(datetime.UTC) - started) < datetime.timedelta(minutes=1)
-
-
 @pytest.mark.parametrize("make", [new, shaped.record], ids=["running", "done"])
 def test_what_is_written_comes_back(tmp_path, make):
     record = put(tmp_path, make())

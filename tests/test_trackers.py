@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import TRAINED
-from test_train import ALONE
+from test_train import TRACKED
 
 from study.errors import Stop
 from study.training.display import tracker_options
@@ -25,7 +25,7 @@ def test_one_that_is_not_installed_is_an_error(tmp_path, monkeypatch):
 def test_tensorboard_gets_what_the_record_has(trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = trained("single", *ALONE, "--log-with", "tensorboard")
+    run = trained("single", *TRACKED)
     assert run.record["observed"]["trackers"] == ["tensorboard"]
     events = EventAccumulator(str(run.folder / "zero-study")).Reload()
     assert {"loss", "lr", "eval_loss", "s/step"} <= set(events.Tags()["scalars"])

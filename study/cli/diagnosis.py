@@ -12,7 +12,7 @@ from study.records import collectives, hangs, store
 from study.records.collectives import RankLog
 from study.spec.arms import PACKAGE
 from study.spec.options import AsJson
-from study.watcher import diagnosis, differences, evidence, sources, trends
+from study.watcher import diagnosis, differences, evidence, hang_causes, sources, trends
 from study.watcher.differences import Comparison, Difference, contradictions, is_secret, printable, shown
 
 REPRODUCTIONS = PACKAGE / "reproductions"
@@ -86,7 +86,7 @@ def _waiting(logs: list[RankLog]) -> dict:
     """Return what the logs of the ranks' collectives say."""
     return {
         "ranks": hangs.state(logs) if logs else None,
-        "findings": [dataclasses.asdict(finding) for finding in hangs.hangs(logs)],
+        "findings": [dataclasses.asdict(finding) for finding in (*hang_causes.causes(logs), *hangs.hangs(logs))],
         "looked_at": ["where the ranks wait"] if logs else [],
     }
 
@@ -102,15 +102,21 @@ def _lines(answer: dict) -> list[str]:
         if finding["remedy"]:
             lines += _indented(f"What to do: {finding['remedy']}.", 4)
         if evidence := finding["evidence"]:
-            is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
-            shown_by = f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
-            lines.append(f"    Shown by: {shown_by}")
+            lines.append(f"    Shown by: {_shown_by(evidence)}")
     if not answer["findings"]:
         lines.append("  Nothing was found.")
     lines += ["", *_indented(f"Looked at: {', '.join(answer['looked_at'])}.", 2)]
     if answer["not_known"]:
         lines += _indented(f"Not in this record: {', '.join(answer['not_known'])}.", 2)
     return lines
+
+
+def _shown_by(evidence: str) -> str:
+    """Return the thread, the script or the command that shows it."""
+    if evidence.startswith("https://"):
+        return evidence
+    is_script = safe_join(REPRODUCTIONS, f"{evidence}.py").exists()
+    return f"study/reproductions/{evidence}.py" if is_script else f"study claims {evidence}"
 
 
 def _indented(text: str, spaces: int) -> list[str]:

@@ -11,6 +11,8 @@ from study.errors import Stop
 from study.io.numbers import size
 from study.io.tables import say, say_wrapped, show
 from study.machine.gpus import GPUS, gpu_named
+from study.predictor import combinations
+from study.predictor.combinations import beside_bytes
 from study.predictor.estimate import Estimate
 from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
@@ -62,13 +64,14 @@ class Prediction:
     kinds: MemoryKinds
     gpu: str | None
     step: StepTime | None
+    beside: float = 0.0  # the share of the GPU that another program takes
 
     @property
     def fits(self) -> Fits | None:
         """Return whether it fits on the GPU. "only just": not with the reserve that an advice keeps. None: no GPU."""
         if self.gpu is None:
             return None
-        free_bytes = GPUS[self.gpu].memory_bytes - self.whole.peak_bytes
+        free_bytes = GPUS[self.gpu].memory_bytes - self.whole.peak_bytes - beside_bytes(self.gpu, self.beside)
         if free_bytes < outside_bytes(self.setup.ranks):
             return "no"
         return "yes" if free_bytes >= reserve_bytes(GPUS[self.gpu]) else "only just"
@@ -83,6 +86,7 @@ def estimate(
     fsdp: Fsdp | None = None,
     recipe: str | None = None,
     gpu: str | None = None,
+    beside: float = 0.0,
     explain: bool = False,
     as_json: AsJson = False,
 ) -> dict | None:
@@ -101,14 +105,17 @@ def estimate(
             the recipe of the precision and the optimizer.
         gpu: Kind of GPU: H100, A100-40GB, L4 and others. Adds whether it fits, the time of a step, and how PyTorch's
             allocator frees cached memory when the GPU is nearly full.
+        beside: With --gpu: the share of the GPU that another program takes, such as a reference model, or the
+            gpu_memory_utilization of an inference engine.
         explain: With --gpu: list every constant behind the predicted time, with its source.
         as_json: Print the prediction as JSON.
     """
     chosen = arms.load_arm(training.arm)
     if fsdp is None and (stop := refusal(chosen, trainers_name(kernels.optimizer), training.precision)):
         raise stop
-    if explain and gpu is None:
-        raise Stop("--explain needs a predicted time", "give --gpu")
+    if (explain or beside) and gpu is None:
+        raise Stop("--explain needs a predicted time, and --beside the memory of a GPU", "give --gpu")
+    combinations.check_share(beside)
     prediction = None
     if wanted.params is not None and wanted == Wanted(params=wanted.params):
         if gpu is not None:
@@ -117,6 +124,7 @@ def estimate(
         parameters = count_of(wanted.params)
     else:
         prediction = _predicted(wanted, training, kernels, ranks, fsdp, gpu and gpu_named(gpu))
+        prediction = dataclasses.replace(prediction, beside=beside)
         parameters = prediction.whole.parameters
     stage = {"full_shard": 3, "shard_grad_op": 2}.get(fsdp or "", chosen.stage or 0)
     states = states_bytes(parameters, stage, ranks, recipe or recipe_of(training.precision, kernels.optimizer))
@@ -127,7 +135,8 @@ def estimate(
         _show(prediction)
     _show_bytes("the ZeRO paper's model states", states | {"total": sum(states.values())})
     if prediction:
-        say_wrapped("", accuracy(), *prediction.setup.model.remarks())
+        combined = map(combinations.in_words, _answers(prediction))
+        say_wrapped("", *combined, accuracy(), *prediction.setup.model.remarks())
     if explain and prediction and prediction.step and prediction.gpu:
         say("")
         show(steps.parts(prediction.step))
@@ -152,13 +161,18 @@ def _predicted(
 def _as_dict(prediction: Prediction | None) -> dict:
     """Return the values of a prediction, or None for each if only model states are known."""
     if prediction is None:
-        return dict.fromkeys(("estimate", "kinds", "fits", "step"))
+        return dict.fromkeys(("estimate", "kinds", "fits", "step", "answers"))
     return {
         "estimate": dataclasses.asdict(prediction.whole),
         "kinds": dataclasses.asdict(prediction.kinds),
         "fits": prediction.fits,
         "step": steps.as_dict(prediction.step) if prediction.step else None,
+        "answers": [dataclasses.asdict(answer) for answer in _answers(prediction)],
     }
+
+
+def _answers(prediction: Prediction) -> list[combinations.Answer]:
+    return combinations.answers(prediction.setup, prediction.gpu, prediction.beside)
 
 
 def _show(prediction: Prediction) -> None:
@@ -185,7 +199,8 @@ def _answer(prediction: Prediction) -> str:
         text += f"; nvidia-smi will show {size(prediction.kinds.driver)}"
     if gpu is None or prediction.fits is None:
         return f"{text}."
-    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({size(GPUS[gpu].memory_bytes)})')}"
+    other = " beside the other program" if prediction.beside else ""
+    return f"{text}. {FITS[prediction.fits].format(f'{gpu} ({size(GPUS[gpu].memory_bytes)}){other}')}"
 
 
 def _show_bytes(name: str, sizes: Mapping[str, float]) -> None:

@@ -41,6 +41,7 @@ def claims(
     verbose: bool = False,
     checks: bool = False,
     keep: bool = False,
+    differences: bool = False,
     as_json: AsJson = False,
 ) -> list[dict] | None:
     """Count how many published claims hold and by what evidence, or show everything about some of them.
@@ -58,11 +59,10 @@ def claims(
         verbose: Also print a line for every claim.
         checks: List every check that a claims file can name, with its arguments and claims that use it.
         keep: Write the verdicts to reports/verdicts.json. Later ones are compared with them. Seal claims and answers.
+        differences: Only say how the counts differ from the committed ones, and why.
         as_json: Print everything as JSON.
     """
-    if keep and (claim or runs or file != files.FOLDER or any((document, verdict, basis, kind))):
-        what = "--keep is for all claims of the study, and for the runs of its reports"
-        raise Stop(what, "leave out the other options")
+    _refuse_part(keep and bool(claim or runs or file != files.FOLDER or any((document, verdict, basis, kind))))
     if checks:
         say(*_checks(claim))
         return None
@@ -76,6 +76,10 @@ def claims(
     if keep:
         committed.write(verdicts)
         sys.stderr.write("".join(f"sealed again, because it has changed: {name}\n" for name in seal.add_inputs()))
+    if differences:
+        in_full = f"All of them: study claims{' --runs' * bool(runs)} {' '.join(map(str, runs))}"
+        say_wrapped(*committed.differences(verdicts), in_full.rstrip(), indent="    ")
+        return None
     verdicts = [each for each in verdicts if _passes(each, filters, "verdict") and basis in (None, each.rests_on)]
     notes = [*(f"set aside: {reason}" for reason in gathered.set_aside), *gathered.notes]
     notes += files.doubts(known) if file == files.FOLDER else []
@@ -101,6 +105,12 @@ def claims(
     return None
 
 
+def _refuse_part(is_part: bool) -> None:
+    if is_part:
+        what = "--keep is for all claims of the study, and for the runs of its reports"
+        raise Stop(what, "leave out the other options")
+
+
 def _checks(names: tuple[str, ...]) -> list[str]:
     """Return the checks with these names, or all checks, with claims of this study that use them."""
     known = catalogue.checks()
@@ -109,7 +119,7 @@ def _checks(names: tuple[str, ...]) -> list[str]:
             raise Stop(f"there is no check {name}", nearest(name, known))
     listed = files.read_all()
     chosen = [catalogue.lines(name, listed) for name in known if not names or name in names]
-    return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines]), "", *catalogue.names()]
+    return [*catalogue.HEAD, *(line for lines in chosen for line in ["", *lines])]
 
 
 def _central(verdict: Verdict) -> dict:

@@ -4,6 +4,7 @@ A script of a failure contains these definitions, so this module imports nothing
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -36,8 +37,8 @@ class Case:
     passes: int = 1  # microbatches of an update, on each rank
     clip: float = 0.0  # the largest norm of the gradients; 0 does not clip
     optimizer: str = "sgd"  # sgd, momentum, adamw
-    groups: str = ""  # decay: none for vectors; rate: another learning rate for the last layer; zero: none for it
-    schedule: bool = False  # the learning rate falls with each update
+    groups: str = ""  # decay: none for vectors; rate, zero: another rate, or 0, for the last layer; all: also frozen
+    schedule: str = ""  # of the learning rate, one of FACTORS; all but "falling" are the library's own
     precision: str = "fp32"  # autocast, bf16 (fp32 master weights), bf16_pure (no master weights), fp16 (scaled loss)
     rounded: bool = True  # with bf16: all weights begin as values that bf16 has
     bucket: int = 64  # elements that a collective may move at once; 0 is the library's default
@@ -83,7 +84,8 @@ def new_model(case: Case, seed: int = 0) -> Plain:
 
 
 def new_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    every = case.groups == "all"
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad or every]
     special = {
         "decay": lambda name, parameter: parameter.dim() < 2,
         "rate": lambda name, parameter: name.startswith("last"),
@@ -100,8 +102,18 @@ def new_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=rate, momentum=0.5 if case.optimizer == "momentum" else 0.0, weight_decay=decay)
 
 
-def falling(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 / (1 + update))
+FACTORS: dict[str, Callable[[int], float]] = {
+    "falling": lambda update: 1 / (1 + update),
+    "warmup": lambda update: min(1.0, max(0, update - 1) / 2),
+    "cosine": lambda update: max(0, update - 1) / 2,  # its warm-up
+    "stairs": lambda update: 0.2 + 0.4 * (update // 2),
+}
+
+
+def scheduler_of(case: Case) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None:
+    if not case.schedule:
+        return None
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, FACTORS[case.schedule])
 
 
 def microbatch(case: Case, update: int, passed: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,7 +143,8 @@ class Reference:
         if case.precision in ("bf16", "bf16_pure"):
             self.model = self.model.bfloat16()
         self.optimizer = new_optimizer(case, self.master)
-        self.scheduler = falling(self.optimizer) if case.schedule else None
+        scheduler = scheduler_of(case)
+        self.scheduler = scheduler(self.optimizer) if scheduler else None
         self.seen = Seen([], [], {})
         if case.precision == "bf16":
             self.copy_master()
@@ -199,7 +212,9 @@ def new_training(
     """Build the sharded training. All ranks start from the same weights."""
     model = new_model(case, seed)
     may_lack = case.model.__name__ in ("Unused", "OneRank", "Experts") if unused is None else unused
-    scheduler = falling if case.schedule else None
+    scheduler = scheduler_of(case)
+    if case.schedule not in ("", "falling"):
+        scheduler = functools.partial(adapter.schedule, name=case.schedule, rate=RATE)
     place = (str(folder), adapter.settings)
     options = Options(case.passes, case.clip, case.precision, case.bucket, may_lack, scheduler, *place)
     return adapter.build(model, new_optimizer(case, model), options)

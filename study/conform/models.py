@@ -226,6 +226,28 @@ class Nested(Plain):
         return value["hidden"]
 
 
+class Delegating(Plain):
+    """Each block is in a wrapper that passes unknown attributes on to it."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("inner"), name)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self.inner(hidden)
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__(width, layers)
+        self.blocks = nn.ModuleList([Delegating.Wrapper(block) for block in self.blocks])
+
+
 class Normed(Plain):
     """Layer norms: parameters of another kind, that users keep out of weight decay."""
 

@@ -34,6 +34,7 @@ class Explanation:
     kind: str
     why: str
     releases: tuple[str, ...] = ()  # of DeepSpeed; empty: any
+    matters: str = ""  # of a bug: what a user loses
 
 
 def explanations() -> list[Explanation]:
@@ -90,6 +91,8 @@ def as_json(adapter: Adapter, results: list[Result], versions: dict[str, str | N
 
 def load(path: Path) -> tuple[list[Result], dict[str, str | None]]:
     """Read the results that `write` wrote, and the versions of the libraries."""
+    if not path.exists():
+        raise Stop(f"there is no {path}", "run this in a checkout of the study, or run study conform first")
     content = from_json(path.read_bytes())
     properties = {each.name: each for each in read()}
     results = []

@@ -15,7 +15,7 @@ DEFAULTS = {
     "clip": 0.0,
     "optimizer": "sgd",
     "groups": "",
-    "schedule": False,
+    "schedule": "",
     "precision": "fp32",
     "rounded": True,
     "bucket": 64,

@@ -34,7 +34,7 @@ from study.conform.properties import Property, read
 
 BY_NAME = {each.name: each for each in read()}
 GRACE_S = 2  # for the other ranks, once one has failed
-FUNCTIONS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm", "save", "load")
+FUNCTIONS = ("build", "forward_backward", "step", "whole_weights", "gradient_norm", "save", "load", "schedule")
 EARLY = ("build", "save", "load")
 CRASHES = (AttributeError, TypeError, KeyError, IndexError, NameError, ZeroDivisionError, UnboundLocalError)
 
@@ -84,7 +84,8 @@ def _answer(module: ModuleType, request: dict) -> dict:
 
 def needed(chosen: Property) -> tuple[str, ...]:
     """Return the functions of an adapter that a property calls. Every adapter may lack gradient_norm."""
-    return FUNCTIONS[:4] + (FUNCTIONS[5:] if chosen.check.startswith("checkpoint") else ())
+    checkpoints = ("save", "load") if chosen.check.startswith("checkpoint") else ()
+    return FUNCTIONS[:4] + checkpoints + (("schedule",) if chosen.setting("schedule") not in ("", "falling") else ())
 
 
 def _launch(module: ModuleType, request: dict, number: int, ranks: int) -> dict:

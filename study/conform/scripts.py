@@ -62,7 +62,9 @@ def script(adapter_file: str, settings: dict, check: str, case: dict, launches: 
     adapter = list(parts(Path(adapter_file)))
     ours = [part for name in OURS for part in parts(HERE / name)]
     given = {name for part in adapter for name in part.defines}
-    functions = [name for name in (*ALWAYS, *(CHECKPOINTS if check.startswith("checkpoint") else ())) if name in given]
+    functions = [*ALWAYS, *(CHECKPOINTS if check.startswith("checkpoint") else ())]
+    functions += [] if case.get("schedule", "") in ("", "falling") else ["schedule"]
+    functions = [name for name in functions if name in given]
     end = END.format(case=", ".join(f"{key}={_value(key, value)}" for key, value in case.items()), check=check)
     theirs = reachable(adapter, set(functions))
     mine = reachable(ours, {name for node in ast.walk(ast.parse(end)) for name in _names(node)})

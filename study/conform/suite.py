@@ -85,7 +85,7 @@ class Ranks:
         env = dict(os.environ)
         paths = [str(overlay.resolve())] if overlay else []
         env["PYTHONPATH"] = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])])
-        if overlay:  # operators are compiled from the sources of a release, and kept beside it
+        if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
             env["TORCH_EXTENSIONS_DIR"] = f"{overlay.resolve()}-operators"
         self.log = log.open("w")
         command = [sys.executable, "-P", "-m", "study.conform.ranks"]
@@ -156,7 +156,7 @@ SIMPLER = {
     "precision": "fp32",
     "optimizer": "sgd",
     "groups": "",
-    "schedule": False,
+    "schedule": "",
     "clip": 0.0,
     "bucket": 0,
     "lengths": [1],

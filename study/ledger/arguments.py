@@ -56,16 +56,6 @@ def argument_model(function: Check) -> type[BaseModel]:
     return create_model(function.__name__, __config__=STRICT, **fields)
 
 
-def one_argument(along: dict[str, list]) -> tuple[str, list]:
-    """Return the argument along which there is a trend, and its values."""
-    if len(along) == 1:
-        ((name, values),) = along.items()
-        if len(values) > 1:
-            return name, values
-    what = f"a trend is along two or more values of one argument (got {along})"
-    raise Stop(what, "give along = { name = [...] }")
-
-
 def calls_of(function: Check, given: dict, name: str) -> list[dict]:
     """Return the calls of a check: one, or one for each element of the lists given to arguments that take one value."""
     model = argument_model(function)

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from study.io.validation import nearest
 from study.ledger import (
     citations,
-    loss_checks,
     memory_checks,
-    others,
     probes,
     record_checks,
     step_checks,
@@ -65,18 +63,15 @@ THEORY = Kind(
     },
 )
 RECORDS = {"unit_of": record_checks.unit_of}
-TRENDS = {"texts": theory_checks.TRENDS}
 KINDS: dict[str, Kind] = {
     **_kinds(OWN, theory_checks.arithmetic, theory_checks.stated),
     **_kinds(PREDICTED, step_checks.bound, theory_checks.quotient),
     **_kinds(PREDICTED, memory_checks.fits, texts=("fits", "does not fit")),
-    **_kinds(PREDICTED, theory_checks.trend, **TRENDS),
     "theory": THEORY,
-    **_kinds(READ, citations.cited, citations.searched, others.published),
+    **_kinds(READ, citations.cited, citations.searched, citations.published),
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
-    **_kinds(MEASURED, record_checks.measured_trend, **RECORDS, **TRENDS),
-    **_kinds(MEASURED, record_checks.observed, record_checks.equal, loss_checks.same_loss, **RECORDS),
+    **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
     "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
 }
 

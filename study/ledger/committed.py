@@ -9,18 +9,21 @@ import hashlib
 import inspect
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from pydantic import BaseModel, TypeAdapter
 
 from study.io import files
+from study.io.words import joined
 from study.ledger import probes
 from study.ledger.arguments import Check as Function
 from study.ledger.evidence import Evidence
 from study.ledger.judging import Verdict
 from study.ledger.model import Case, Check, Claim, Reference
 from study.ledger.severity import turned_by
+from study.ledger.verdict import MEASURED, VERDICTS
 from study.spec import arms
 
 FILE = arms.ROOT / "reports" / "verdicts.json"
@@ -104,14 +107,38 @@ def with_falsehood(verdict: Verdict, evidence: Evidence, anew: bool) -> Verdict:
 
 def changes(judged: Iterable[Verdict]) -> list[str]:
     """Return which verdicts are not the committed ones, by the reason, in words."""
-    by_reason: dict[str, list[str]] = {}
+    return [
+        f"{len(changed)} verdicts differ from the committed ones {reason}: "
+        + ", ".join(f"{each.claim.id} {each.verdict} (was {verdicts()[each.claim.id].verdict})" for each in changed)
+        for reason, changed in _by_reason(judged).items()
+    ]
+
+
+def differences(judged: list[Verdict]) -> list[str]:
+    """Return how the counts of verdicts differ from the committed ones, and why, in few lines."""
+    known = [each for each in judged if each.claim.id in verdicts()]
+    now = Counter(each.verdict for each in known)
+    before = Counter(verdicts()[each.claim.id].verdict for each in known)
+    counts = joined(
+        [f"{now[word]} {word} (committed: {before[word]})" for word in VERDICTS if now[word] != before[word]]
+    )
+    reasons = joined([f"{len(changed)} {reason}" for reason, changed in _by_reason(known).items()])
+    if not reasons:
+        return [f"All {len(known)} verdicts on published claims are the committed ones."]
+    return [f"Of {len(known)} verdicts on published claims: {counts}.", f"Not as committed: {reasons}."]
+
+
+def _by_reason(judged: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    """Return the verdicts that are not the committed ones, by the reason."""
+    by_reason: dict[str, list[Verdict]] = {}
     for verdict in judged:
         known = verdicts().get(verdict.claim.id)
         if known and known.verdict != verdict.verdict:
-            same = known.version == version(verdict.claim)
-            reason = "by other runs, answers or formulas" if same else "since the check or the claim changed"
-            by_reason.setdefault(reason, []).append(f"{verdict.claim.id} {verdict.verdict} (was {known.verdict})")
-    return [
-        f"{len(words)} verdicts differ from the committed ones {reason}: {', '.join(words)}"
-        for reason, words in by_reason.items()
-    ]
+            by_reason.setdefault(_reason(verdict, known), []).append(verdict)
+    return by_reason
+
+
+def _reason(verdict: Verdict, known: Committed) -> str:
+    if known.version != version(verdict.claim):
+        return "since the check or the claim changed"
+    return "by other runs" if verdict.claim.basis == MEASURED else "by other answers or formulas"

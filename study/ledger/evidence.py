@@ -60,7 +60,6 @@ SEAL = "study keep RUNS --into reports/YOUR-MACHINE seals them"
 ELSEWHERE = f"{{}} records are not sealed and not of this machine, so they decide nothing. {SEAL}"
 HERE = "{} records are not sealed, and count because they are of this machine"
 UNCHECKED = "the commits of {} records could not be checked"
-DOUBTS = (ELSEWHERE, HERE, UNCHECKED)  # of the runs that may count
 UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
@@ -120,23 +119,16 @@ def gather(runs: Runs | Iterable[Run]) -> Evidence:
     fit = tuple(run for run in ended if run not in wrong)
     set_aside = [*runs.set_aside] if isinstance(runs, Runs) else []
     set_aside += [f"{run.name}: {'; '.join(wrong[run])}" for run in ended if run in wrong]
-    counts = Counter(name for run in fit for name in _doubts(run, unknown is None))
-    counts["{} records are of other people's scripts and decide nothing"] = len(all_ended) - len(ended)
-    words = [
-        text.format(f"{count} of {len(fit)}" if text in DOUBTS else count) for text, count in counts.items() if count
-    ]
+    doubtful = {
+        ELSEWHERE: [run for run in fit if not may_decide(run)],
+        HERE: [run for run in fit if may_decide(run) and not run.sealed],
+        UNCHECKED: [run for run in fit if unknown is None or run.record.commit is None],
+    }
+    words = [text.format(f"{len(some)} of {len(fit)}") for text, some in doubtful.items() if some]
+    if watched := len(all_ended) - len(ended):
+        words.append(f"{watched} records are of other people's scripts and decide nothing")
     tops = runs.folders if isinstance(runs, Runs) else ()
     return Evidence(fit, (*set_aside, *probes.set_aside()), (*_without_manifest(fit, tops), *words))
-
-
-def _doubts(run: Run, without_history: bool) -> Iterator[str]:
-    """Yield what to know about a run that is fit to count."""
-    if not may_decide(run):
-        yield ELSEWHERE
-    elif not run.sealed:
-        yield HERE
-    if without_history or run.record.commit is None:
-        yield UNCHECKED
 
 
 @functools.cache  # called for every run and claim
@@ -242,25 +234,22 @@ def _matches(run: Run, wanted: dict[str, list], named: set[str]) -> bool:
 
 
 def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
-    """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet."""
+    """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet.
+
+    A name that is like no known arm's may be that of a future arm.
+    """
     if name not in FACTS:
         raise Stop(f"records have no {name!r}", nearest(name, FACTS))
-    if name == "arm" or name.startswith("offload"):
-        known = evidence.arms if name == "arm" else [*HOMES]
-        for value in values:
-            is_new = name == "arm" and isinstance(value, str) and not _is_misspelt(value, evidence)
-            if value not in known and not is_new and (value is not None or name == "arm"):
-                raise Stop(f"{name} cannot be {value!r}", nearest(str(value), known))
-    elif name in Requested.model_fields and name not in OBSERVED:
+    known = {"arm": evidence.arms}.get(name, [*HOMES, None] if name.startswith("offload") else values)
+    for value in values:
+        is_new = name == "arm" and not difflib.get_close_matches(str(value), evidence.arms, 1, MISSPELT)
+        if value not in known and not is_new:
+            raise Stop(f"{name} cannot be {value!r}", nearest(str(value), [each for each in known if each]))
+    if name in Requested.model_fields and name not in OBSERVED:
         try:
             _list_of(name).validate_python(values)
         except ValidationError as error:
             raise Stop(f"{name} {sentence(error, name=lambda _: '')}", "give a value that a run can have") from None
-
-
-def _is_misspelt(arm: str, evidence: Evidence) -> bool:
-    """Return whether a name is close to that of a known arm. Any other name may be that of a future arm."""
-    return bool(difflib.get_close_matches(arm, evidence.arms, 1, MISSPELT))
 
 
 @functools.cache

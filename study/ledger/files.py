@@ -1,6 +1,5 @@
 """Reads claims files: TOML in, claims out. An error names the file, and the line of the claim."""
 
-from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -37,9 +36,14 @@ class Head(BaseModel):
     claim: list[dict]
     testable: int | None = None  # sentences, list items and rows of the document that could turn out false
     unjudged: tuple[str, ...] = Field(default=(), strict=False)  # those that no claim judges, verbatim
-    counted: str | None = None  # how they were counted, or why they were not
-    contact: str | None = None  # when and how its authors were asked
-    response: str | None = None  # what they answered
+    counted: str = "not counted"  # how they were counted, or why they were not
+    contact: str = "not asked yet"  # when and how its authors were asked
+    response: str = "none"  # what they answered
+
+    @property
+    def judged(self) -> int | None:
+        """Return how many of those sentences a claim judges; None if they were not counted."""
+        return None if self.testable is None else self.testable - len(self.unjudged)
 
 
 def read_all(folder: Path = FOLDER) -> list[Claim]:
@@ -56,30 +60,10 @@ def read_all(folder: Path = FOLDER) -> list[Claim]:
     return [_with_references(claim, first) for claim in sorted(claims, key=_place)]
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a document is judged, and what its authors say of it."""
-
-    document: str
-    title: str
-    testable: int | None  # None: not counted
-    judged: int | None
-    unjudged: tuple[str, ...]
-    counted: str
-    contact: str
-    response: str
-
-
-def coverage(folder: Path = FOLDER) -> list[Coverage]:
-    """Return the coverage of each document, in the order of the claims."""
-    found = []
-    for path in sorted(folder.glob("*.toml")):
-        if path.name != SOURCES:
-            head, _ = read_form(path, Head)
-            judged = None if head.testable is None else head.testable - len(head.unjudged)
-            about = (head.counted or "not counted", head.contact or "not asked yet", head.response or "none")
-            found.append(Coverage(head.document, head.title, head.testable, judged, head.unjudged, *about))
-    return sorted(found, key=_place)
+def coverage(folder: Path = FOLDER) -> list[Head]:
+    """Return the heads of all files, in the order of the claims."""
+    paths = [path for path in folder.glob("*.toml") if path.name != SOURCES]
+    return sorted((read_form(path, Head)[0] for path in paths), key=_place)
 
 
 NO_REPORTS = "this installation has no committed evidence and no history: a clone of the repository has both"
@@ -105,7 +89,7 @@ def wrong_days(claims: list[Claim]) -> list[str]:
     ]
 
 
-def _place(claim: Claim | Coverage) -> tuple:
+def _place(claim: Claim | Head) -> tuple:
     """Sort documents (000) before papers (P1), and those before all others."""
     name = claim.document
     return not name.isdigit(), not name[1:].isdigit(), name

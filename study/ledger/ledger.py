@@ -162,7 +162,7 @@ def otherwise(verdict: Verdict) -> str:
     if verdict.found is None or verdict.verdict in (NOT_TESTED, INCONCLUSIVE):
         return verdict.missing or "a finding that lies entirely inside or outside of what the claim allows"
     values = as_list(verdict.claimed)
-    if verdict.basis == READ and not any(is_number(value) or isinstance(value, tuple) for value in values):
+    if verdict.basis == READ and not any(map(is_number, values)):
         return "a source that says otherwise"
     allows = distinct((_allowed(value, claim) for value in values), ", ")
     words = f"finding {allows}" if verdict.verdict in FAILS else f"finding anything but {allows}"
@@ -172,7 +172,7 @@ def otherwise(verdict: Verdict) -> str:
 
 def _allowed(value: object, claim: Claim) -> str:
     """Return what a check may find if the claim holds."""
-    if not (is_number(value) or isinstance(value, tuple)):
+    if not is_number(value):
         return short(value)
     low, high = allowed(value, claim.relation, claim.tolerance)
     least = _without_unit(low, claim.unit)

@@ -92,15 +92,6 @@ class Reference:
         return f"what {self.id} finds" if self.number is None else f"what check {self.number} of {self.id} finds"
 
 
-class Range(BaseModel):
-    """A value between two numbers: { low = 10, high = 100 }."""
-
-    model_config = STRICT
-
-    low: float
-    high: float
-
-
 class FindingOf(BaseModel):
     """A reference as the file writes it."""
 
@@ -129,8 +120,7 @@ class Check(BaseModel):
     tolerance: Share = 0.0  # a share of the value
     # If the truth is beyond the value on this side, the claim is understated.
     better: Literal["lower", "higher"] | None = None
-    # How many of the cases left open are enough: the sentence says that something can be done, or "in most cases".
-    enough: Literal["one", "most"] | None = None
+    enough: Literal["one"] | None = None  # of the cases left open: the sentence says that something can be done
     # On a further check: it decides as well, as evidence of the same rank or as another reading of the sentence.
     decides: Literal["evidence", "reading"] | None = None
     value: object
@@ -165,8 +155,7 @@ class Check(BaseModel):
 
     @property
     def _numbers(self) -> list[float]:
-        values = list(self.value) if isinstance(self.value, tuple) else as_list(self.value)
-        return [value for value in values if is_number(value)]
+        return [*filter(is_number, as_list(self.value))]
 
     @field_validator("tolerance")
     @classmethod
@@ -180,16 +169,11 @@ class Check(BaseModel):
     @field_validator("value")
     @classmethod
     def _is_a_value(cls, value: object) -> object:
-        """Return a number, a text, yes or no, or several; a reference; or the two ends of a range."""
-        if isinstance(value, dict) and "finding_of" in value:
-            return FindingOf.model_validate(value)
+        """Return a number, a text, yes or no, or several of them; or a reference."""
         if isinstance(value, dict):
-            ends = Range.model_validate(value)
-            value = (ends.low, ends.high)
-            if ends.low > ends.high:
-                raise ValueError(f"must go from low to high (got {value})")
-        values = list(value) if isinstance(value, tuple) else as_list(value)
-        if not isinstance(value, FindingOf) and not all(isinstance(each, (bool, int, float, str)) for each in values):
+            return FindingOf.model_validate(value)
+        values = as_list(value)
+        if not all(isinstance(each, (bool, int, float, str)) for each in values):
             raise ValueError(f"must be a number, a text, true or false, or a list of these (got {value!r})")
         if values == [] or not all(math.isfinite(each) for each in values if is_number(each)):
             raise ValueError(f"must be finite (got {value!r})")
@@ -215,8 +199,8 @@ class Check(BaseModel):
             raise ValueError(f"value must be a number: there is a unit, a tolerance or a relation (got {self.value!r})")
         if self._expected_unit and (numbers or is_reference):
             _refuse_unlike(numbers, self.unit, self._expected_unit, self._choice)
-        if (self.better or isinstance(self.value, tuple)) and (self.relation != "equal" or not numbers):
-            raise ValueError("a range, and better, need a number and the relation equal: others have a direction")
+        if self.better and (self.relation != "equal" or not numbers):
+            raise ValueError("better needs a number and the relation equal: the others have a direction")
         return self
 
 

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
@@ -37,8 +36,6 @@ KEPT = "trials.json"  # beside the records of a machine
 REPRODUCTION = "reproduction"
 WORKER = [sys.executable, "-m", "study.ledger.probe_worker"]
 LIMIT_S = 300
-AT_A_TIME = 2  # processes, of at most 1.5 GB each; each rendezvous uses a free port
-TIMED = ("cpu_adam_speed",)  # scripts that measure time: they run alone
 NEEDED = ("deepspeed", "accelerate", "torch")
 # The modules that claims may ask about, with their classes and functions. Nothing else is imported.
 MODULES = (
@@ -214,19 +211,21 @@ def answers(trials: list[dict]) -> list[Answer | str]:
 
 
 def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
-    """Return new answers by key. Configurations share a process; scripts that measure time run alone."""
+    """Return new answers by key, and keep each. Configurations share a process."""
     scripts = {name: trial for name, trial in missing.items() if trial["what"] == REPRODUCTION}
-    alone = [{name: trial} for name, trial in scripts.items() if trial["name"] in TIMED]
-    together = [{name: trial} for name, trial in scripts.items() if trial["name"] not in TIMED]
-    if configurations := {name: trial for name, trial in missing.items() if name not in scripts}:
-        together.insert(0, configurations)
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        try:
-            tried = [*pool.map(_try_and_keep, together)]
-        except BaseException:  # Ctrl-C: trials that have not begun do not begin
-            pool.shutdown(cancel_futures=True)
-            raise
-    return {name: answer for each in [*tried, *map(_try_and_keep, alone)] for name, answer in each.items()}
+    together = {name: trial for name, trial in missing.items() if name not in scripts}
+    known = _kept_anew(together, _try([*together.values()])) if together else {}
+    for name, trial in scripts.items():
+        known |= _kept_anew([name], [_run(trial["name"])])
+    return known
+
+
+def _kept_anew(names: Iterable[str], tried: list[Answer | str]) -> dict[str, Answer | str]:
+    known = dict(zip(names, tried, strict=True))
+    for name, answer in known.items():
+        if isinstance(answer, Answer):
+            cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
+    return known
 
 
 def key(trial: dict) -> str:
@@ -293,17 +292,6 @@ def _read(path: Path) -> tuple[dict[str, Answer], tuple[str, ...]]:
         return {}, ("this is no list of answers",)
     intact = {each.key: each for each in entries if each.seal == each.digest}
     return intact, tuple(f"{each} was changed after it was sealed" for each in entries if each.seal != each.digest)
-
-
-def _try_and_keep(trials: dict[str, dict]) -> dict[str, Answer | str]:
-    """Return the answers to one script, or to configurations, which are tried in one process."""
-    first = next(iter(trials.values()))
-    tried = [_run(first["name"])] if first["what"] == REPRODUCTION else _try([*trials.values()])
-    known = dict(zip(trials, tried, strict=True))
-    for name, answer in known.items():
-        if isinstance(answer, Answer):
-            cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
-    return known
 
 
 def _try(trials: list[dict]) -> list[Answer | str]:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from study.errors import Stop
 from study.io.numbers import count, short
 from study.ledger import probes
 from study.ledger.arguments import argument_model, as_list, is_number
 from study.ledger.evidence import Evidence, facts
-from study.ledger.falsified import SECTIONS, another, changed, renamed, scaled
 from study.ledger.judging import Verdict, in_units, judge_check, plain
 from study.ledger.model import Case, Claim, Reference
 from study.ledger.pairing import TRAINING, in_words
@@ -26,14 +27,21 @@ from study.ledger.verdict import CONTRADICTS, FAILS, HOLDS, MEASURED, OWN, PREDI
 from study.machine.gpus import GPUS
 from study.records import metrics
 from study.records.runs import Run
+from study.records.schema import Collective
 
 FACTORS = (1.2, 1 / 1.2, 2, 1 / 2, 10, 1 / 10, 100, 1 / 100)  # of a number: the nearest world comes first
 OTHER_INPUTS = {"gpu": list(GPUS), "model": ["gpt2", "gpt-neox-20b"], "given": [[]]}  # besides numbers
 # Arguments that say what is asked, or what is compared with what. With another one it would be another claim.
-ASKED = ("stage", "stages", "along", "of", "to", "directions")
+ASKED = ("stage", "stages", "of", "to", "directions")
 ACCEPTED, REJECTED = "accepted", "rejected"  # what a parser answers
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")  # not the 16 of fp16
 LARGE = 1e6
+ENDS = {"done": "oom", "oom": "done", "host_oom": "done", "unavailable": "done"}  # how a run ended, and might have
+# Where records have what a check reads, if it is not a path itself.
+SECTIONS = dict.fromkeys(metrics.SIZES, "memory") | dict.fromkeys(metrics.TIMES, "time")
+SECTIONS |= dict.fromkeys(metrics.LOSSES, "loss") | {"joules_per_step": "energy", "saved_bytes": "observed.saved"}
+SECTIONS |= {"parameters": "observed.parameters", "held_parameters": "observed.held_parameters"}
+SECTIONS |= {"ran": "status", "counted": "traffic", "same_loss": "loss"}
 WOULD = {word: f"this would be {word}" for word in VERDICTS} | {CONTRADICTS: "the document would contradict itself"}
 
 
@@ -90,8 +98,7 @@ def _turned(world: World) -> tuple[str, str]:
     """Return a verdict, and the first falsehood with which it would be the opposite."""
     before = world.judge()
     opposite = FAILS if before.verdict in HOLDS else HOLDS
-    plant = _of_published if world.claim.check == "published" else PLANTERS[world.claim.basis]
-    for falsified in plant(world, before):
+    for falsified in PLANTERS[world.claim.basis](world, before):
         try:
             after = falsified.judge()
         except (Stop, ValueError, ArithmeticError):
@@ -113,7 +120,7 @@ def _others(ours: Any, wanted: object) -> list:
     """Return other values of the same kind than ours: the wanted one, and some near and far."""
     if isinstance(ours, bool):
         return [not ours]
-    if is_number(ours) or isinstance(ours, tuple):
+    if is_number(ours):
         return [*filter(is_number, [wanted]), *(scaled(ours, factor) for factor in FACTORS)]
     known = {ACCEPTED: REJECTED, REJECTED: ACCEPTED}
     return [known[ours]] if ours in known else [wanted, f"other than {ours}"]
@@ -192,8 +199,8 @@ def _is_quoted(claim: Claim) -> bool:
     Not 0 and 1 as limits: "more than" and "saves" have them in every document.
     """
     quoted = {_digits(float(number)) for number in NUMBER.findall((claim.quote or "").replace(",", ""))}
-    values = [each for value in as_list(claim.value) for each in (value if isinstance(value, tuple) else (value,))]
-    own = [each for each in values if is_number(each) and (claim.relation == "equal" or each not in (0, 1))]
+    numbers = filter(is_number, as_list(claim.value))
+    own = [each for each in numbers if claim.relation == "equal" or each not in (0, 1)]
     return any({_digits(each), _digits(abs(each - 1))} & quoted for each in own)
 
 
@@ -205,48 +212,40 @@ def _plain(value: object, name: str = "") -> str:
     return count(value) if is_number(value) and abs(value) >= LARGE and "bytes" not in name else plain(value, name)
 
 
-# --- sources, libraries --------------------------------------------------------------------------------------------
+# --- sources, publications, libraries ------------------------------------------------------------------------------
 
 
-def _of_source(world: World, before: Verdict) -> Iterator[World]:
-    """Replace what a source says."""
-    name = "value" if world.call.get("agrees") is None else "agrees"
-    ours = world.call[name]
-    for theirs in _others(ours, world.claim.value):
-        said = f"{short(theirs)} instead of {short(ours)}"
-        if isinstance(ours, bool):
-            said = f"the opposite of “{world.call['sentence']}”"
-        yield world.calling(f"{' and '.join(as_list(world.call['source']))} said {said}", world.call | {name: theirs})
+def _of_finding(world: World, before: Verdict) -> Iterator[World]:
+    """Replace what a source says, what others measured, or what a library answers.
+
+    A parser that was never seen to answer otherwise cannot.
+    """
+    claim, call = world.claim, world.call
+    ours, who = before.found, "the answer were"
+    if claim.check == "cited":
+        ours = call["value"] if call.get("agrees") is None else call["agrees"]
+        who = f"{' and '.join(as_list(call['source']))} said"
+    if claim.check == "published":
+        ours, who = world.case.function(**call).value, "the ratio of published speeds were"
+    trial = probes.trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
+    if ours in (ACCEPTED, REJECTED) and trial and not _seen_otherwise(trial, before):
+        return
+    for theirs in _others(ours, claim.value):
+        words = f"{who} {short(theirs)} instead of {short(ours)}"
+        if isinstance(ours, bool) and claim.check == "cited":
+            words = f"{who} the opposite of “{call['sentence']}”"
+        yield replace(world, planted=words, case=replace(world.case, function=_finding(world.case.function, theirs)))
 
 
-def _of_published(world: World, before: Verdict) -> Iterator[World]:
-    """Change the speeds that others published of the first side."""
-    for factor in FACTORS:
-        words = f"the speeds of the first side were {factor:.3g} times as large"
-        yield replace(world, planted=words, case=replace(world.case, function=_times(world.case.function, factor)))
+def _finding(function: Callable[..., Finding], value: object) -> Callable[..., Finding]:
+    """Return a check that finds another value. The interval of a number is moved with it."""
 
-
-def _times(function: Callable[..., Finding], factor: float) -> Callable[..., Finding]:
     def falsified(**given: Any) -> Finding:
         found = function(**given)
-        return replace(found, value=scaled(found.value, factor), interval=scaled(found.interval, factor))
+        factor = value / found.value if found.interval and is_number(value) and is_number(found.value) else 1
+        return replace(found, value=value, interval=scaled(found.interval, factor))
 
     return falsified
-
-
-def _of_answer(world: World, before: Verdict) -> Iterator[World]:
-    """Alter what a library answers. A parser that was never seen to answer otherwise cannot."""
-    trial = probes.trial_of(inspect.unwrap(world.case.function), world.call)
-    if before.found in (ACCEPTED, REJECTED) and not _seen_otherwise(trial, before):
-        return
-    for value in _others(before.found, world.claim.value):
-        words = f"the answer were {short(value)} instead of {short(before.found)}"
-        falsified = replace(world.case, function=_answering(world.case.function, value))
-        yield replace(world, planted=words, case=falsified)
-
-
-def _answering(function: Callable[..., Finding], value: object) -> Callable[..., Finding]:
-    return lambda **given: replace(function(**given), value=value)
 
 
 def _seen_otherwise(trial: dict, before: Verdict) -> bool:
@@ -303,8 +302,6 @@ def _sides(call: dict) -> list[dict]:
     """Return what chooses the runs of each side that may be falsified."""
     if call.get("arms"):
         return [{"arm": arm} for arm in call["arms"]]
-    if "along" in call:
-        return [{name: value} for name, values in call["along"].items() for value in values]
     return [call.get("of") or call.get("where") or {}]
 
 
@@ -317,9 +314,54 @@ def _recorded_at(world: World) -> str:
     return "memory" if name.startswith(metrics.COMPONENT) else SECTIONS.get(name, name)
 
 
+# --- other values -------------------------------------------------------------------------------------------------
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """Return so many times a number, or both ends of a range. Whole numbers stay whole, and above 0."""
+    if isinstance(value, tuple):
+        return tuple(scaled(each, factor) for each in value)
+    if not is_number(value):
+        return value
+    return max(1, round(value * factor)) if isinstance(value, int) and value > 0 else value * factor
+
+
+def changed(content: Any, path: str, change: Callable[[Any], Any]) -> Any:
+    """Return a copy in which the value at a dotted path is changed."""
+    name, _, rest = path.partition(".")
+    if not path:
+        return change(content)
+    if isinstance(content, BaseModel):
+        return content.model_copy(update={name: changed(getattr(content, name), rest, change)})
+    if isinstance(content, list):
+        chosen = int(name) % max(len(content), 1)  # -1 is the last one; there may be none
+        return [changed(each, rest, change) if place == chosen else each for place, each in enumerate(content)]
+    return content | {name: changed(content.get(name), rest, change)} if isinstance(content, dict) else content
+
+
+def another(value: Any, factor: float, wanted: object) -> Any:
+    """Return another value of a record: a text that is wanted, 1 instead of 0, a multiple; of each value below it."""
+    further = functools.partial(another, factor=factor, wanted=wanted)
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: further(each) for name, each in value})
+    if isinstance(value, dict):
+        return {name: further(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [further(each) for each in value]
+    if isinstance(value, str):
+        return wanted if isinstance(wanted, str) and wanted != value else ENDS.get(value, f"not {value}")
+    if isinstance(value, bool):
+        return not value
+    return int(factor > 1) if is_number(value) and not (value and factor) else scaled(value, factor)
+
+
+def renamed(per_rank: list[dict[str, Collective]], kind: str) -> list[dict[str, Collective]]:
+    """Return the collectives of each rank as if all had been of one kind."""
+    return [{kind: max(counts.values(), key=lambda each: each.bytes)} for counts in per_rank if counts]
+
+
 PLANTERS: dict[str, Callable[[World, Verdict], Iterator[World]]] = {
     **dict.fromkeys((PREDICTED, OWN), _of_formula),
-    READ: _of_source,
-    TRIED: _of_answer,
+    **dict.fromkeys((READ, TRIED), _of_finding),
     MEASURED: _of_records,
 }

@@ -81,43 +81,43 @@ def _step(question: Question, arm: str, micro_batch: int) -> StepTime:
 
 
 @also_takes(model_of)
-def step_ratio(
+def question_of(
     *,
-    arm: str,
-    over: str,
     gpus: int,
     gpu: str,
     link: Name = None,
     sequence: int,
     batch: int,
-    micro_batch: int = 1,
     precision: str = "bf16_cast",
-    precision_over: Name = None,
     checkpointing: bool = False,
     disk_bytes_per_s: Number = None,
-    speed: bool = False,
     **given,
+) -> Question:
+    """Return what the adviser is asked, for a host with room for everything."""
+    question = Question(model_of(**given), gpus, gpu, link, 1e15, sequence, batch, precision)
+    return replace(question, checkpointing=checkpointing, disk_bytes_per_s=disk_bytes_per_s)
+
+
+@also_takes(question_of)
+def step_ratio(
+    *, arm: str, over: str, micro_batch: int = 1, precision_over: Name = None, speed: bool = False, **given
 ) -> Finding:
     """Return an arm's predicted seconds a step over another's, with the interval of such ratios. P1 7, P3 6.
 
     With `speed` it is the inverse: an arm's speed as a share of the other's. `precision_over` is the other arm's
     precision, if it differs. Whether the arms fit is not checked.
     """
-    question = Question(model_of(**given), gpus, gpu, link, 1e15, sequence, batch, precision)
-    question = replace(question, checkpointing=checkpointing, disk_bytes_per_s=disk_bytes_per_s)
+    question = question_of(**given)
     numerator = _step(question, arm, micro_batch)
-    denominator = _step(replace(question, precision=precision_over or precision), over, micro_batch)
-    if precision_over:
-        arm = f"{arm} in {precision}"
-        over = f"{over} in {precision_over}"
+    denominator = _step(replace(question, precision=precision_over or question.precision), over, micro_batch)
+    pair = f"{arm} in {question.precision} over {over} in {precision_over}" if precision_over else f"{arm} over {over}"
     middle = numerator.seconds / denominator.seconds
     low, high, origin = _interval(numerator, denominator)
     words = "times as long"
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
         words = "of the speed"
-    working = f"{arm} over {over}: {short(middle)} {words}, {short(low)} to {short(high)} {origin}"
-    return Finding(middle, working, (low, high))
+    return Finding(middle, f"{pair}: {short(middle)} {words}, {short(low)} to {short(high)} {origin}", (low, high))
 
 
 def _interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
@@ -134,31 +134,19 @@ def _interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
     return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"
 
 
-@also_takes(model_of)
-def utilization(
-    *,
-    counts: Literal["operations", "kernels"],
-    arm: str,
-    gpus: int,
-    gpu: str,
-    sequence: int,
-    batch: int,
-    micro_batch: int = 1,
-    precision: str = "bf16_cast",
-    checkpointing: bool = False,
-    **given,
-) -> Finding:
+@also_takes(question_of)
+def utilization(*, counts: Literal["operations", "kernels"], arm: str, micro_batch: int = 1, **given) -> Finding:
     """Return how much a GPU is used during a predicted step, with the interval of the step.
 
     "operations": the share of its peak that the model's operations need (MFU). "kernels": the share of the time during
     which a kernel runs, as nvidia-smi counts it.
     """
-    model = model_of(**given)
-    question = Question(model, gpus, gpu, None, 1e15, sequence, batch, precision, checkpointing=checkpointing)
+    question = question_of(**given)
     step = _step(question, arm, micro_batch)
     used_s = sum(step.parts.get(part, 0.0) for part in (*ON_GPU, "update"))
     if counts == "operations":
-        used_s = model.flops_per_row(sequence) * batch / gpus / one_of(GPUS, gpu, "GPU").half_flops_per_s
+        flops = question.model.flops_per_row(question.sequence) * question.batch / question.gpus
+        used_s = flops / one_of(GPUS, question.gpu, "GPU").half_flops_per_s
     share, low, high = (min(1.0, used_s / seconds) for seconds in (step.seconds, step.high_s, step.low_s))
     working = f"{arm}, {micro_batch} rows a pass: {short(used_s)} s of {counts} in {short(step.seconds)} s a step"
     return Finding(share, f"{working}: {short(share)}, {short(low)} to {short(high)}", (low, high))

@@ -1,16 +1,14 @@
 """Checks that need no run: formulas of `study.predictor`, and the document's own numbers."""
 
-import itertools
 import math
 from typing import Literal
 
 from study.errors import Stop
 from study.io.numbers import short
 from study.ledger import memory_checks, step_checks
-from study.ledger.arguments import Check, calls_of, one_argument, one_of
+from study.ledger.arguments import Check, calls_of, one_of
 from study.ledger.verdict import Finding
 
-TRENDS = ("rises", "falls", "neither")
 # Exponent and stored mantissa bits: IEEE 754 for the first two; bfloat16 is fp32 with 16 bits of the mantissa cut off.
 FORMATS = {"fp32": (8, 23), "fp16": (5, 10), "bf16": (8, 7)}
 
@@ -48,18 +46,6 @@ def stated(*, needed: list[str], given: list[str]) -> Finding:
     lacking = [name for name in needed if name not in given]
     working = f"{len(needed) - len(lacking)} of {len(needed)} are given"
     return Finding(len(lacking), f"{working}; not given: {', '.join(lacking)}" if lacking else working)
-
-
-def trend(*, quantity: str, along: dict[str, list], where: dict) -> Finding:
-    """Return whether a quantity of theory "rises" or "falls" along the values of an argument, or "neither"."""
-    name, values = one_argument(along)
-    results = [_quantity(quantity, where | {name: value})[0] for value in values]
-    word = "neither"
-    if all(a < b for a, b in itertools.pairwise(results)):
-        word = "rises"
-    elif all(a > b for a, b in itertools.pairwise(results)):
-        word = "falls"
-    return Finding(word, f"{quantity} with {name} {short(values)}: {short(results)}")
 
 
 def _quantity(quantity: str, arguments: dict) -> tuple[float, tuple[float, float] | None]:

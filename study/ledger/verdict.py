@@ -48,11 +48,10 @@ class Finding:
         return self.value, self.value
 
 
-def allowed(value: object, relation: str, tolerance: float) -> tuple[float, float]:
+def allowed(value: float, relation: str, tolerance: float) -> tuple[float, float]:
     """Return the interval in which the truth lies if the claim holds. The tolerance is in the claim's favour."""
-    least, most = value if isinstance(value, tuple) else (value, value)
-    low = least - tolerance * abs(least)
-    high = most + tolerance * abs(most)
+    low = value - tolerance * abs(value)
+    high = value + tolerance * abs(value)
     if relation in ("at_most", "below"):
         low = -math.inf
     if relation in ("at_least", "above"):
@@ -69,7 +68,7 @@ def verdict(finding: Finding, claimed: object, relation: str, tolerance: float, 
     """
     if finding.value is None:
         return finding.without
-    if is_number(finding.value) and (is_number(claimed) or isinstance(claimed, tuple)):
+    if is_number(finding.value) and is_number(claimed):
         return _of_numbers(finding, claimed, relation, tolerance, better)
     value = finding.value
     if value == math.inf and isinstance(claimed, str):
@@ -78,13 +77,13 @@ def verdict(finding: Finding, claimed: object, relation: str, tolerance: float, 
     return SUPPORTED if same else REFUTED
 
 
-def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: float, better: str | None) -> str:
+def _of_numbers(finding: Finding, claimed: float, relation: str, tolerance: float, better: str | None) -> str:
     low, high = allowed(claimed, relation, tolerance)
     least, most = finding.span
     if relation == "up_to":
         least = most
         better = "higher"
-    slack = ROUNDING * max(SMALLEST, *map(abs, allowed(claimed, "equal", 0)))
+    slack = ROUNDING * max(SMALLEST, abs(claimed))
     if relation in ("above", "below") and not tolerance:
         slack = -slack  # the limit itself is excluded
     if low - slack <= least and most <= high + slack:
@@ -99,18 +98,14 @@ def _of_numbers(finding: Finding, claimed: object, relation: str, tolerance: flo
 def over_cases(verdicts: list[str], rule: str) -> str:
     """Return the verdict on a claim that leaves something open: that of all cases if they agree, else inconclusive.
 
-    A claim of "up to" a value is about the best case, and one that something can be done about "one" case. In "most"
-    cases it holds if it fails in none, and holds in more than half of them.
+    A claim of "up to" a value is about the best case, and one that something can be done about "one" case.
     """
     if rule in ("up_to", "one"):
         return max(verdicts, key=BEST_LAST.index)
     different = set(verdicts)
     if len(different) == 1:
         return verdicts[0]
-    enough = rule == "most" and 2 * sum(word in HOLDS for word in verdicts) > len(verdicts)
-    if different <= {SUPPORTED, UNDERSTATED} or (enough and not different & set(FAILS)):
-        return SUPPORTED
-    return INCONCLUSIVE
+    return SUPPORTED if different <= {SUPPORTED, UNDERSTATED} else INCONCLUSIVE
 
 
 def in_words_of(basis: str, verdict: str) -> str:

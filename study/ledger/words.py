@@ -170,9 +170,6 @@ def value_words(value, unit: str) -> str:
     """Return what a check found, in human units. Empty for yes and no."""
     if any(each is None or isinstance(each, bool) for each in as_list(value)):
         return ""
-    if isinstance(value, tuple):
-        low, high = (with_unit(end, unit) for end in value)
-        return f"{low.removesuffix(f' {unit}')} to {high}"
     values = [f"“{each}”" if isinstance(each, str) else each for each in as_list(value)]
     if len(set(map(short, values))) == 1:
         return with_unit(values[0], unit)

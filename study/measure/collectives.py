@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
@@ -34,6 +34,8 @@ KEPT = 200  # collectives in a file
 EVERY_S = 1.0
 STILL_S = 5.0
 MOVING_S = 10.0  # between two writes while collectives begin and end
+MOST_CALLS = 60
+Frames = Sequence[tuple[FrameType, int]]
 _dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
 
 
@@ -68,8 +70,9 @@ class CollectiveLog:
         if kind is None:
             return self.close()
         self._stop()
-        place = _place(list(traceback.walk_tb(error.__traceback__))[::-1])
-        return self._write(_copy(), f"ended with {kind.__name__}" + (f" at {place}" if place else ""))
+        frames = list(traceback.walk_tb(error.__traceback__))[::-1]
+        place = _place(frames)
+        return self._write(_copy(), f"ended with {kind.__name__}" + (f" at {place}" if place else ""), frames)
 
     def _stop(self) -> None:
         self._closed.set()
@@ -92,12 +95,14 @@ class CollectiveLog:
                 self._write([], None)
         elif not self._copied and now_s - self._since_s >= self.still_s:
             self._copied = True
-            self._write(_copy(), _place(_main_thread()))
+            frames = _main_thread()
+            self._write(_copy(), _place(frames), frames)
 
-    def _write(self, recent: list[Collective], place: str | None) -> None:
+    def _write(self, recent: list[Collective], place: str | None, frames: Frames = ()) -> None:
         self._written_s = time.monotonic()
+        still_s = self._written_s - self._since_s
         try:
-            _write(self.file, self.rank, recent, place, bool(self._status), self._written_s - self._since_s)
+            _write(self.file, self.rank, recent, place, bool(self._status), still_s, frames)
         except OSError:
             self._closed.set()  # the folder is gone, or the disk is full: a log must not end the training
 
@@ -141,16 +146,25 @@ class Heartbeat:
     def _answer(self, signals: int) -> None:
         while number := os.read(signals, 1):  # the numbers of all signals arrive here
             if number[0] == ASK:
-                self._write(_copy(), _place(_main_thread()))
+                frames = _main_thread()
+                self._write(_copy(), _place(frames), frames)
             else:
                 threading.Thread(target=self.on_other_signal, args=(number[0],), daemon=True).start()
 
-    def _write(self, recent: list[Collective], place: str | None) -> None:
+    def _write(self, recent: list[Collective], place: str | None, frames: Frames = ()) -> None:
         with contextlib.suppress(OSError):  # no folder yet, or not on this machine, or the disk is full
-            _write(self.file, self.rank, recent, place, bool(_counts()), still_s=0.0)
+            _write(self.file, self.rank, recent, place, bool(_counts()), 0.0, frames)
 
 
-def _write(file: Path, rank: int, recent: list[Collective], place: str | None, recorded: bool, still_s: float) -> None:
+def _write(
+    file: Path,
+    rank: int,
+    recent: list[Collective],
+    place: str | None,
+    recorded: bool,
+    still_s: float,
+    frames: Frames,
+) -> None:
     log = RankLog(
         rank=rank,
         ranks=dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1)),
@@ -159,6 +173,7 @@ def _write(file: Path, rank: int, recent: list[Collective], place: str | None, r
         still_s=still_s,
         recorded=recorded,
         place=place,
+        calls=[_call(frame.f_code) for frame, _ in frames][:MOST_CALLS],
         groups=_groups(),
         recent=recent,
     )
@@ -207,7 +222,15 @@ def _place(frames: list[tuple[FrameType, int]]) -> str | None:
     for frame, line in frames:
         code = frame.f_code
         place = f"{Path(code.co_filename).name}:{line} in {code.co_name}"
-        if "site-packages" not in code.co_filename and not code.co_filename.startswith((sys.base_prefix, "<")):
+        if _is_of_script(code):
             return place
         places.append(place)
     return places[0] if places else None
+
+
+def _is_of_script(code: CodeType) -> bool:
+    return "site-packages" not in code.co_filename and not code.co_filename.startswith((sys.base_prefix, "<"))
+
+
+def _call(code: CodeType) -> str:
+    return f"{'script:' * _is_of_script(code)}{Path(code.co_filename).stem}.{code.co_name}"

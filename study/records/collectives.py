@@ -39,6 +39,9 @@ class RankLog(Part):
     still_s: float  # seconds since a collective last began or ended
     recorded: bool  # whether PyTorch records collectives at all
     place: str | None = None  # what the main thread executes: "train.py:88 in step"
+    calls: list[
+        str
+    ] = []  # its functions, the innermost first: "stage3.step", and "script:train.main" of the script itself
     groups: dict[str, list[int]] = {}  # the ranks of each process group
     recent: list[Collective] = []
 

@@ -16,9 +16,11 @@ from study.ledger.model import Check
 from study.ledger.verdict import BASES, MEASURED, VERDICTS, VIRTUAL
 from study.records.runs import Run
 from study.report.templating import write_page
-from study.spec.arms import PACKAGE
+from study.spec.arms import PACKAGE, ROOT
 
 DOCUMENTS = Path(__file__).with_name("documents.toml")
+GUIDE = ROOT / "CONTRIBUTING.md"  # no part of an installed package
+OBJECTING = "## How to object to a verdict\n"
 NOTHING = "nothing yet"  # what a claim rests on that was not tested
 
 
@@ -61,8 +63,11 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     """Write the list and the pages of all claims below `out`. `run_slugs` has the runs that have a page."""
     runs = {run.name: (run, slug) for run, slug in reversed(run_slugs.items())}
     of_id = {document.id: document for document in documents(verdicts)}
-    common = {"up": "../", "titles": titles}
+    text = objecting()
+    common = {"up": "../", "titles": titles, "objecting": "objecting.html" if text else ""}
     (out / "claims").mkdir()
+    if text:
+        write_page(out / "claims" / "objecting.html", "objecting.html", **common, text=text, here="claim")
     for before, verdict, after in zip([None, *verdicts], verdicts, [*verdicts[1:], None], strict=False):
         values = {"verdict": verdict, "document": of_id[verdict.claim.document], "neighbours": (before, after)}
         values |= page(verdict) | {"evidence": evidence(verdict, runs), "here": "claim"}
@@ -80,6 +85,12 @@ def write(verdicts: list[Verdict], run_slugs: dict[Run, str], out: Path, titles:
     rows = [(verdict, words.plainly(verdict)) for verdict in verdicts]
     page_of_all = out / "claims" / "index.html"
     write_page(page_of_all, "claims.html", **common, rows=rows, documents=list(of_id.values()), **about)
+
+
+def objecting() -> str:
+    """Return how to object to a verdict, as the guide for contributors says it. Empty without that guide."""
+    text = GUIDE.read_text() if GUIDE.exists() else ""
+    return text.partition(OBJECTING)[2].partition("\n## ")[0]
 
 
 def page(verdict: Verdict) -> dict:

@@ -37,12 +37,23 @@ from study.report import readme as digest
 from study.report.answers import Answer
 from study.report.execution import executing
 from study.report.templating import TEMPLATES, as_html, write_csv, write_page
-from study.report.topics import claims
+from study.report.topics import claims, conformance
 from study.report.topics.claims import Judged
 from study.spec.arms import ROOT
 
 REPLICATIONS = ("replicate_000", "replicate_001", "replicate_002", "replicate_003")
-NOTEBOOKS = ("claims", "compare", "fsdp2", "network", "optimizers", "resume", *REPLICATIONS, "machines", "predictions")
+NOTEBOOKS = (
+    "claims",
+    "compare",
+    "fsdp2",
+    "network",
+    "optimizers",
+    "resume",
+    *REPLICATIONS,
+    "machines",
+    "predictions",
+    "killed",
+)
 SCOREBOARD = ("-m", "study.cli", "scoreboard", "--json", "--no-tracker", "-")
 
 
@@ -139,7 +150,37 @@ def write_run_and_claim_pages(judged: Judged, site: Path, titles: dict[str, str]
     with_page = {page["slug"] for page in pages}
     claim_pages.write(judged.verdicts, {run: slug for run, slug in slugs.items() if slug in with_page}, site, titles)
     calculator.write(site, titles)
+    write_conformance(site, titles)
     return pages, problems
+
+
+def write_conformance(site: Path, titles: dict[str, str]) -> None:
+    """Write the pages of the conformance suite, from its committed results."""
+    rows = conformance.table()
+    how = "An adapter trains tiny models its own way, and must give what one process gives. `study conform` runs it."
+    pages = {
+        "conformance": (
+            "Conformance",
+            conformance.sentence(rows),
+            [
+                ("Adapters", how, conformance.counts(rows)),
+                ("Properties that do not hold everywhere", "`study report-bug` says why.", conformance.differing(rows)),
+            ],
+        ),
+        "releases": (
+            "Over releases",
+            conformance.power(),
+            [
+                ("What changed between releases", "`study versions` runs it.", conformance.over_releases()),
+                ("Bugs before and after their fix", "`study gauntlet` runs it.", conformance.bugs()),
+                ("Planted faults", "`study gauntlet --planted` runs it.", conformance.faults()),
+            ],
+        ),
+    }
+    for name, (title, lead, sections) in pages.items():
+        tables = [(heading, text, as_html(table)) for heading, text, table in sections if len(table)]
+        values = {"title": title, "lead": lead, "sections": tables}
+        write_page(site / f"{name}.html", "tables.html", titles=titles, here=name, **values)
 
 
 def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:

@@ -18,17 +18,18 @@ from study.measure import hardware
 from study.watcher.loop import Loop, Step
 from study.watcher.steps import Counts, StepLog
 
-PAIRS = 40
-STEPS = 12  # of a block
+PAIRS = 300
+STEPS = 2  # of a block
 WIDTH = 768  # steps of some 30 ms on a thread
+TINY = 16  # steps that take hardly longer than the watch
 
 
-def pairs(folder: Path) -> list[tuple[float, float]]:
+def pairs(folder: Path, width: int) -> list[tuple[float, float]]:
     """Return the CPU seconds of a step with the watch and without it, of each pair of blocks."""
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(6)])
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(6)])
     optimizer = torch.optim.AdamW(model.parameters())
-    rows = torch.utils.data.TensorDataset(torch.randn(2 * (PAIRS + 1) * STEPS * 32, WIDTH))
+    rows = torch.utils.data.TensorDataset(torch.randn(2 * (PAIRS + 1) * STEPS * 32, width))
     loader = iter(torch.utils.data.DataLoader(rows, 32))
     log = StepLog(folder, 0)
 
@@ -59,23 +60,17 @@ def pairs(folder: Path) -> list[tuple[float, float]]:
 
 def main(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        measured = np.array(pairs(Path(folder)))
+        measured = np.array(pairs(Path(folder), WIDTH))
+        tiny = np.array(pairs(Path(folder), TINY))
     costs = measured[:, 0] / measured[:, 1] - 1
-    resampled = np.random.default_rng(0).choice(costs, (10_000, len(costs)))
-    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
-    result = {
-        "step_cpu_s": float(np.median(measured[:, 1])),
-        "cost": float(np.median(costs)),
-        "low": float(low),
-        "high": float(high),
-        "quartiles": np.percentile(costs, [25, 75]).tolist(),
-        "pairs": PAIRS,
-        "steps": STEPS,
-        "torch": torch.__version__,
-        "cpu": hardware.describe(path.parent).cpu,
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    sys.stdout.write(f"{result}\n")
+    medians = np.median(np.random.default_rng(0).choice(costs, (10_000, len(costs))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    result = {"cost": np.median(costs), "low": low, "high": high, "step_cpu_s": np.median(measured[:, 1])}
+    result |= {"added_cpu_s": np.median(tiny[:, 0] - tiny[:, 1])}
+    about = {"pairs": PAIRS, "steps": STEPS, "torch": torch.__version__, "cpu": hardware.describe(path.parent).cpu}
+    text = json.dumps({name: round(float(value), 6) for name, value in result.items()} | about, indent=1)
+    path.write_text(text + "\n")
+    sys.stdout.write(text + "\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ value that it needs.
 """
 
 import functools
-import tomllib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from study.errors import Stop
@@ -21,8 +19,8 @@ from study.records.schema import Collective, Promised, Record
 from study.spec import arms
 from study.spec.arms import OFFLOADS
 from study.spec.settings import AUTOCAST
+from study.watcher.findings import finding
 
-FILE = Path(__file__).with_name("findings.toml")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 FEW = 1e-5  # of the weights: enough to average a loss, but less than the gradients of LoRA
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
@@ -402,12 +400,6 @@ RULES: list[tuple[str, Callable[[Facts], Results]]] = [  # by topic; mistakes ar
 ]
 
 
-@functools.cache
-def texts() -> dict[str, dict[str, str]]:
-    """Return the sentence, remedy and evidence of each finding, by its id."""
-    return tomllib.loads(FILE.read_text())
-
-
 def diagnose(record: Record) -> list[Finding]:
     """Return all findings of a record: mistakes, then costs in memory, then costs in traffic, the largest cost first.
 
@@ -446,19 +438,5 @@ def looked_at(record: Record) -> tuple[list[str], list[str]]:
 
 
 def _finding(id: str, values: dict[str, Any], facts: Facts) -> Finding:
-    text = texts()[id]
-    shown = {key: size(value) if key.endswith("_bytes") else value for key, value in values.items()}
-    shown |= {
-        "source": facts.promised.source or "the script",
-        "promised": facts.promised,
-        "seen": facts.observed,
-        "watched": facts.record.watched,
-    }
-    return Finding(
-        text["sentence"].format(**shown),
-        text["remedy"].format(**shown),
-        text.get("evidence"),
-        id=id,
-        memory_bytes=values.get("memory_bytes"),
-        traffic_bytes=values.get("traffic_bytes"),
-    )
+    about = {"promised": facts.promised, "seen": facts.observed, "watched": facts.record.watched}
+    return finding(id, **values, source=facts.promised.source or "the script", **about)

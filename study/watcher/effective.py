@@ -26,6 +26,11 @@ from study.watcher.sources import ACCELERATE, DEEPSPEED, MAX_BYTES, TRAINER, Sou
 FILE = Path(__file__).with_name("settings.toml")
 AUTO = "auto"
 DEFAULTS: dict[Library, str] = {"deepspeed": "DeepSpeed's default", "trainer": "the Trainer's default"}
+# TRL 1.16: keys that only one of its configs has, and the defaults in which it differs from the Trainer.
+TRL = {
+    "SFTConfig": (("packing", "completion_only_loss", "assistant_only_loss", "dataset_text_field"), 2e-5),
+    "GRPOConfig": (("num_generations", "max_completion_length", "vllm_mode"), 1e-6),
+}
 ENGINES = {"NO": "one process", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 
 
@@ -247,12 +252,25 @@ def _fsdp(section: dict, half: str) -> EffectiveSettings:
 # --- the Trainer ---------------------------------------------------------------------------------------------------
 
 
+def _of_trl(arguments: dict) -> tuple[str, dict]:
+    """Return the name of the config of TRL that has these arguments, and its defaults for what they leave out."""
+    for name, (keys, rate) in TRL.items():
+        if any(key in arguments for key in keys):
+            defaults = {"gradient_checkpointing": True, "bf16": not arguments.get("fp16"), "learning_rate": rate}
+            return name, {key: value for key, value in defaults.items() if arguments.get(key) is None}
+    return "", {}
+
+
 def _of_trainer(source: Source) -> EffectiveSettings:
-    arguments = source.content
+    config, defaults = _of_trl(source.content)
+    arguments = source.content | defaults
     is_trainer = source.kind == TRAINER
     is_deepspeed = bool(source.named or arguments.get("deepspeed"))
     given = _of_deepspeed(source.named.content) if source.named else {}
-    written = _written("trainer", arguments)
+    by_default = {
+        name: Setting(each.value, f"{config}'s default") for name, each in _written("trainer", defaults).items()
+    }
+    written = _written("trainer", source.content) | by_default
     steps = arguments.get("max_steps") or 0
     written |= {"steps": Setting(steps)} if steps > 0 else {"epochs": Setting(arguments.get("num_train_epochs"))}
     for name in {"rows per pass and rank", "accumulation"} & written.keys() & given.keys():

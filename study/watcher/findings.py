@@ -1,4 +1,4 @@
-"""A finding in somebody's evidence: its sentence is in evidence.toml."""
+"""Findings by their ids: of records in findings.toml, of steps and of other tools' files in evidence.toml."""
 
 import contextlib
 import functools
@@ -13,7 +13,8 @@ from study.io import files
 from study.io.numbers import size
 from study.records.hangs import Finding
 
-TEXTS = Path(__file__).with_name("evidence.toml")
+OF_RECORDS = "findings.toml"
+OF_EVIDENCE = "evidence.toml"
 KNOWN = (
     "name a run, a memory snapshot, Flight Recorder dumps, a Chrome trace, NCCL Inspector's JSON, or a log of Slurm "
     "or torchrun"
@@ -31,16 +32,24 @@ class Evidence:
 
 
 @functools.cache
-def texts() -> dict[str, dict[str, str]]:
-    """Return the sentence and the remedy of each finding, by its id."""
-    return tomllib.loads(TEXTS.read_text())
+def texts(file: str) -> dict[str, dict[str, str]]:
+    """Return the sentence, remedy and evidence of each finding, by its id."""
+    return tomllib.loads(Path(__file__).with_name(file).read_text())
 
 
 def finding(id: str, **values: Any) -> Finding:
     """Return a finding with its values in its sentence. Names that end in `_bytes` are shown as sizes."""
+    text = (texts(OF_RECORDS) | texts(OF_EVIDENCE))[id]
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
-    memory = values.get("unused_bytes", values.get("held_bytes"))
-    return Finding(texts()[id]["sentence"].format(**shown), texts()[id]["remedy"], id=id, memory_bytes=memory)
+    memory = [values[name] for name in ("memory_bytes", "unused_bytes", "held_bytes") if name in values]
+    return Finding(
+        text["sentence"].format(**shown),
+        text["remedy"].format(**shown),
+        text.get("evidence"),
+        id=id,
+        memory_bytes=memory[0] if memory else None,
+        traffic_bytes=values.get("traffic_bytes"),
+    )
 
 
 @contextlib.contextmanager

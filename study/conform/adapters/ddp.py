@@ -14,10 +14,11 @@ def build(model, optimizer, options):
     masters = {}
     if options.precision.startswith("bf16"):
         with_master = options.precision == "bf16"
-        masters = {parameter: parameter.detach().clone() for parameter in model.parameters()} if with_master else {}
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        masters = {parameter: parameter.detach().clone() for parameter in trained} if with_master else {}
         model.bfloat16()
         for group in optimizer.param_groups if with_master else []:
-            group["params"] = [masters[parameter] for parameter in group["params"]]
+            group["params"] = [masters.get(parameter, parameter) for parameter in group["params"]]
     wrapped = model
     if dist.get_world_size() > 1:
         bucket_mib = 25 if not options.bucket else options.bucket * 4 / 2**20
@@ -70,6 +71,7 @@ def gradient_norm(trainer):
 
 def save(trainer, folder):
     state = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+    state["masters"] = list(trainer.masters.values())
     state["scheduler"] = trainer.scheduler and trainer.scheduler.state_dict()
     if dist.get_rank() == 0:
         torch.save(state, f"{folder}.pt")
@@ -79,6 +81,9 @@ def save(trainer, folder):
 def load(trainer, folder, weights_only=False):
     state = torch.load(f"{folder}.pt", weights_only=True)
     trainer.model.load_state_dict(state["model"])
+    with torch.no_grad():
+        for master, saved in zip(trainer.masters.values(), state["masters"], strict=True):
+            master.copy_(saved)
     if not weights_only:
         trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.scheduler and not weights_only:

@@ -1,6 +1,11 @@
-"""DeepSpeed by its own interface. Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses)."""
+"""DeepSpeed by its own interface.
+
+Settings: stage, offload (cpu or nvme), hpz, tensor (AutoTP), sequence (Ulysses), tiles (TiledMLP), torch_backward
+(loss.backward() instead of the engine's), and config: more of DeepSpeed's own settings.
+"""
 
 import contextlib
+import functools
 import logging
 import os
 
@@ -10,6 +15,7 @@ os.environ.update(DS_ACCELERATOR="cpu", TORCHDYNAMO_DISABLE="1")  # nothing here
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import lr_schedules
 
 get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)  # here once, and not in each rank
 getattr(deepspeed.ops, "__compatible_ops__", None)  # some releases compile a test program for it
@@ -38,8 +44,37 @@ def build(model, optimizer, options):
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     if "tensor" in options.settings:
         config["tensor_parallel"] = {"autotp_size": options.settings["tensor"]}
+    for block in model.blocks if "tiles" in options.settings else []:
+        block.forward = functools.partial(tiled, block, options.settings["tiles"])
+    config = merged(config, options.settings.get("config", {}))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, lr_scheduler=options.scheduler)
+    engine.backward = torch.Tensor.backward if "torch_backward" in options.settings else engine.backward
     return engine
+
+
+def merged(config, more):
+    return (
+        config | {key: merged(config[key], value) if key in config else value for key, value in more.items()}
+        if isinstance(more, dict)
+        else more
+    )
+
+
+def tiled(block, tiles, hidden):
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP
+
+    def linear(module, rows):
+        return torch.nn.functional.linear(rows, module.weight, module.bias)
+
+    return TiledMLP.apply(linear, block, hidden, tiles, list(block.parameters()))
+
+
+def schedule(optimizer, name, rate):
+    if name == "warmup":
+        return lr_schedules.WarmupLR(optimizer, warmup_num_steps=2, warmup_type="linear")
+    if name == "cosine":
+        return lr_schedules.WarmupCosineLR(optimizer, 10, warmup_num_steps=2, warmup_type="linear")
+    return lr_schedules.OneCycle(optimizer, rate / 5, rate, cycle_first_step_size=4, cycle_first_stair_count=2)
 
 
 def zero_section(options):
@@ -83,6 +118,10 @@ def whole_weights(engine):
         plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
     if next(iter(parameters.values())).dtype == torch.float32:
         return plain
+    if hasattr(engine.optimizer, "fp32_groups"):  # stage 0
+        groups = zip(engine.optimizer.fp16_groups, engine.optimizer.fp32_groups, strict=True)
+        masters = {half: full for halves, fulls in groups for half, full in zip(halves, fulls, strict=True)}
+        return {name: masters.get(parameter, plain[name]) for name, parameter in parameters.items()}
     masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
     return plain | {name: master for name, master in masters.items() if master is not None}
 

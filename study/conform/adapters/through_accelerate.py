@@ -95,7 +95,8 @@ def whole_weights(trainer):
         plain = {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
     if next(iter(parameters.values())).dtype == torch.float32:
         return plain
-    return {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+    masters = {name: deepspeed.utils.safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+    return plain | {name: master for name, master in masters.items() if master is not None}
 
 
 def gradient_norm(trainer):

@@ -182,7 +182,7 @@ def _best(question: Question, arm: Arm) -> Row | Untried:
     precision = question.precision or usual_precision(arm)
     if refusal(arm, trainers_name(question.optimizer), precision):
         return Untried(arm.name, "its optimizer", precision)
-    if (states := least_bytes(question, arm, precision)) > GPUS[question.gpu].memory_bytes:
+    if (states := least_bytes(question, arm, precision)) > question.memory_bytes:
         return Untried(arm.name, "GPU memory", precision, states)
     recomputations = [question.checkpointing]
     if question.checkpointing is None:
@@ -274,7 +274,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
     gpu = GPUS[question.gpu]
     setup = setup_of(question, arm, micro_batch)
     prediction = estimate(setup)
-    headroom = gpu.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
+    headroom = question.memory_bytes - reserve_bytes(gpu) - prediction.peak_bytes
     host_bytes = question.local * (prediction.host_bytes + HOST_PROCESS_BYTES)
     limit = "host memory" if host_bytes > question.host_memory_bytes else ""
     if headroom < 0:

@@ -8,6 +8,7 @@ from study.predictor import papers
 from study.predictor.advice.advise import MISS, SEPARABLE, Advice, Row, Untried
 from study.predictor.advice.purchase import LORA_RANK, Remedy
 from study.predictor.advice.question import Question
+from study.predictor.combinations import beside_bytes
 from study.predictor.memory.memory_kinds import reserve_bytes
 from study.predictor.room import HOST_PROCESS_BYTES
 from study.predictor.timing.pace import ceilings, interval_factor, pace
@@ -57,7 +58,7 @@ def use(row: Row, question: Question) -> str:
 def peak_of(row: Row, question: Question) -> str:
     peak = row.peak_bytes / 1e9
     digits = f"{peak:.0f}" if peak >= 10 else f"{peak:.2g}"
-    return f"{digits} of {size(GPUS[question.gpu].memory_bytes)}"
+    return f"{digits} of {size(question.memory_bytes)}"
 
 
 def machine(question: Question) -> str:
@@ -182,6 +183,10 @@ def _of_values(question: Question) -> list[str]:
     if question.model.trained < question.model.parameters:
         kind = "bf16" if question.frozen == "bf16" else "the type of the others"
         lines.append(f"frozen weights are loaded in {kind} (--frozen)")
+    if question.beside:
+        lines.append(
+            f"another program takes {size(beside_bytes(question.gpu, question.beside))} of each GPU (--beside)"
+        )
     return lines
 
 

@@ -8,6 +8,7 @@ from study.errors import Stop
 from study.io.validation import nearest
 from study.machine.gpus import GPUS, Gpu, gpu_named
 from study.predictor import papers
+from study.predictor.combinations import beside_bytes, check_share
 from study.predictor.setup import Frozen, Optimizer
 from study.predictor.tracing.transformer import Transformer
 
@@ -45,6 +46,8 @@ class Given:
     """Read and write speed of a node's disk, such as 6GB/s. Without it nothing is offloaded to disk."""
     gpus_per_node: int | None = None
     """GPUs that share a host. Default: as many as such machines have, mostly 8."""
+    beside: float = 0.0
+    """The share of each GPU that another program takes: a reference model, or an inference engine such as vLLM."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,17 @@ class Question:
     gpus_per_node: int = NODE_GPUS
     frozen: Frozen = "bf16"  # the type of frozen weights, if the others are not bf16: experts load them in bf16
     optimizer: Optimizer = "fused"
+    beside: float = 0.0  # the share of each GPU that another program takes
     defaults: tuple[str, ...] = ()  # the fields that the user left out
 
     @property
     def local(self) -> int:
         return min(self.gpus, self.gpus_per_node)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Return the bytes of a GPU that this training can have."""
+        return GPUS[self.gpu].memory_bytes - beside_bytes(self.gpu, self.beside)
 
     @property
     def has_bf16(self) -> bool:
@@ -77,6 +86,7 @@ class Question:
     @classmethod
     def of(cls, model: Transformer, gpus: int, gpu: str, given: Given) -> "Question":
         """The question, with a default for everything that is not given."""
+        check_share(given.beside)
         name = gpu_named(gpu)
         per_node = node_size(gpus, name, given.gpus_per_node)
         local = min(gpus, per_node)
@@ -97,6 +107,7 @@ class Question:
             gpus_per_node=per_node,
             frozen=given.frozen,
             optimizer=given.optimizer,
+            beside=given.beside,
             defaults=tuple(field.name for field in fields(given) if getattr(given, field.name) is None),
         )
 

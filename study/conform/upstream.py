@@ -1,0 +1,136 @@
+"""`study report-bug`: the text of an issue for a failing property or a reproduction. A person files it."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import tyro
+
+from study.conform import output, scripts
+from study.conform.properties import read
+from study.conform.suite import ADAPTERS, Result
+from study.errors import Stop
+from study.io.tables import say, show
+from study.io.validation import nearest
+from study.spec.arms import PACKAGE, ROOT
+
+COMMITTED = ROOT / "reports" / "conform"
+UPSTREAM = ROOT / "reports" / "upstream"
+REPRODUCTIONS = PACKAGE / "reproductions"
+LIMIT_S = 120
+THREAD = re.compile(r"[\w-]+/[\w-]+#\d+")
+ISSUE = """\
+<!-- State: not filed. Written by `study report-bug {name}`. -->
+# {title}
+
+**Versions**: {versions}, Python {python}, Linux, gloo, no GPU.
+
+**Expected**: {expected}
+
+**Seen**: {seen}
+
+**Why it matters**: {matters}
+
+**Nearest known thread**: {thread}
+
+**Script** ({how}):
+
+```python
+{script}
+```
+"""
+
+
+def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Path = UPSTREAM) -> None:
+    """Write the text of an issue for what still fails with the installed libraries. A person files it.
+
+    Without a name, the failures are listed. A failure of a property is named adapter/property.
+
+    Args:
+        names: A failure, a script of study/reproductions/ without its ending, or all: one text for each failure that
+            has an explanation of its own.
+        out: The folder for the texts.
+    """
+    found = failures()
+    if not names:
+        show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in found.items()])
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for name in one_of_each() if names == ("all",) else names:
+        script = REPRODUCTIONS / f"{name}.py"
+        if name not in found and script not in REPRODUCTIONS.glob("*.py"):
+            raise Stop(f"{name!r} is neither a failure nor a reproduction", nearest(name, found))
+        text = of_property(name, *found[name]) if name in found else of_reproduction(script)
+        path = out / f"{name.replace('/', '-')}.md"
+        path.write_text(text, encoding="utf-8")
+        say(f"{path}: not filed")
+
+
+def failures() -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
+    """Return what failed with the installed releases, by its name, with its explanation and the versions."""
+    known, found = output.explanations(), {}
+    for name in ADAPTERS:
+        results, versions = output.load(COMMITTED / f"{name}.json")
+        for each in results:
+            if each.status == "fails":
+                found[f"{name}/{each.property}"] = (
+                    each,
+                    output.explanation(each, known, versions["deepspeed"]),
+                    versions,
+                )
+    return found
+
+
+def one_of_each() -> list[str]:
+    """Return the first failure for each explanation that is a bug."""
+    first: dict[str, str] = {}
+    for name, (_, why, _) in failures().items():
+        if why and why.matters:
+            first.setdefault(why.why, name)
+    return list(first.values())
+
+
+def of_property(name: str, result: Result, why: output.Explanation | None, versions: dict[str, str | None]) -> str:
+    adapter, each = ADAPTERS[result.adapter], {each.name: each for each in read()}[result.property]
+    case = each.case | (result.shrunk or {})
+    also = [other for other in (why.adapters if why else ()) if other != adapter.name]
+    seen = f"{result.words} ({adapter.about}" + (f"; the same with {', '.join(also)})" if also else ")")
+    script = scripts.script(adapter.file, adapter.settings, each.check, case, result.ranks, each.sentence + ".")
+    return ISSUE.format(
+        name=name,
+        title=f"{each.sentence}: not with {adapter.about}",
+        versions=_listed(versions),
+        python=sys.version.split()[0],
+        expected=f"{each.sentence}, as in one process with the same rows.",
+        seen=seen,
+        matters=f"{why.matters} {why.why}" if why else "not yet known",
+        thread=", ".join(THREAD.findall(why.why) if why else []) or "none found",
+        how="it starts its own ranks, and says `holds` or `fails`",
+        script=script.strip(),
+    )
+
+
+def of_reproduction(path: Path) -> str:
+    """Return the issue of a script. It is run now, and its docstring says what is claimed and what happens."""
+    source = path.read_text(encoding="utf-8")
+    claimed, _, happens = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
+    claimed, happens = (" ".join(text.split()) for text in (claimed.removeprefix("Claimed: "), happens))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return ISSUE.format(
+        name=path.stem,
+        title=claimed,
+        versions=_listed(output.installed()),
+        python=sys.version.split()[0],
+        expected=claimed,
+        seen=f"{happens} Printed now: `{(done.stdout or done.stderr).strip().rpartition(chr(10))[2]}`",
+        matters="The page or the option promises something else, and there is no message.",
+        thread="none found",
+        how="it prints what it found",
+        script=source.strip(),
+    )
+
+
+def _listed(versions: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {release}" for name, release in versions.items() if release)

@@ -1,0 +1,90 @@
+"""Which properties of sharded training hold with which library and release, and what the suite that asks them finds.
+
+The results are committed in `reports/conform/`; `study conform`, `study versions` and `study gauntlet` make them.
+"""
+
+import pandas as pd
+from packaging.version import Version
+
+from study.io.parsing import from_json
+from study.io.words import joined
+from study.spec.arms import ROOT
+
+KEPT = ROOT / "reports" / "conform"
+STATUSES = ("holds", "fails", "refused", "not applicable")
+
+
+def table() -> pd.DataFrame:
+    """Return a row for each property and adapter, with its status under the installed releases."""
+    return pd.DataFrame(
+        [row for path in sorted(KEPT.glob("*.json")) for row in from_json(path.read_bytes())["results"]]
+    )
+
+
+def counts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how many properties have which status, for each adapter that can be tried here."""
+    if rows.empty:
+        return rows
+    numbers = pd.crosstab(rows["adapter"], rows["status"]).reindex(columns=list(STATUSES), fill_value=0)
+    return numbers[numbers["holds"] > 0].reset_index()
+
+
+def differing(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the properties that some adapter fails or refuses, with the status under each adapter."""
+    if rows.empty:
+        return rows
+    known = rows[rows["adapter"].isin(counts(rows)["adapter"])]
+    wide = known.pivot(index="property", columns="adapter", values="status")
+    return wide[wide.isin(["fails", "refused"]).any(axis=1)].reset_index()
+
+
+def over_releases() -> pd.DataFrame:
+    """Return the properties whose status differs between releases of DeepSpeed, with the status in each of them."""
+    rows: list[dict] = []
+    for path in [*KEPT.glob("*.json"), *KEPT.glob("releases/deepspeed-*/*.json")]:
+        content = from_json(path.read_bytes())
+        rows += [{"release": content["versions"]["deepspeed"], **result} for result in content["results"]]
+    if not rows:
+        return pd.DataFrame()
+    wide = pd.DataFrame(rows).pivot(index=["adapter", "property"], columns="release", values="status")
+    wide = wide[sorted(wide, key=lambda release: Version(str(release)))]
+    return wide[wide.nunique(axis=1) > 1].reset_index()
+
+
+def bugs() -> pd.DataFrame:
+    """Return the bugs that a release mended, and what a property said before and after."""
+    names = {"before": "release", "then": "seen there", "after": "later release", "now": "seen later"}
+    columns = ["thread", "sentence", "property", *names, "words"]
+    return pd.DataFrame(_kept("bugs"), columns=columns).rename(columns=names)
+
+
+def faults() -> pd.DataFrame:
+    """Return the faults that were planted into the installed libraries, and how many properties found each."""
+    rows = [row | {"found_by": len(row["caught_by"])} for row in _kept("faults")]
+    return pd.DataFrame(rows, columns=["sentence", "adapter", "found_by", "tried"])
+
+
+def _kept(name: str) -> list[dict]:
+    path = KEPT / "known" / f"{name}.json"
+    return from_json(path.read_bytes()) if path.exists() else []
+
+
+def sentence(rows: pd.DataFrame) -> str:
+    """Return which adapters hold everything that applies to them, and which fails the most."""
+    every = counts(rows)
+    if every.empty:
+        return ""
+    clean = [str(row.adapter) for row in every.itertuples() if row.fails == 0]
+    worst = every.sort_values("fails").iloc[-1]
+    share = f"{worst['fails']} of {rows['property'].nunique()} properties fail with {worst['adapter']}"
+    return f"**Nothing fails with {joined(clean)}; {share}.**"
+
+
+def power() -> str:
+    """Return how many known bugs and planted faults the suite finds."""
+    known, planted = _kept("bugs"), _kept("faults")
+    seen, found = sum(row["caught"] for row in known), sum(bool(row["caught_by"]) for row in planted)
+    return (
+        f"Of {len(known)} bugs that a release mended, {seen} are seen before the fix and not after it. "
+        f"Of {len(planted)} faults planted into the installed libraries, {found} are found."
+    )

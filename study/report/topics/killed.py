@@ -1,0 +1,119 @@
+"""What killed a run: ways in which trainings hang, and whether `study oom` names what threads about memory name."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from study.records import hangs as waits
+from study.records.collectives import RankLog
+from study.records.runs import Runs
+from study.spec.arms import ROOT
+from study.watcher import hang_causes
+
+HANGS = ROOT / "reports" / "cpu-2core" / "hangs.jsonl"
+THREADS = ROOT / "reports" / "oom_threads.json"
+HALVES = {
+    "tuned": "looked at while the matcher was built",
+    "held_out": "scored once, when it was committed",
+    "later": "collected afterwards; two faults that it showed were mended",
+}
+COMMAND = "python -m study.bench.hangs reports/cpu-2core/hangs.jsonl"
+
+
+def _lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def hangs(path: Path = HANGS) -> pd.DataFrame:
+    """Return a row for each way and arm of the hang laboratory, with what `study diagnose` says of its ranks."""
+    return pd.DataFrame([row | _diagnosed(row) for row in _lines(path)])
+
+
+def _diagnosed(row: dict) -> dict:
+    logs = [RankLog.model_validate(log) for log in row["logs"]]
+    causes = hang_causes.causes(logs)
+    explained = [hang_causes.texts()[cause.id or ""]["ways"] for cause in causes]
+    findings = [finding.sentence for finding in waits.hangs(logs)]
+    return {"findings": findings, "causes": causes, "named": any(row["way"] in ways for ways in explained)}
+
+
+def by_arm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each way: what happens under each arm."""
+    if rows.empty:
+        return rows
+    wide = rows.pivot_table(index="way", columns="arm", values="outcome", aggfunc="first", sort=False)
+    return wide.rename(index=lambda way: way.replace("_", " ")).reset_index()
+
+
+def messages(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what the ranks say at the end of each training that did not end well, and what `study diagnose` says."""
+    if rows.empty:
+        return rows
+    bad = rows[rows["outcome"] != "trains"]
+    listed = [
+        {
+            "way": row["way"].replace("_", " "),
+            "arm": row["arm"],
+            "rank 0 says": row["said"]["0"] or "it trained to its end",
+            "rank 1 says": row["said"]["1"] or "it trained to its end",
+            "study diagnose": ". ".join([*(cause.sentence for cause in row["causes"]), *row["findings"]]),
+            "what to do": "".join(cause.remedy for cause in row["causes"]),
+        }
+        for _, row in bad.iterrows()
+    ]
+    return pd.DataFrame(listed)
+
+
+def hangs_in_words(rows: pd.DataFrame) -> str:
+    """Return how many trainings hang, and in how many of them the cause is named."""
+    if rows.empty:
+        return ""
+    hung = rows[rows["outcome"] == "hangs"]
+    return (
+        f"**{len(hung)} of {len(rows)} trainings hang** ({rows['way'].nunique()} ways under {rows['arm'].nunique()} "
+        f"arms); `study diagnose` names the cause of {int(hung['named'].sum())}. Its patterns were written on these "
+        "very trainings, so they may name fewer of others."
+    )
+
+
+def ended_badly(runs: Runs) -> pd.DataFrame:
+    """Return a row for each run that did not end well, with its own reason."""
+    rows = [
+        {"run": run.name, "arm": run.arm, "status": run.status, "error": error.message, "what to do": error.what_to_do}
+        for run in runs
+        if (error := run.record.error) is not None
+    ]
+    return pd.DataFrame(rows)
+
+
+def threads(path: Path = THREADS) -> pd.DataFrame:
+    """Return a row for each public thread about memory: its cause, and the one that `study oom` lists first."""
+    return pd.DataFrame(json.loads(path.read_text())) if path.exists() else pd.DataFrame()
+
+
+def scores(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how many threads of each half are named as their solutions name them."""
+    if rows.empty:
+        return rows
+    grouped = rows.groupby("half", sort=False)["hit"].agg(["sum", "count"])
+    table = [
+        {
+            "threads": half,
+            "which are": HALVES[str(half)],
+            "named": f"{named} of {count}",
+            "share": f"{named / count:.0%}",
+        }
+        for half, (named, count) in grouped.iterrows()
+    ]
+    return pd.DataFrame(table)
+
+
+def misses(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return each thread whose cause is not listed first."""
+    if rows.empty:
+        return rows
+    missed = rows[~rows["hit"]]
+    return missed[["half", "url", "cause", "why", "named"]].rename(
+        columns={"cause": "its cause", "why": "in the thread's words", "named": "study oom lists first"}
+    )

@@ -1,0 +1,85 @@
+"""What people combine: each answer has its number, which the predictor gives, and its threads."""
+
+import pytest
+
+from study.cli.commands import main
+from study.errors import Stop
+from study.io.numbers import size
+from study.predictor import combinations
+from study.predictor.advice.advise import advise
+from study.predictor.advice.question import Given, Question
+from study.predictor.estimate import estimate
+from study.predictor.setup import Setup
+from study.predictor.wanted import Wanted, asked_for
+
+
+@pytest.fixture(scope="module")
+def lora():
+    return asked_for(Wanted(model="bert-tiny", lora_rank=8), 128)
+
+
+@pytest.fixture
+def setup(lora):
+    values = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 128, "device": "cuda", "checkpointing": True}
+    return lambda arm="zero3", model=lora, **more: Setup.of_arm(model, arm, ranks=4, **values | more)
+
+
+def answer(id: str, *setup) -> combinations.Answer:
+    (found,) = [each for each in combinations.answers(*setup) if each.id == id]
+    assert all(thread.startswith("https://github.com/") for thread in found.threads)
+    return found
+
+
+def test_stage_3_gathers_what_is_frozen(setup, lora):
+    found = answer("frozen_gathered", setup())
+    assert size(estimate(setup()).traffic["all_gather"]) in found.sentence
+    ddp = estimate(setup("ddp"))
+    assert f"under DDP a step moves {size(sum(ddp.traffic.values()))}" in found.sentence
+    assert size(ddp.peak_bytes) in found.sentence
+    assert sum(ddp.traffic.values()) < 0.1 * estimate(setup()).traffic["all_gather"]
+
+
+def test_weights_in_4_bits_are_whole_on_each_rank(setup, lora):
+    frozen = lora.parameters - lora.trained
+    sentence = answer("quantized_whole", setup()).sentence
+    assert f"all {size(frozen / 2)} of them and not {size(frozen / 8)}" in sentence
+
+
+def test_recomputation_with_frozen_weights(setup):
+    saved = estimate(setup(checkpointing=False)).peak_bytes - estimate(setup()).peak_bytes
+    assert f"saves {size(saved)}" in answer("recomputed_frozen", setup()).sentence
+
+
+def test_a_second_program_on_the_gpu(setup, lora):
+    sentence = answer("beside", setup(), "L4", 0.55).sentence
+    assert size(0.55 * 24.15e9)[:3] in sentence
+    largest = max(tensor.elements for tensor in lora.tensors)
+    assert f"all at once take {size(2 * lora.parameters)} and fit, tensor by tensor {size(2 * largest)}" in sentence
+    assert "all at once take" not in answer("beside", setup("ddp"), "L4", 0.55).sentence
+
+
+def test_nothing_is_said_of_what_is_not_combined(setup):
+    whole = asked_for(Wanted(model="bert-tiny"), 128)
+    assert combinations.answers(setup(model=whole)) == []
+    assert [each.id for each in combinations.answers(setup("ddp"))] == ["recomputed_frozen"]
+
+
+def test_an_advice_leaves_the_other_program_its_share():
+    model = asked_for(Wanted(model="gpt2"), 512)
+    half, whole = (advise(Question.of(model, 2, "L4", Given(sequence=512, beside=share))) for share in (0.5, 0.0))
+    for one, other in zip(half.tried, whole.tried, strict=True):
+        assert one.peak_bytes + one.headroom_bytes < 0.55 * (other.peak_bytes + other.headroom_bytes)
+    with pytest.raises(Stop, match="less than 1"):
+        Question.of(model, 2, "L4", Given(beside=1.0))
+
+
+def test_the_command_says_it(capsys, monkeypatch):
+    words = ["--model", "gpt2", "--arm", "zero3", "--ranks", "4", "--gpu", "L4", "--sequence", "512", "--beside"]
+    answers = []
+    for share in ("0.55", "0.95"):
+        monkeypatch.setattr("sys.argv", ["study", "estimate", *words, share])
+        main()
+        answers.append(capsys.readouterr().out)
+    assert "of each L4 belong to another program" in " ".join(answers[0].split())
+    assert "It fits on L4" in answers[0]
+    assert "It does not fit on L4" in " ".join(answers[1].split())
