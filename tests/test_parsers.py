@@ -25,7 +25,7 @@ from study.records import collectives, seal, store
 from study.records.privacy import redact
 from study.spec import arms
 from study.sweeps import protocol
-from study.watcher import evidence
+from study.watcher import evidence, trends
 from study.watcher import sources as configs
 
 # A few examples in `make test`, many where one looks for faults: STUDY_EXAMPLES=2000 pytest tests/test_parsers.py
@@ -100,6 +100,17 @@ def toml_file(table: dict) -> str:
 
 def csv_file(row: dict) -> str:
     return f"{','.join(map(str, row))}\n{','.join(json.dumps(str(value)) for value in row.values())}\n"
+
+
+def steps_file(row: dict) -> str:
+    lines = (",".join(map(str, {**row, "step": step}.values())) for step in range(40))
+    return "\n".join([",".join(trends.COLUMNS), *lines])
+
+
+def read_steps(path: Path) -> None:
+    tables = trends.load(path.parent)
+    trends.findings(tables)
+    trends.in_words(tables)
 
 
 def read_cells(path: Path) -> None:
@@ -180,6 +191,7 @@ PARSERS = {
     "fsdp.yaml": Parser(read_arm_and_config, {"distributed_type": "FSDP", "fsdp_config": FSDP}),
     "config.json": Parser(read_arm_and_config, DEEPSPEED),
     "seals/manifest.jsonl": Parser(lambda path: seal.find([path.parent]), {"file": "a/record.json", "sha256": "0"}),
+    "run/steps-rank0.csv": Parser(read_steps, dict.fromkeys(trends.COLUMNS, 0.5), steps_file),
     "run/collectives-rank0.json": Parser(lambda path: collectives.load(path.parent), {"rank": 0, "groups": {"0": [0]}}),
     "rows.csv": Parser(read_rows, ROW, csv_file),
     "sources.toml": Parser(published.read_sources, {"source": [SOURCE]}, toml_file),

@@ -1,6 +1,7 @@
 """Every step of a watched loop: what is planted is found with its numbers, and the training is not touched."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from study.predictor.wanted import Wanted
 from study.watcher import live, traces, trends, watch
 from study.watcher.loop import Loop
 
+KINDS = ("tensorboard", "wandb")
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
 # grows, and the loss of step 70 is far off.
 PLANTED = """
@@ -150,7 +152,26 @@ def test_the_live_line(golden):
     assert live.values(table())["watch/backward_share"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("hook", ["_mark", "_add_loss", "_forward", "_end_step"])
+def test_the_live_line_is_shown_in_a_terminal_and_trackers_get_values(monkeypatch):
+    logged = []
+    trackers = [
+        SimpleNamespace(name=name, log=lambda *values, **more: logged.append((values[0], more))) for name in KINDS
+    ]
+    shown = live.Live(SimpleNamespace(recent=lambda steps: table()[-steps:]), SimpleNamespace(trackers=trackers), True)
+    lines = []
+    line = SimpleNamespace(start=lambda: None, stop=lambda: None, update=lambda text, refresh: lines.append(text))
+    monkeypatch.setattr(shown, "_shows", True)
+    monkeypatch.setattr(shown, "_line", line)
+    shown._next_s = 0
+    shown.step_ended()
+    shown.step_ended()  # less than a second later
+    shown.close()
+    (text,) = lines
+    assert text.startswith("step 100, 0.03 s")
+    assert [more for _, more in logged] == [{"step": 100}, {"commit": False}], "W&B's own step must not move"
+
+
+@pytest.mark.parametrize("hook", ["_end_phase", "_add_loss", "_forward", "_end_step"])
 def test_a_mistake_in_any_hook_ends_the_watch_and_not_the_training(hook, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Loop, hook, lambda *_: 1 / 0)
     model = torch.nn.Linear(4, 4)

@@ -26,7 +26,12 @@ class WatchCallback(transformers.TrainerCallback):
             sys.stderr.write("study.watch has not started: no Trainer called this callback\n")
             return
         training = Training(
-            trainer.accelerator, trainer.model_wrapped, trainer.optimizer, arguments=args, loop=type(trainer).__name__
+            trainer.accelerator,
+            trainer.model_wrapped,
+            trainer.optimizer,
+            arguments=args,
+            loop=type(trainer).__name__,
+            live=args.disable_tqdm,  # the Trainer has a bar of its own
         )
         self.watch = Watch(training, self.run_dir, self.after).__enter__()
         atexit.register(self._end_at_exit)

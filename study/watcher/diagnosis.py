@@ -323,7 +323,8 @@ def _partitioned(facts: Facts) -> Results:
     largest = max(facts.observed.held_parameters_per_rank, default=0)
     if largest > 1.5 * fair:
         shares = {"share": largest / facts.parameters, "fair_share": 1 / facts.ranks}
-        yield "not_all_partitioned", shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
+        id = "quantized_whole" if {"uint8", "int8"} & set(facts.weights.split()) else "not_all_partitioned"
+        yield id, shares | {"memory_bytes": int((largest - fair) * facts.element_bytes)}
 
 
 def _activations(facts: Facts) -> Results:

@@ -20,12 +20,13 @@ PREFIX = "watch/"
 class Live:
     """The live line of rank 0, only in a terminal, and the export to the trackers of an Accelerator."""
 
-    def __init__(self, steps: StepLog, accelerator: Any):
+    def __init__(self, steps: StepLog, accelerator: Any, shows: bool):
         self.steps = steps
         self.trackers = getattr(accelerator, "trackers", [])
         self._next_s = time.monotonic() + EVERY_S
-        self._line = Line(console=Console(stderr=True), auto_refresh=False, transient=True)
-        self._shows = sys.stderr.isatty()
+        self._shows = shows and sys.stderr.isatty()
+        redirects = sys.stdout.isatty()  # what the script prints appears above the line; a file still gets it
+        self._line = Line(console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=redirects)
 
     def step_ended(self) -> None:
         if time.monotonic() < self._next_s or not (self._shows or self.trackers):

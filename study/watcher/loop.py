@@ -85,6 +85,8 @@ class Loop:
         self.wants_clipping: float | None = None  # the value that the script gave Accelerate, whether that clips or not
         self.autocast: torch.dtype | None = None
         self._phase = ""  # that the last mark has ended
+        self._mark = self._guarded(self._end_phase)
+        self._count = self._guarded(self._add_loss)
         self._device = device_of(model).type
         self._undo = contextlib.ExitStack()
 
@@ -111,8 +113,8 @@ class Loop:
             self._replace(Work, "wait", self._wait)
         if isinstance(self.model, DistributedDataParallel):  # waits for its collectives outside Python
             first = next(each for each in self.model.parameters() if each.requires_grad)  # its gradient comes last
-            mark = self._guarded(lambda _: self._mark("backward"))
-            self._undo.callback(first.register_post_accumulate_grad_hook(mark).remove)
+            hook = first.register_post_accumulate_grad_hook(lambda _: self._mark("backward"))
+            self._undo.callback(hook.remove)
 
     def detach(self) -> None:
         self._undo.close()
@@ -141,18 +143,18 @@ class Loop:
 
         return guarded
 
-    def _mark(self, phase: str) -> None:
+    def _end_phase(self, phase: str) -> None:
         self.log.mark(phase)
         self._phase = phase
 
     def _next_batch(self, original, *args):
         if threading.current_thread() is not threading.main_thread():  # something fetches ahead
             return original(*args)
-        self._guarded(self._mark)("outside")
+        self._mark("outside")
         try:
             return original(*args)
         finally:
-            self._guarded(self._mark)("data")
+            self._mark("data")
 
     def _wait(self, original, *args, **kwargs):
         begun_s = time.perf_counter()
@@ -186,9 +188,9 @@ class Loop:
 
     def _backward(self, loss, parts: int, original, *args, **kwargs):
         """Mark a backward pass, and keep its loss as a part of the step's."""
-        self._guarded(self._add_loss)(loss, parts)
+        self._count(loss, parts)
         result = original(*args, **kwargs)
-        self._guarded(self._mark)("waiting" if self._phase == "backward" else "backward")  # the hook marked the end
+        self._mark("waiting" if self._phase == "backward" else "backward")  # the hook marked the end
         return result
 
     def _add_loss(self, loss, parts: int) -> None:

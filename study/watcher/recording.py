@@ -95,6 +95,7 @@ class Training:
     optimizer: Any
     arguments: Any = None
     loop: str | None = None
+    live: bool = True  # show a line in a terminal
 
 
 class Recording:
@@ -118,7 +119,7 @@ class Recording:
         self.instruments = Instruments(training.model, training.optimizer, device, after)
         self.steps = StepLog(folder, ranks.rank)
         self.loop = Loop(training.accelerator, training.model, training.optimizer, self.steps, on_step, on_error)
-        self._live = Live(self.steps, training.accelerator) if ranks.rank == 0 else None
+        self._live = Live(self.steps, training.accelerator, training.live) if ranks.rank == 0 else None
         self._log: CollectiveLog | None = None
         self._monitor: subprocess.Popen | None = None
         self._not_clean: set[int] = set()  # the step after the instruments
@@ -179,7 +180,7 @@ class Recording:
         tables = trends.load(self.folder)
         trends.write_trace(self.folder / TRACE, tables)
         found = trends.findings(tables)
-        shares = {rank: trends.shares(table) for rank, table in tables.items()}
+        shares = {rank: trends.shares(table) for rank, table in trends.judged(tables).items()}
         values = {"steps": self.steps.count, "shares": shares, "findings": [each.sentence for each in found]}
         (self.folder / SUMMARY).write_text(json.dumps(values, indent=1) + "\n")
         lines = results.summary(store.load(self.folder), self.folder, trends.in_words(tables), found)

@@ -20,6 +20,7 @@ from study.measure.hardware import CUDA
 from study.watcher.trends import COLUMNS, FIELDS, FILE, PHASES, Table
 
 FLUSH_S = 1.0
+READ_S = 0.1  # between two looks at the memory, which take the kernel tens of microseconds
 MOST_PENDING = 512  # steps that a GPU may be behind; their losses have a place in pinned memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -58,6 +59,8 @@ class StepLog:
         self._flushed_s = time.monotonic()
         self._losses = torch.full((MOST_PENDING + 1,), math.nan, pin_memory=CUDA)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY) if Path("/proc/self/statm").exists() else None
+        self._held_bytes = math.nan
+        self._read_s = -math.inf
         self._pending: deque[Pending] = deque()
         self._marks: list[tuple[str, Any, float]] = []
         self.begin()
@@ -138,9 +141,12 @@ class StepLog:
         self._values.extend((*head, loss, step.memory_bytes, *spent.values()))
 
     def _memory_bytes(self) -> float:
-        """Return the bytes of tensors on the GPU, or what this process holds of the host's memory."""
+        """Return the bytes of tensors on the GPU, or what this process holds of the host's memory: a moment ago."""
+        if time.monotonic() - self._read_s < READ_S:
+            return self._held_bytes
+        self._read_s = time.monotonic()
         if CUDA:
-            return torch.cuda.memory_allocated()
-        if self._statm is None:
-            return math.nan
-        return int(os.pread(self._statm, 64, 0).split()[1]) * PAGE_BYTES
+            self._held_bytes = torch.cuda.memory_allocated()
+        elif self._statm is not None:
+            self._held_bytes = int(os.pread(self._statm, 64, 0).split()[1]) * PAGE_BYTES
+        return self._held_bytes

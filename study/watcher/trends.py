@@ -23,6 +23,8 @@ PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seco
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
 COLUMNS = ("step", "end_unix_s", "clean", "passes", "rows", "tokens", "rate", "loss", "memory_bytes", *PHASES)
 FIELDS = [(name, "f8") for name in COLUMNS]
+NOTHING: "Table" = np.empty(0, FIELDS)
+LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 64 * 2**20  # some 500,000 steps; the last ones count
 MAX_RANKS = 512
 WARM_UP = 10  # steps
@@ -52,7 +54,8 @@ Column = NDArray[np.float64]
 def load(folder: Path) -> dict[int, Table]:
     """Return the steps of each rank that has a file."""
     names = [(re.fullmatch(r"steps-rank(\d{1,6})\.csv", path.name), path) for path in folder.glob("steps-rank*.csv")]
-    found = sorted((int(match[1]), path) for match, path in names if match)[:MAX_RANKS]
+    found = sorted((int(match[1]), path) for match, path in names if match and not path.is_symlink() and path.is_file())
+    found = found[:MAX_RANKS]
     return {rank: table for rank, path in found if len(table := _read(path))}
 
 
@@ -62,23 +65,29 @@ def _read(path: Path) -> Table:
         lines = file.read(MAX_BYTES).decode(errors="replace").splitlines()[1:]  # the names, or half a line
     whole = [line for line in lines if line.count(",") == len(COLUMNS) - 1]
     try:
-        return (
-            np.loadtxt(io.StringIO("\n".join(whole)), FIELDS, delimiter=",", ndmin=1) if whole else np.empty(0, FIELDS)
-        )
+        table = np.loadtxt(io.StringIO("\n".join(whole)), FIELDS, delimiter=",", ndmin=1) if whole else NOTHING
     except ValueError as error:
         raise Stop(f"{path} holds no steps ({files.why(error)})", "move it away: no rank wrote it") from None
+    return possible(table)
+
+
+def possible(table: Table) -> Table:
+    """Return the rows with numbers that a step can have. Only counts and losses may be unknown, or infinite."""
+    known = np.all([(table[name] >= 0) & (table[name] < LARGEST) for name in ("step", "end_unix_s", *PHASES)], axis=0)
+    return table[known]
 
 
 def findings(tables: dict[int, Table]) -> list[Finding]:
     """Return what the steps of all ranks show. Empty if there are too few steps."""
-    shared = _shared(tables)
+    shared = judged(tables)
     if not shared or len(next(iter(shared.values()))) < FEWEST:
         return []
-    rules = (_data, _outside, _slow_rank, _memory, _decay, _losses)
-    return [finding(id, **values) for rule in rules for id, values in rule(shared)]
+    rules = (_long_phases, _slow_rank, _memory, _decay, _losses)
+    with np.errstate(all="ignore"):  # a loss may be infinite
+        return [finding(id, **values) for rule in rules for id, values in rule(shared)]
 
 
-def _shared(tables: dict[int, Table]) -> dict[int, Table]:
+def judged(tables: dict[int, Table]) -> dict[int, Table]:
     """Return the steps after the warm-up that every rank has, and in which nothing but training happened."""
     steps = [set(table["step"][(table["clean"] > 0) & (table["step"] > WARM_UP)]) for table in tables.values()]
     common = sorted(set.intersection(*steps)) if steps else []
@@ -99,19 +108,12 @@ def shares(table: Table) -> dict[str, float]:
 Results = Iterator[tuple[str, dict[str, Any]]]
 
 
-def _share(tables: dict[int, Table], phase: str, least: float, id: str) -> Results:
-    share, rank = max((shares(table)[phase], rank) for rank, table in tables.items())
-    if share >= least:
-        step_s = float(seconds(tables[rank]).mean())
-        yield id, {"share": share, "rank": rank, "spent_s": share * step_s, "step_s": step_s}
-
-
-def _data(tables: dict[int, Table]) -> Results:
-    yield from _share(tables, "data", WAITING, "loader_waits")
-
-
-def _outside(tables: dict[int, Table]) -> Results:
-    yield from _share(tables, "outside", OUTSIDE, "outside_steps")
+def _long_phases(tables: dict[int, Table]) -> Results:
+    for phase, least, id in (("data", WAITING, "loader_waits"), ("outside", OUTSIDE, "outside_steps")):
+        share, rank = max((shares(table)[phase], rank) for rank, table in tables.items())
+        if share >= least:
+            step_s = float(seconds(tables[rank]).mean())
+            yield id, {"share": share, "rank": rank, "spent_s": share * step_s, "step_s": step_s}
 
 
 def _slow_rank(tables: dict[int, Table]) -> Results:
@@ -143,6 +145,8 @@ def _memory(tables: dict[int, Table]) -> Results:
 
 def _creep(step: Column, held: Column) -> tuple[float, int, float] | None:
     """Return the bytes that each step adds, since which step, and all that was added. None without steady growth."""
+    if not np.all((held >= 0) & (held < LARGEST * 1e6)):
+        return None
     starts = range(0, len(step) - FEWEST + 1, max(1, len(step) // 50))
     errors = {start: _misfit(step, held, start) for start in starts}
     start = min(errors, key=lambda each: errors[each])
@@ -196,10 +200,10 @@ def _losses(tables: dict[int, Table]) -> Results:
 
 def in_words(tables: dict[int, Table]) -> str | None:
     """Return what the time of the first rank's steps goes to."""
-    judged = _shared(tables)
-    if not judged or not len(judged[min(judged)]):
+    steps = judged(tables)
+    if not steps or not len(steps[min(steps)]):
         return None
-    parts = sorted(shares(judged[min(judged)]).items(), key=lambda part: -part[1])
+    parts = sorted(shares(steps[min(steps)]).items(), key=lambda part: -part[1])
     return (
         f"of a step: {', '.join(f'{share:.0%} {WORDS.get(phase, phase)}' for phase, share in parts if share >= 0.01)}"
     )

@@ -16,7 +16,9 @@ from study.watcher.recording import Ranks, Recording, Training
 AFTER = 5  # steps before the instruments look: stage 3 learns its order of fetches in them, and DDP its buckets
 
 
-def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched", after: int = AFTER) -> "Watch":
+def watch(
+    accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched", after: int = AFTER, live: bool = True
+) -> "Watch":
     """Record what a training loop really does: `with watch(accelerator, model, optimizer): ...`, after `prepare`.
 
     Args:
@@ -24,7 +26,8 @@ def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched
         model: The model that the loop calls: a prepared model, a DDP or FSDP model, or a DeepSpeed engine.
         optimizer: The optimizer that the loop calls. Leave it out with a DeepSpeed engine, which has its own.
         run_dir: The folder for the record. If it holds a run already, a number is added to its name.
-        after: The instruments look at the four steps after so many steps. No other step is slowed down.
+        after: The instruments look at the four steps after so many steps. They do not slow down any other step.
+        live: Show a line on the steps, if the standard error is a terminal.
     """
     if not isinstance(model, torch.nn.Module):
         raise Stop(
@@ -35,7 +38,7 @@ def watch(accelerator=None, model=None, optimizer=None, *, run_dir="runs/watched
         if not hasattr(model, "zero_optimization_stage"):
             raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
         optimizer = model.optimizer
-    return Watch(Training(accelerator, model, optimizer), Path(run_dir), after)
+    return Watch(Training(accelerator, model, optimizer, live=live), Path(run_dir), after)
 
 
 class Watch:
