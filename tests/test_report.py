@@ -113,7 +113,7 @@ def test_a_run_s_page_has_its_results_settings_log_and_record(site, real_runs):
     assert sum(values.count(",") + 1 for values in marks) >= len(losses) + len(record["time"]["step_s"])
     assert f"A rank holds {size(peak)} at the peak" in text
     assert f"<td>{size(moved['all_reduce']['bytes'])}<" in text
-    assert '<th scope="row">ZeRO stage<td>2<td>2<' in text
+    assert "<th>ZeRO stage<td>2<td>2<" in text
     assert diagnosis.diagnose(store.load(real_runs / "real-zero2"))[0].sentence in html.unescape(text)
     for words in ("micro_batch", "deepspeed.zero_optimization.stage"):
         assert f"\n{words}: " in text, words

@@ -223,7 +223,6 @@ def write_index(
         "present": present,
         "advice": answers.advice(),
         "findings": answers.beyond_papers(verdicts),
-        "figure": style.svg(claims.figure(judged.table), "verdicts", claims.figure.__doc__),
         "central": as_html(claims.headline(judged.table), []),
         "known": {each.claim.id for each in judged.verdicts},
         "headline": claims.sentence(judged.table),

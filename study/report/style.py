@@ -99,6 +99,7 @@ UNNEEDED = [
 ]
 LOOK = re.compile(r'(?: clip-path="([^"]*)")? style="([^"]*)"')  # of a mark, or of marks that are all alike
 ALIKE = re.compile(r'<g( clip-path="[^"]*")>((?:<use [^>]*/>)+)</g>')
+OPAQUE = 3  # pale marks on each other that look like one that is not pale
 OFTEN = 3  # from so many marks on, a look is a class
 FONT = 'font-family="DejaVu Sans, Verdana, Arial, sans-serif"'
 STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
@@ -333,11 +334,26 @@ def _rounded(attribute: re.Match) -> str:
 
 
 def _alike(group: re.Match) -> str:
-    """Marks of one look, which their group has for all of them."""
+    """Marks of one look, which their group has for all of them. More that coincide add nothing."""
     looks = set(LOOK.findall(group[2]))
     if len(looks) > 1:
         return group[0]
-    return f'<g{group[1]} style="{looks.pop()[1]}">{LOOK.sub("", group[2])}</g>'
+    counts = Counter(re.findall("<use [^>]*/>", LOOK.sub("", group[2])))
+    marks = "".join(mark * min(count, OPAQUE) for mark, count in counts.items())
+    return f'<g{group[1]} style="{looks.pop()[1]}">{marks}</g>'
+
+
+def _ungrouped(text: str) -> str:
+    """The figure without the groups that say nothing."""
+    kept: list[bool] = []  # of each group that is open
+
+    def tag(match: re.Match) -> str:
+        if match[0] == "</g>":
+            return match[0] * kept.pop()
+        kept.append(match[0] != "<g>")
+        return match[0] * kept[-1]
+
+    return re.sub("<g( [^>]*)?>|</g>", tag, text)
 
 
 def _classed(text: str) -> str:
@@ -368,5 +384,5 @@ def svg(drawing: Figure, name: str, label: str | None = None) -> str:
     for unneeded in UNNEEDED:
         text = unneeded.sub("", text)
     text = LOOK.sub(lambda look: look[0].replace(": ", ":").replace("; ", ";"), text)
-    text = _classed(ALIKE.sub(_alike, text))
+    text = _ungrouped(_classed(ALIKE.sub(_alike, text)))
     return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" {FONT} ', 1)
