@@ -20,8 +20,8 @@ from study.measure import hardware
 from study.watcher.loop import Loop, Step
 from study.watcher.steps import Counts, StepLog
 
-PAIRS = 500
-STEPS = 2  # of a block
+PAIRS = 120
+STEPS = 10  # of a block: the first one after the hooks are set takes longer
 WIDTH = 768  # steps of some 30 ms on a thread
 TINY = 16  # steps that take hardly longer than the watch
 

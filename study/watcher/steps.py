@@ -41,7 +41,7 @@ class Pending(NamedTuple):
     marks: list[tuple[str, Any, float]]  # the phase that a mark ends, the mark, and seconds in it that ranks waited
     counts: Counts
     memory_bytes: float
-    has_loss: bool
+    loss: float | torch.Tensor
 
 
 class StepLog:
@@ -80,9 +80,7 @@ class StepLog:
         """Add the step that ended with the last mark."""
         self.count += 1
         self.knows_losses &= loss is not None
-        if loss is not None:
-            self._losses[self.count % len(self._losses)].copy_(loss.detach().reshape(()), non_blocking=True)
-        self._pending.append(Pending(self._marks, counts, self._memory_bytes(), loss is not None))
+        self._pending.append(Pending(self._marks, counts, self._memory_bytes(), self._value(loss)))
         self._marks = [("", self._marks[-1][1], 0.0)]
         self._settle(wait=len(self._pending) > MOST_PENDING)
         if time.monotonic() - self._flushed_s >= FLUSH_S:
@@ -135,10 +133,18 @@ class StepLog:
             spent[phase] += seconds - waited_s
             spent["waiting"] += waited_s
         self._end_unix_s += sum(between)
-        loss = float(self._losses[number % len(self._losses)]) if step.has_loss else math.nan
         counts = step.counts
         head = (number, self._end_unix_s, counts.clean, counts.passes, counts.rows, counts.tokens, counts.rate)
-        self._values.extend((*head, loss, step.memory_bytes, *spent.values()))
+        self._values.extend((*head, float(step.loss), step.memory_bytes, *spent.values()))
+
+    def _value(self, loss: torch.Tensor | None) -> float | torch.Tensor:
+        """Return a loss, or its place in pinned memory, to which a GPU copies it. NaN if unknown."""
+        if loss is None:
+            return math.nan
+        if not loss.is_cuda:
+            return float(loss)
+        place = self._losses[self.count % len(self._losses)]
+        return place.copy_(loss.detach().reshape(()), non_blocking=True)
 
     def _memory_bytes(self) -> float:
         """Return the bytes of tensors on the GPU, or what this process holds of the host's memory: a moment ago."""
