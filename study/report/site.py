@@ -191,7 +191,7 @@ def write_notebook_pages(site: Path, judged: Judged, failed: list[str]) -> None:
     for path in paths:
         cells = nbformat.read(path, 4).cells
         texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        headings = re.findall(r"^## (.*)$", texts, re.MULTILINE)
+        headings = re.findall(r"^## (.*)$", texts.replace("`", ""), re.MULTILINE)
         about = {"title": titles[path.stem], "headings": headings, "failed": path.stem in failed, "claims": known}
         write_page(site / f"{path.stem}.html", "notebook.html", cells=cells, titles=titles, here=path.stem, **about)
         _without_outputs(path)
