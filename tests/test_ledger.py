@@ -447,7 +447,7 @@ def test_the_same_records_give_the_same_numbers(claims, tmp_path):
 
 @pytest.mark.slow
 def test_two_thousand_records_take_less_than_ten_seconds(claims, tmp_path):
-    """All claims of the study and a few more. What is tried or predicted is left out: it is kept, and reads few records.
+    """All claims of the study and a few more. What is tried or predicted is left out: it reads no records.
 
     Seconds of this process: a machine that is busy with others takes longer.
     """
