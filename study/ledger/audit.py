@@ -85,7 +85,7 @@ def _unlike(values: Values) -> Iterator[str]:
     for what, (found, allowed) in values.items():
         expected = list(allowed)
         if found not in expected:
-            yield f"{what} is {found!r}, but should be {' or '.join(map(repr, expected))}"
+            yield f"{what} is {found!r}, but should be {' or '.join(sorted(map(repr, expected)))}"
 
 
 def _beyond(limits: Limits) -> Iterator[str]:
