@@ -271,7 +271,7 @@ def rank_of(way: str, arm: str, rank: int, folder: Path) -> None:
     where = dist.FileStore(str(folder / "store"), 2)
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", store=where, rank=rank, world_size=2, timeout=timeout)
-    said = ""
+    message = ""
     try:
         training = prepare(arm, rank, folder)
         with instrument.CollectiveLog(folder, rank, every_s=0.2, still_s=STILL_S):
@@ -281,9 +281,9 @@ def rank_of(way: str, arm: str, rank: int, folder: Path) -> None:
             while not any(path.exists() for path in others):
                 time.sleep(0.1)
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]
-    (folder / f"ended-{rank}").write_text(said)
-    os._exit(1 if said else 0)
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST]
+    (folder / f"ended-{rank}").write_text(message)
+    os._exit(1 if message else 0)
 
 
 def cell(way: str, arm: str, folder: Path) -> dict:
@@ -311,22 +311,28 @@ def cell(way: str, arm: str, folder: Path) -> dict:
     for rank in alive:
         os.kill(pids[rank], signal.SIGKILL)
         os.waitpid(pids[rank], 0)
-    said = {rank: _said(folder, rank, codes.get(rank)) for rank in pids}
-    crashed = any(text.startswith(CRASHED) for text in said.values())
-    hung = bool(alive) or any("timed out" in text.lower() or "timeout" in text.lower() for text in said.values())
+    messages = {rank: _last_message(folder, rank, codes.get(rank)) for rank in pids}
     logs = [log.model_copy(update={"recent": log.recent[-KEPT:]}) for log in waiting]
     return {
         "way": way,
         "arm": arm,
-        "outcome": "crashes" if crashed else "hangs" if hung else "fails" if any(said.values()) else "trains",
-        "said": said,
+        "outcome": _outcome([*messages.values()], still_alive=bool(alive)),
+        "said": messages,
         "logs": [log.model_dump(mode="json", exclude={"pid"}) for log in logs],
         "software": {name: hardware.versions().get(name) for name in ("torch", "deepspeed")},
     }
 
 
-def _said(folder: Path, rank: int, code: int | None) -> str:
-    """Return the message with which a rank ended; empty if it trained to its end."""
+def _outcome(messages: list[str], still_alive: bool) -> str:
+    if any(message.startswith(CRASHED) for message in messages):
+        return "crashes"
+    if still_alive or any("timed out" in message.lower() or "timeout" in message.lower() for message in messages):
+        return "hangs"
+    return "fails" if any(messages) else "trains"
+
+
+def _last_message(folder: Path, rank: int, code: int | None) -> str:
+    """Return the message with which a rank ended. It is empty if the rank trained to its end."""
     if code is None:
         return f"nothing in {MOST_S} s"
     path = folder / f"ended-{rank}"

@@ -47,7 +47,7 @@ def _other(run: Run, group: list[Run]) -> str:
 
 def _copies(runs: list[Run]) -> Iterator[tuple[Run, str]]:
     """Find runs that took exactly the same times."""
-    for group in _groups(runs, lambda run: tuple(run.record.time.step_s[1:] and run.record.time.step_s)):
+    for group in _groups(runs, lambda run: _if_several(run.record.time.step_s)):
         for run in _doubtful(group):
             yield run, f"its step times are those of {_other(run, group)}"
 
@@ -56,7 +56,7 @@ def _seeds(runs: list[Run]) -> Iterator[tuple[Run, str]]:
     """Find runs of other seeds with the same curve, or the same drawn weights. Arms of a seed may have equal losses."""
     drawn = [run for run in runs if run.record.requested.init in DRAWN]
     alike = {
-        "losses": _groups(runs, lambda run: tuple(run.record.loss.train[1:] and run.record.loss.train)),
+        "losses": _groups(runs, lambda run: _if_several(run.record.loss.train)),
         "initial weights": _groups(drawn, lambda run: run.record.observed.weights_checksum),
     }
     for what, groups in alike.items():
@@ -89,7 +89,7 @@ def _weights(runs: list[Run]) -> Iterator[tuple[Run, str]]:
 def _outliers(runs: list[Run]) -> Iterator[tuple[Run, str]]:
     """Find numbers that do not agree, between arms that begin with the same weights and rows, and between repeats."""
     for group in _groups(runs, lambda run: run.key(only=SAME_FIRST_LOSS)):
-        yield from _far("the first loss", group, lambda run: (*run.record.loss.train, None)[0], FIRST_LOSS_WITHIN)
+        yield from _far("the first loss", group, _first_loss, FIRST_LOSS_WITHIN)
     for group in _groups(runs, lambda run: (run.key(without=["seed"]), str(run.machine))):
         for what, (number, within) in OF_REPEATS.items():
             yield from _far(what, group, number, within)
@@ -106,6 +106,15 @@ def _far(
     for run, known in numbers.items():
         if max(known, middle) > (1 + within) * min(known, middle):
             yield run, f"{what} is {known:.4g}, but {middle:.4g} in runs that have to agree"
+
+
+def _if_several(numbers: list[float]) -> tuple[float, ...]:
+    """Return the numbers as a key of a group. One number may be equal by chance, so it is no key."""
+    return tuple(numbers) if len(numbers) > 1 else ()
+
+
+def _first_loss(run: Run) -> float | None:
+    return run.record.loss.train[0] if run.record.loss.train else None
 
 
 def _calls(run: Run) -> int | None:

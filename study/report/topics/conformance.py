@@ -82,8 +82,10 @@ def sentence(rows: pd.DataFrame) -> str:
 
 def power() -> str:
     """Return how many known bugs and planted faults the suite finds."""
-    known, planted = _kept("bugs"), _kept("faults")
-    seen, found = sum(row["caught"] for row in known), sum(bool(row["caught_by"]) for row in planted)
+    known = _kept("bugs")
+    planted = _kept("faults")
+    seen = sum(row["caught"] for row in known)
+    found = sum(bool(row["caught_by"]) for row in planted)
     return (
         f"Of {len(known)} bugs that a release mended, {seen} are seen before the fix and not after it. "
         f"Of {len(planted)} faults planted into the installed libraries, {found} are found."
