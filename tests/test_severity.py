@@ -10,7 +10,6 @@ from test_ledger import CLAIMS, HEAD, PER_ARM, STATES, TOML, claims, judged, onl
 from study.ledger import (
     checks,
     committed,
-    evidence,
     files,
     judging,
     ledger,
@@ -21,6 +20,7 @@ from study.ledger import (
 from study.ledger.verdict import FAILS, HOLDS, INCONCLUSIVE, OWN, Finding
 from study.probes import answers
 from study.probes.answers import Answer
+from study.records import evidence
 from study.records.runs import load
 from study.spec.settings import CACHE
 
