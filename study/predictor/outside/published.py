@@ -26,7 +26,7 @@ Quantity = Literal["memory", "time"]
 Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
 NOT_READ = (  # columns that reports/outside/README.md explains, and no prediction takes into account
     "adapter", "trained_too", "quantized", "products", "recompute_part", "seq_mean", "rows_are", "offload",
-    "optimizer_name", "parallel", "compiled", "deterministic", "kernels", "experts",
+    "optimizer_name", "parallel", "deterministic", "kernels", "experts", "fp32_modules",
 )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def training_of(row: Row) -> Training:
         keeps_cache=bool(row.keeps_cache),
         device="cuda",
     )
-    if row.gpu_name is None:
+    if row.gpu_name is None or row.gpu_name not in GPUS:
         return Training(row, setup, None)
     per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
     machine = Machine(
@@ -190,7 +190,7 @@ def _time(training: Training) -> list[Compared]:
     if row.step_s is None:
         return []
     if training.machine is None:
-        raise NotPredicted(row.not_predicted or "the column gpu_name is empty")
+        raise NotPredicted(row.not_predicted or f"the GPU {row.gpu_name or row.gpu} is not known")
     step = step_time(setup, training.machine)
     gpu = GPUS[training.machine.gpu]
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
