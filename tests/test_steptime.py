@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from study.cli import steps
 from study.cli.steps import Training, explained, lanes, timeline
@@ -240,6 +241,27 @@ def test_rows_of_the_test_are_not_fitted():
     assert all(row.role for row in published.rows() if row.step_s)
 
 
+def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():
+    """The paces are those that bring a source's rows closest; mean and interval of the others follow from them."""
+    paces = np.log(list(pace.hosts().values()))
+    spread = scipy.stats.t.ppf(0.9, len(paces) - 1) * paces.std(ddof=1) * np.sqrt(1 + 1 / len(paces))
+    assert np.exp((paces.mean(), spread)) == pytest.approx((pace.pace().host_pace, pace.pace().host_factor), abs=0.01)
+    rows = [each for role in ("fit", "interval") for each in timed(role) if each[0].row.source in pace.hosts()]
+    assert not [training for training, _ in rows if training.row.role == "test"]
+    for source, rows_of, margin in (("DeepSpeed tutorial", (0, 1), 0.05), ("huggingface/transformers", (4,), 0.01)):
+        mine = [each for each in rows if source in each[0].row.source]
+        value = next(each for name, each in pace.hosts().items() if source in name)
+        for training, machine in (mine[place] for place in rows_of):
+            step = step_time(training.setup, replace(machine, host_pace=value))
+            assert step.seconds == pytest.approx(training.row.step_s, rel=margin), training.row
+    one = setup("zero3", micro_batch=1, sequence=64)
+    graphs, fast, slow = (step_time(one, replace(A100, host_pace=each)).parts for each in (0, 0.5, 1))
+    assert "launching" not in graphs
+    assert slow["launching"] == pytest.approx(2 * fast["launching"])
+    with pytest.raises(Stop, match="no host's pace"):
+        replace(A100, host_pace=-1)
+
+
 # --- how wide the interval is --------------------------------------------------------------------------------------
 
 
@@ -266,15 +288,21 @@ def test_a_source_that_was_fitted_is_predicted_without_itself_and_few_rows_of_th
     (first, _) = off["small"]["karpathy/nanoGPT"]
     training, machine = others[0]
     step = step_time(training.setup, machine)
-    assert first == pytest.approx(np.log(training.row.step_s / step.seconds))
+    unexplained = np.log(training.row.step_s / step.seconds) ** 2 - np.log(step.most_s / step.seconds) ** 2
+    assert first == pytest.approx(np.sqrt(unexplained)), "less what an unknown host explains"
 
 
 def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
-    small, large = (step_time(setup("ddp", describe(name), micro_batch=1), A100) for name in ("gpt2", "gpt2-xl"))
-    for step, size in ((small, "small"), (large, "large")):
+    step_of = {"small": "gpt2", "large": "gpt2-xl"}
+    for size, name in step_of.items():
+        step = step_time(setup("ddp", describe(name), micro_batch=1), A100)
         factor = pace._read()["interval"][size]
-        assert step.high_s == pytest.approx(step.seconds * factor)
-        assert step.low_s == pytest.approx(max(step.peak_s, step.least_s / factor))
+        known = step_time(setup("ddp", describe(step_of[size]), micro_batch=1), replace(A100, host_pace=0.79))
+        assert (known.seconds, known.high_s) == pytest.approx((step.seconds, step.seconds * factor))
+        assert known.low_s == pytest.approx(max(step.peak_s, step.seconds / factor))
+        assert step.low_s <= known.low_s < known.high_s < step.high_s
+        both = np.hypot(np.log(factor), np.log(step.most_s / step.seconds))
+        assert step.high_s == pytest.approx(step.seconds * np.exp(both))
     deciding, held = ({training.row.source for training, _ in timed(role)} for role in ("interval", "test"))
     assert len(deciding) >= 8
     assert not deciding & held

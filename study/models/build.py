@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -54,12 +55,20 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str | None = None) -> None:
-    """Freeze a model, except adapters at every linear layer and a classifier, or tensors with matching names."""
+def freeze(
+    model: PreTrainedModel,
+    lora_rank: int | None = None,
+    train_only: str | None = None,
+    lora_targets: Collection[str] = (),
+) -> None:
+    """Freeze a model, except adapters and a classifier, or tensors with matching names.
+
+    Adapters are at the linear layers with these names, without names at every one.
+    """
     if lora_rank is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(name.split(".")[0] in CLASSIFIERS)
-        _add_adapters(model, lora_rank)
+        _add_adapters(model, lora_rank, lora_targets)
     elif train_only is not None:
         for name, tensor in model.named_parameters():
             tensor.requires_grad_(re.search(train_only, name) is not None)
@@ -71,15 +80,19 @@ def freeze(model: PreTrainedModel, lora_rank: int | None = None, train_only: str
     model.enable_input_require_grads()
 
 
-def _add_adapters(model: PreTrainedModel, rank: int) -> None:
-    """Put an adapter beside every frozen linear layer, except the output embeddings."""
+def _add_adapters(model: PreTrainedModel, rank: int, targets: Collection[str]) -> None:
+    """Put an adapter beside frozen linear layers, except the output embeddings."""
+    found = set()
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if not isinstance(child, (nn.Linear, Conv1D)) or child is head or isinstance(module, Adapted):
                 continue
-            if not child.weight.requires_grad:
+            if not child.weight.requires_grad and (not targets or name in targets):
                 setattr(module, name, Adapted(child, rank))
+                found.add(name)
+    if missing := sorted({*targets} - found):
+        raise Stop(f"the model has no linear layer named {' or '.join(missing)}", "name those of its layers")
 
 
 aten = torch.ops.aten

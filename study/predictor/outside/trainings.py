@@ -134,8 +134,13 @@ def training_of(row: Row) -> Training:
     if row.gpu_name is None:
         return Training(row, setup, None)
     per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
+    source = sources().get(row.source)
     machine = Machine(
-        gpu=row.gpu_name, gpus_per_node=per_node, network=row.network, fused_kernels=bool(row.fused_kernels)
+        gpu=row.gpu_name,
+        gpus_per_node=per_node,
+        network=row.network,
+        fused_kernels=bool(row.fused_kernels),
+        host_pace=source.host_pace_of(row) if source else None,
     )
     return Training(row, setup, machine)
 
