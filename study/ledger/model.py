@@ -21,8 +21,8 @@ from study.io.validation import nearest
 from study.ledger import arguments
 from study.ledger.arguments import STRICT, argument_model, as_list, is_number
 from study.ledger.checks import KINDS, function_and_calls
+from study.ledger.choosing import CONDITIONS
 from study.ledger.citations import Sentence
-from study.ledger.evidence import CONDITIONS
 from study.ledger.verdict import MEASURED, PREDICTED, READ
 
 Sort = Literal["memory", "bytes", "time", "capacity", "convergence", "configuration"]

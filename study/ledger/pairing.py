@@ -10,9 +10,10 @@ import numpy as np
 
 from study.errors import Stop
 from study.ledger.arguments import as_list, is_number
-from study.ledger.evidence import UNKNOWN, Chosen, Claimed, Evidence, choose
+from study.ledger.choosing import UNKNOWN, Chosen, Claimed, choose
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.records import metrics, stats
+from study.records.evidence import Evidence
 from study.records.runs import Run
 
 Table = dict

@@ -9,7 +9,7 @@ import numpy as np
 
 from study.errors import Stop
 from study.ledger.arguments import as_list, is_number
-from study.ledger.evidence import Chosen, Claimed, Evidence
+from study.ledger.choosing import Chosen, Claimed
 from study.ledger.pairing import (
     Pair,
     Pairs,
@@ -31,6 +31,7 @@ from study.ledger.pairing import (
 )
 from study.ledger.verdict import Finding
 from study.records import metrics, stats
+from study.records.evidence import Evidence
 from study.records.runs import Run
 
 ANSWERS = ("done", "oom", "host_oom", "diverged")  # any other failure says nothing about the claim
