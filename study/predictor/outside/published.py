@@ -25,6 +25,10 @@ MAX_ROWS = 100_000
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
+NOT_READ = (  # columns that reports/outside/README.md explains, and no prediction takes into account
+    "adapter", "trained_too", "quantized", "products", "recompute_part", "seq_mean", "rows_are", "offload",
+    "optimizer_name", "parallel", "compiled", "deterministic", "kernels", "experts",
+)  # fmt: skip
 
 
 def _count(text: object) -> object:
@@ -223,8 +227,11 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _row(path: Path, number: int, line: dict[str, str]) -> Row:
+    values = {name: (line[name] or "").strip() or None for name in Row.model_fields}
+    if unread := next((name for name in NOT_READ if line.get(name)), None):
+        values |= {"config": None, "not_predicted": f"{unread} {line[unread]} is not modelled"}
     try:
-        return Row.model_validate({name: (line[name] or "").strip() or None for name in Row.model_fields})
+        return Row.model_validate(values)
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
 
