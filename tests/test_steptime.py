@@ -6,6 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.stats
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from study.cli import steps
 from study.cli.steps import Training, explained, lanes, timeline
@@ -15,11 +18,11 @@ from study.predictor.architecture import describe
 from study.predictor.estimate import estimate, operations
 from study.predictor.outside import fit, published
 from study.predictor.outside.trainings import timed
-from study.predictor.setup import Setup
+from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.timing import pace
 from study.predictor.timing.pace import Links, collective_s, filled
 from study.predictor.timing.replay import Task, busy_s, length_s, replay
-from study.predictor.timing.steptime import Machine, step_time
+from study.predictor.timing.steptime import Machine, step_time, update_bytes
 from study.predictor.timing.work import Product, Work, blocks
 from study.predictor.wanted import Wanted
 from study.spec.shapes import SHAPES
@@ -241,6 +244,84 @@ def test_rows_of_the_test_are_not_fitted():
     assert all(row.role for row in published.rows() if row.step_s)
 
 
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that kernels read and write; numbers of one element are left out."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        written = args[:1] if function.__name__.split(".")[0].endswith("_") else made
+        tensors = [each for each in tree_leaves((args, kwargs, written)) if isinstance(each, torch.Tensor)]
+        self.total += sum(each.nbytes for each in tensors if each.numel() > 1)
+        return made
+
+
+def test_foreach_moves_three_times_the_bytes_of_the_fused_update():
+    """The fused kernel reads gradient, weight and two moments, and writes all but the gradient."""
+    weight = torch.nn.Parameter(torch.randn(64))
+    optimizer = torch.optim.AdamW([weight], foreach=True, weight_decay=0.01)
+    for _ in range(2):
+        weight.grad = torch.randn(64)
+        with Traffic() as traffic:
+            optimizer.step()
+    each = setup("ddp", precision="fp32")
+    more = update_bytes(replace(each, optimizer="foreach")) - update_bytes(each)
+    assert traffic.total / 64 - 7 * 4 == more == 56
+
+
+def test_quantized_weights_are_made_whole_before_each_product():
+    """QLoRA (arXiv 2305.14314, section 3): scales that are quantized take 0.127 bits a parameter instead of 0.5."""
+    assert 8 * QUANTIZED_BYTES["nf4"] == 4.5
+    assert 8 * QUANTIZED_BYTES["nf4_double"] == pytest.approx(4.127, abs=0.0005)
+    adapted = replace(describe("bert-tiny"), lora_rank=8)
+    plain = setup("ddp", adapted, precision="bf16", frozen="bf16", sequence=128, checkpointing=True)
+    packed = replace(plain, quantized="nf4")
+    linear = sum(map(packed.packed_elements, adapted.tensors))
+    layer = adapted.dimensions["hidden_size"], adapted.dimensions["intermediate_size"]
+    assert linear == 2 * (4 * layer[0] ** 2 + 2 * layer[0] * layer[1])
+    saved = estimate(plain).at_peak["weights"] - estimate(packed).at_peak["weights"]
+    assert saved == pytest.approx(linear * (2 - 4.5 / 8), abs=1)
+    for before, after in zip(blocks(plain), blocks(packed), strict=True):
+        once = after.forward.moved_bytes - before.forward.moved_bytes
+        assert once == (linear / 2 * (4.5 / 8 + 2) if after.is_layer else 0)
+        assert after.backward.moved_bytes - before.backward.moved_bytes == 2 * once
+    with pytest.raises(Stop, match="quantized weights do not train"):
+        replace(packed, model=describe("bert-tiny"))
+
+
+def test_adapters_are_where_they_are_wanted():
+    model = replace(describe("gpt-tiny"), lora_rank=4, lora_targets=("c_attn",))
+    width = model.dimensions["n_embd"]
+    assert model.trained == model.dimensions["n_layer"] * 4 * (width + 3 * width)
+    with pytest.raises(Stop, match="no linear layer named q_proj"):
+        replace(model, lora_targets=("c_attn", "q_proj")).trained  # noqa: B018
+
+
+def test_every_second_layer_is_computed_again():
+    """Whole layers: the forward passes of half of them come again, and hooks of the others run once."""
+    none, half, whole = (
+        blocks(setup("zero3", checkpointing=each, recomputes_whole_layers=True)) for each in (0, 2, True)
+    )
+    again = [[a.backward.flops - b.backward.flops for a, b in zip(every, none, strict=True)] for every in (half, whole)]
+    assert sum(again[0]) == pytest.approx(sum(again[1]) / 2)
+    assert [setup(checkpointing=2).computes_again(name) for name in ("layer.2", "layer.1", "head")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_kernel_that_skips_masked_scores_halves_a_decoders_attention():
+    def attention_s(model, kernel):
+        each = setup("ddp", describe(model), sequence=512)
+        return step_time(each, replace(A100, attention_kernel=kernel)).parts["attention"]
+
+    assert attention_s("gpt2", "fa2") == pytest.approx(attention_s("gpt2", None) / 2)
+    assert attention_s("gpt2", "fa3") < attention_s("gpt2", "fa2")
+    assert attention_s("bert-base", "fa2") == attention_s("bert-base", None), "it has no mask"
+
+
 def test_the_pace_of_an_unknown_host_is_that_of_sources_and_graphs_need_none():
     """The paces are those that bring a source's rows closest; mean and interval of the others follow from them."""
     paces = np.log(list(pace.hosts().values()))
@@ -297,7 +378,9 @@ def test_the_interval_goes_as_far_as_it_was_decided_and_no_test_decides_it():
     for size, name in step_of.items():
         step = step_time(setup("ddp", describe(name), micro_batch=1), A100)
         factor = pace._read()["interval"][size]
-        known = step_time(setup("ddp", describe(step_of[size]), micro_batch=1), replace(A100, host_pace=0.79))
+        known = step_time(
+            setup("ddp", describe(step_of[size]), micro_batch=1), replace(A100, host_pace=pace.pace().host_pace)
+        )
         assert (known.seconds, known.high_s) == pytest.approx((step.seconds, step.seconds * factor))
         assert known.low_s == pytest.approx(max(step.peak_s, step.seconds / factor))
         assert step.low_s <= known.low_s < known.high_s < step.high_s

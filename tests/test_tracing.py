@@ -39,7 +39,9 @@ def measured(monkeypatch, setup: Setup) -> tuple[int, int]:
     """Bytes that the real model holds on a CPU: at the end of a forward pass, and at most until the backward ends."""
     config = configs.of_dict(json.loads(setup.model.config), setup.attention)
     dtype = torch.bfloat16 if setup.precision == "bf16_cast" else torch.float32
-    model = build(config, "cpu", dtype, setup.checkpointing)
+    model = build(config, "cpu", dtype, bool(setup.checkpointing))
+    for place, layer in enumerate(model.model.layers if setup.checkpointing > 1 else ()):
+        layer.gradient_checkpointing = place % setup.checkpointing == 0
     batch = inputs(config, setup.micro_batch, setup.sequence)
     tensors = [*model.parameters(), *model.buffers(), *batch.values()]
     monkeypatch.setattr("study.measure.memory.gc", types.SimpleNamespace(collect=int, get_objects=lambda: tensors))
@@ -62,6 +64,7 @@ REAL = [
     ("gpt_neox", 2, "bf16", "sdpa", True),
     ("llama", 3, "bf16", "sdpa", False),
     ("llama", 1, "bf16_cast", "eager", True),
+    ("llama", 3, "bf16", "sdpa", 2),
     ("gemma2", 3, "fp32", "eager", False),
     ("gemma3_text", 3, "bf16_cast", "sdpa", False),
     ("mixtral", 2, "bf16_cast", "sdpa", True),
@@ -143,6 +146,8 @@ def looks(monkeypatch, model: Transformer, options: TraceOptions) -> tuple[list[
     ("name", "changes", "precision", "checkpointing", "which"),
     [
         ("llama", {"num_hidden_layers": 6}, "bf16", True, {}),
+        ("llama", {"num_hidden_layers": 17}, "bf16", 2, {}),
+        ("gpt2", {"n_layer": 20}, "bf16_cast", 3, {}),
         ("vit", {"num_hidden_layers": 6}, "bf16", False, {"lora_rank": 2}),
         ("qwen3_moe", {"num_hidden_layers": 8, "mlp_only_layers": [0]}, "fp32", False, {"train_only": "layers.[1-7]"}),
         *(

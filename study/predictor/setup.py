@@ -171,7 +171,8 @@ class Setup:
         if self.quantized is None:
             return whole
         share = sum(map(self.packed_elements, self.model.tensors)) / (self.model.parameters - self.model.trained)
-        return whole + (QUANTIZED_BYTES[self.quantized] - whole) * share
+        ranks = self.ranks if self.stage == 3 else 1  # DeepSpeed shards no integers; with FSDP they have a float's type
+        return whole + (QUANTIZED_BYTES[self.quantized] * ranks - whole) * share
 
     def packed_elements(self, tensor: Tensor) -> int:
         """Return the elements of a tensor that are kept quantized: those of a frozen linear layer."""

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.validation import sentence
+from study.io.validation import nearest, sentence
 from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
@@ -38,6 +39,7 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
+Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
 class Row(BaseModel):
@@ -99,6 +101,7 @@ class Row(BaseModel):
     parallel: Text = None
     compiled: bool | None = None
     deterministic: bool | None = None
+    kernels: Text = None
     experts: Text = None
     attention_kernel: Text = None
     # The source's own prediction of the row, if it is a simulator.
@@ -117,6 +120,19 @@ class Row(BaseModel):
         counts = (self.micro_batch, self.grad_acc or 1, self.seq)
         known = [count for count in counts if isinstance(count, int)]
         return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Return the rows a second and GPU. No passes mean one."""
+        if not self.step_s or not isinstance(self.micro_batch, int):
+            return None
+        return self.micro_batch * (self.grad_acc if isinstance(self.grad_acc, int) else 1) / self.step_s
+
+    def matches(self, patterns: Patterns) -> bool:
+        for name in patterns:
+            if name not in Row.model_fields:
+                raise Stop(f"{name!r} is not a column of measurements.csv", nearest(name, Row.model_fields))
+        return all(re.search(pattern, str(getattr(self, name))) for name, pattern in patterns.items())
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -188,6 +204,26 @@ class Source(BaseModel):
 def rows() -> tuple[Row, ...]:
     """Return the rows that the project keeps."""
     return tuple(read_rows(FOLDER / "measurements.csv"))
+
+
+@functools.cache
+def _comparable() -> list[list[tuple[Row, float]]]:
+    """Return the rows with a known speed: those of one source, model, machine and row length together."""
+    groups = defaultdict(list)
+    for row in rows():
+        if speed := row.rows_per_s:
+            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
+    return [*groups.values()]
+
+
+def ratios_of_speed(of: Patterns, to: Patterns) -> list[tuple[str, float]]:
+    """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
+    return [
+        (row.source, speed / other_speed)
+        for group in _comparable()
+        for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
+        if row.matches(of) and other.matches(to)
+    ]
 
 
 @functools.cache
