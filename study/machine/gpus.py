@@ -68,7 +68,7 @@ def gpu_named(text: str) -> str:
     lower = text.lower()
     for parts in (re.findall(r"[a-z0-9]+", lower), re.findall(r"[a-z]+\d+|[a-z]+|\d+(?:gb)?", lower)):
         meant = [name for name, gpu in GPUS.items() if all(_begins_a_word(part, name, gpu) for part in parts)]
-        if meant and any(map(str.isdigit, lower)):  # the name of a vendor alone is not a GPU
+        if len(meant) == 1 or (meant and any(map(str.isdigit, lower))):  # the name of a vendor alone is not a GPU
             return min(meant, key=lambda name: lower not in (name.lower(), GPUS[name].name.lower()))
     kinds = dict.fromkeys(name.partition("-")[0] for name in GPUS)
     raise Stop(f"{text!r} is not a known GPU", nearest(text, kinds, most=3))
