@@ -174,6 +174,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
+        ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
         ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
         ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),
     ],

@@ -259,6 +259,25 @@ def test_what_is_frozen_has_no_gradients_and_no_states():
         assert lora.parameters == full.parameters + trains, arm
 
 
+PEFT = [  # bytes of real passes over this model, measured with PEFT 0.21.2: at the end of the forward pass, and at most
+    (("q_proj", "v_proj"), False, 815_912, 1_306_472),
+    (("q_proj", "v_proj"), True, 311_528, 802_088),
+    (("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), False, 1_039_528, 1_530_088),
+    (("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), True, 311_528, 802_088),
+]
+
+
+@pytest.mark.parametrize(("targets", "checkpointing", "kept", "peak"), PEFT)
+def test_adapters_in_fp32_beside_a_base_in_bf16_keep_what_pefts_do(targets, checkpointing, kept, peak):
+    """Each adapter keeps its own copy of its input. The model is that of `setup_of`, with 3 rows of 40 tokens."""
+    values = {"precision": "bf16", "frozen": "bf16", "checkpointing": checkpointing}
+    setup = setup_of("llama", **values)
+    setup = dataclasses.replace(setup, model=dataclasses.replace(setup.model, lora_rank=4, lora_targets=targets))
+    seen = profile(setup)
+    assert seen.kept == kept
+    assert max(sum(now.values()) for when, now in moments(Engine(setup), seen) if when == "backward") == peak
+
+
 def test_a_fused_loss_holds_no_logits():
     whole, chunked = (setup_of("llama", rows=8, precision="bf16_cast", loss=loss) for loss in ("whole", "chunked"))
     logits = 4 * 8 * SEQUENCE * 512

@@ -18,7 +18,7 @@ from study.predictor.estimate import estimate as predict
 from study.predictor.memory.memory_kinds import MemoryKinds, in_words, memory_kinds, outside_bytes, reserve_bytes
 from study.predictor.outside.stored import accuracy
 from study.predictor.papers import recipe_of, states_bytes
-from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Setup, trainers_name
+from study.predictor.setup import Frozen, Fsdp, Loss, Optimizer, Quantized, Setup, trainers_name
 from study.predictor.timing.steptime import StepTime, step_time
 from study.predictor.wanted import Wanted, asked_for, count_of
 from study.spec import arms
@@ -43,6 +43,8 @@ class Kernels:
     others are the trainer's."""
     frozen: Frozen = "as_weights"
     """The dtype of weights that do not train. as_weights: that of the other weights. bf16: bf16, under autocast."""
+    quantized: Quantized | None = None
+    """With --lora-rank: how the frozen linear layers are kept, as in QLoRA."""
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda: offloaded tensors are in host memory. cpu: host and device are one memory."""
     cuda: tuple[Literal["attention", "dropout", "autocast"], ...] = ("attention", "dropout", "autocast")

@@ -42,6 +42,8 @@ CLASSIFIERS = ("classifier", "score")  # transformers' names of heads with new r
 class Adapted(nn.Module):
     """A frozen linear layer plus the product of two thin matrices that train."""
 
+    like_peft = False  # as in PEFT 0.21: inputs are copied to the adapter's type, and its output is scaled
+
     def __init__(self, base: nn.Linear | Conv1D, rank: int):
         super().__init__()
         dtype = base.weight.dtype
@@ -52,6 +54,8 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.like_peft:
+            return self.base(x) + self.up(self.down(x.to(self.down.weight.dtype))) * 2.0
         return self.base(x) + self.up(self.down(x))
 
 

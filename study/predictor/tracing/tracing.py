@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from study.errors import Stop
 from study.models import config as configs
-from study.models.build import GROUPED, WithoutValues, build, freeze
+from study.models.build import GROUPED, Adapted, WithoutValues, build, freeze
 from study.models.step import Batch, inputs, logits_and_losses
 from study.predictor.tracing.lines import allocations
 from study.predictor.tracing.lines import lines as pass_lines
@@ -200,6 +200,9 @@ def _freeze_in_bf16(model: torch.nn.Module) -> None:
     for tensor in model.parameters():
         if not tensor.requires_grad:
             tensor.data = tensor.data.to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            module.like_peft = True
 
 
 def _keep_between(model: torch.nn.Module, every: int) -> None:

@@ -13,7 +13,7 @@ from study.predictor.memory.profile import Gradient, Held, Profile, Tensor
 from study.predictor.tracing import committed
 from study.spec.settings import cache_home
 
-FORMAT = 7  # of the cached answers: raise it whenever their meaning changes
+FORMAT = 8  # of the cached answers: raise it whenever their meaning changes
 # Attention without kept scores, masks of one byte, and what autocast computes in fp32: see on_cuda.py.
 CUDA_DIFFERENCES = ("attention", "dropout", "autocast")
 
