@@ -13,9 +13,9 @@ from shaped import changed, finished, put
 
 from study.cli import results
 from study.errors import Stop
+from study.io.numbers import is_number
 from study.ledger import files, judging, ledger, model, theory_checks
 from study.ledger import verdict as findings
-from study.ledger.arguments import is_number
 from study.ledger.checks import THEORY
 from study.ledger.judging import Verdict
 from study.ledger.verdict import CONSISTENT, CONTRADICTS, MEASURED, TRIED, VERDICTS, Finding

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
-from study.io.numbers import count, quantity
+from study.io.numbers import count, is_number, quantity
 from study.ledger import predictions
-from study.ledger.arguments import is_number
 from study.ledger.model import Case, Check, Claim, Reference
 from study.ledger.verdict import (
     FAILS,

@@ -6,9 +6,9 @@ A check computes every verdict. Verdicts that rest on a source, or on a document
 import math
 from collections.abc import Iterable
 
-from study.io.numbers import short
+from study.io.numbers import is_number, short
 from study.ledger import committed, predictions
-from study.ledger.arguments import as_list, is_number
+from study.ledger.arguments import as_list
 from study.ledger.judging import SCALED, Verdict, in_units, judge
 from study.ledger.model import Claim
 from study.ledger.trial_checks import trials_of

@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from study.errors import Stop
-from study.io.numbers import count, short
-from study.ledger.arguments import argument_model, as_list, is_number
+from study.io.numbers import count, is_number, short
+from study.ledger.arguments import argument_model, as_list
 from study.ledger.choosing import facts
 from study.ledger.judging import Verdict, in_units, judge_check, plain
 from study.ledger.model import Case, Claim, Reference
