@@ -1,9 +1,12 @@
 """The conformance suite: it finds planted faults, and says what happened to a rank."""
 
 import ast
+import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ import pytest
 import torch
 
 from study.cli.commands import start
-from study.conform import cases, checks, output, scripts, suite
+from study.conform import cases, checks, fuzz, output, scripts, suite
 from study.conform.cases import Case, Difference, Reference, bound, microbatch, new_model
 from study.conform.properties import DEFAULTS, Property, read
 from study.conform.ranks import FUNCTIONS, case_of
@@ -318,3 +321,46 @@ def test_a_property_of_other_ranks_is_not_applicable(ranks):
     four = Property("sgd", "Says.", "Source", ranks=(4,))
     (result,) = suite.run(suite.ADAPTERS["single"], [four], ranks, lambda result: None)
     assert result.words == "ranks of the property: 4; of the adapter: 1"
+
+
+# --- random trainings ----------------------------------------------------------------------------------------------
+
+
+def test_random_trainings_find_a_fault_and_make_it_smaller(ranks, tmp_path):
+    trial = next(
+        trial
+        for seed in range(20)
+        for trial in [fuzz.attempt(toy("sum", tmp_path), random.Random(seed), ranks, Counter())]
+        if trial.status == "fails"
+    )
+    assert trial.is_finding
+    assert trial.smaller["layers"] < trial.case["layers"]
+
+
+def test_a_failure_that_the_suite_knows_is_no_finding():
+    drawn = fuzz.draw(random.Random(0))
+    reason = dict.fromkeys([("zero3", "Empty"), ("ddp", "Empty"), ("zero3", "Plain")])
+    for name, model in reason:
+        case = drawn.case | {"model": model}
+        reason[name, model] = next(
+            fuzz.explained_by(suite.ADAPTERS[name], replace(drawn, case=case, check="same_training")), ""
+        )
+    assert reason == {("zero3", "Empty"): "empty", ("ddp", "Empty"): "", ("zero3", "Plain"): ""}
+
+
+def test_random_trainings_are_the_same_for_a_seed_and_valid():
+    for seed in range(30):
+        drawn = fuzz.draw(random.Random(seed))
+        assert drawn == fuzz.draw(random.Random(seed))
+        assert set(drawn.case) == set(DEFAULTS)
+        assert len(drawn.ranks) == 1 + drawn.check.startswith("checkpoint")
+
+
+def test_findings_of_one_kind_are_shown_once(capsys):
+    case = DEFAULTS | {"model": "Buffered"}
+    trial = fuzz.Trial("zero3", "repeats", case, (2,), "fails", "words of it", ddp="holds", smaller=case)
+    fuzz.summarize([trial, replace(trial, case=case | {"width": 3}), replace(trial, status="holds")])
+    shown = capsys.readouterr().out
+    assert "3 random trainings, 2 findings of 1 kinds." in shown
+    assert shown.count("words of it") == 1
+    assert "CASE = Case(model=Buffered)\n" in fuzz.script(trial)

@@ -191,7 +191,8 @@ def _show(prediction: Prediction) -> None:
 
 def _answer(prediction: Prediction) -> str:
     """Return the peak of a rank, what nvidia-smi will show, and whether it fits, in a sentence or two."""
-    setup, gpu = prediction.setup, prediction.gpu
+    setup = prediction.setup
+    gpu = prediction.gpu
     memory = "GPU memory" if setup.on_gpu else "memory"
     peak = size(prediction.whole.peak_bytes)
     text = f"A rank of {setup.ranks} under {prediction.arm} needs {peak} of {memory} at the peak, predicted"

@@ -163,7 +163,8 @@ def lanes(spans: tuple[Span, ...]) -> list[str]:
     busy: dict[str, list[dict[str, float]]] = {}
     for span in spans:
         stream = busy.setdefault(span.task.stream, [{} for _ in range(LANE)])
-        first, last = span.start_s / column_s, span.end_s / column_s
+        first = span.start_s / column_s
+        last = span.end_s / column_s
         for column in range(int(first), min(LANE, int(last) + 1)):
             share = max(0.0, min(last, column + 1) - max(first, column))
             stream[column][_mark(span)] = stream[column].get(_mark(span), 0.0) + share

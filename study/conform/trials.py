@@ -18,7 +18,7 @@ from study.spec.arms import PACKAGE, ROOT
 
 KEPT = "trials.json"
 ANSWERS = "configurations.json"  # beside the results of the properties
-WORKER = [sys.executable, "-P", "-m", "study.ledger.probe_worker"]
+WORKER = [sys.executable, "-P", "-m", "study.probes.worker"]
 LIMIT_S = 600
 DEFAULTS: dict[str, dict] = {
     "deepspeed_config": {"look": "accepted", "ranks": 1},

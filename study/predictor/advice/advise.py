@@ -258,12 +258,15 @@ def most_rows(question: Question, arm: Arm, miss: float, sizes: list[int]) -> tu
 
     If none does, it has the fewest rows.
     """
-    best, least, too_many = None, -1, len(sizes)
+    best = None
+    least = -1
+    too_many = len(sizes)
     while too_many - least > 1:
         middle = (least + too_many) // 2
         each = row_of(question, arm, sizes[middle])
         if each[0].leaves(miss):
-            best, least = each, middle
+            best = each
+            least = middle
         else:
             too_many = middle
     return best or row_of(question, arm, sizes[0])
