@@ -28,6 +28,10 @@ gc.disable()  # until all is imported: half of a worker's start was looking for 
 
 ROOT = Path(__file__).resolve().parents[1]
 software.put_programs_on_path()  # ninja, if nobody has activated the environment
+# Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
+# sixteen times the processor time. It holds for processes that are started from here as well.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 SHARED = ROOT.parent / "shared"  # real data and vocabularies, where a machine has them
 
 
