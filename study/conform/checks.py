@@ -213,6 +213,13 @@ def checkpoint_whole(
 checkpoint_of_weights = functools.partial(checkpoint_whole, weights_only=True)
 
 
+def checkpoint_changes_nothing(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
+    """A training that was saved before its first update goes on as the reference does."""
+    trainer = new_training(adapter, case, folder)
+    adapter.save(trainer, str(folder / "saved"))
+    hold(sharded(adapter, case, folder, trainer=trainer), Reference(case, dist.get_world_size()).run(), case)
+
+
 def frozen_memory(adapter: SimpleNamespace, case: Case, folder: Path, launch: int) -> None:
     """Frozen weights cost no gradient, master copy or optimizer state: at most half of their fp32 bytes on top."""
     gc.collect()

@@ -113,13 +113,16 @@ def save(trainer, folder):
 
 
 def load(trainer, folder, weights_only=False):
+    if weights_only:
+        weights = {"model": states.get_model_state_dict(trainer.wrapped)}
+        torch.distributed.checkpoint.load(weights, checkpoint_id=folder)
+        states.set_model_state_dict(trainer.wrapped, weights["model"])
+        return
     model, optimizer = states.get_state_dict(trainer.wrapped, trainer.optimizer)
     schedule = trainer.scheduler.state_dict() if trainer.scheduler else {}
-    state = {"model": model} | ({} if weights_only else {"optimizer": optimizer, "schedule": schedule})
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
     torch.distributed.checkpoint.load(state, checkpoint_id=folder)
-    states.set_model_state_dict(trainer.wrapped, state["model"])
-    if weights_only:
-        return
-    states.set_optimizer_state_dict(trainer.wrapped, trainer.optimizer, state["optimizer"])
+    both = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+    states.set_state_dict(trainer.wrapped, trainer.optimizer, **both)
     if trainer.scheduler:
         trainer.scheduler.load_state_dict(state["schedule"])
