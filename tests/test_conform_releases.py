@@ -222,14 +222,18 @@ def test_configurations_are_part_of_an_upgrade(upgraded, capsys):
         (upgraded / f"deepspeed-{release}" / trials.ANSWERS).write_text(json.dumps(old))
     start(["versions", "--to", "0.19.8", "--out", str(upgraded)])
     said = " ".join(capsys.readouterr().out.split())
-    assert 'gradient_clipping of {"train_batch_size": 1}: 0.0 until 0.18.3, 1.0 since 0.19.8 Claims: L-15' in said
+    assert 'gradient_clipping of {"train_batch_size": 1}: 0.0 until 0.18.3, 1.0 since 0.19.8' in said
+    assert "Claim L-15 is right since 0.19.8." in said
 
 
-def test_claims_ask_only_what_is_tried():
+def test_a_claim_rests_on_trials_and_is_out_of_date_since_a_release():
     known = {trials.key(row["trial"]) for row in trials.installed()}
-    claims = list(trials.claims())
-    assert len(claims) >= 50
-    assert all(set(keys) <= known for _, _, keys in claims)
+    assert len(list(trials.claims(known))) >= 50
+    assert not list(trials.claims(set()))
+    spans = [("0.1", "0.2", "10"), ("0.3", "0.4", '"none"')]
+    assert changes._claim("L-14", ["10"], spans) == "Claim L-14 is out of date since 0.3."
+    assert changes._claim("L-14", ["none"], spans) == "Claim L-14 is right since 0.3."
+    assert changes._claim("L-14", ["else"], spans) == "Claim L-14 rests on this."
 
 
 def test_trials_are_of_the_release_asked_for(monkeypatch, tmp_path):

@@ -115,7 +115,7 @@ def answers(folder: Path) -> tuple[pd.DataFrame, list[dict]]:
 
 
 def _unusable(results: list[output.Result], reason: str) -> str:
-    ended = Counter(each.words for each in results if each.status == "fails" and each.kind != "differs")
+    ended = Counter(each.words for each in results if each.status in ("fails", "refused") and each.kind != "differs")
     words, count = max(ended.items(), key=lambda pair: pair[1], default=("", 0))
     return reason or (f"{count} of {len(results)} properties: {words}" if count > UNUSABLE * len(results) else "")
 
@@ -201,9 +201,18 @@ def _change(package: str, spans: list[Span], rows: pd.DataFrame) -> dict:
 def _configured(spans: list[Span], questions: dict[str, list[str]]) -> dict:
     asked = {trials.key(row["trial"]): trials.words(row["trial"]) for row in trials.installed()}
     keys = set(questions[CONFIGURATION])
-    claims = [name for name, _, own in trials.claims() if keys & set(own)]
     named = joined([asked[key] for key in questions[CONFIGURATION]])
-    return {"sentence": f"{named}: {history(spans)}", "details": [f"Claims: {', '.join(claims)}"] if claims else []}
+    details = [_claim(name, values, spans) for name, values in trials.claims(keys)]
+    return {"sentence": f"{named}: {history(spans)}", "details": details}
+
+
+def _claim(name: str, values: list, spans: list[Span]) -> str:
+    """Say since when a claim is right, or out of date. All questions of a change have the same answers."""
+    right = [all(str(json.loads(answer)) == str(value) for value in values) for _, _, answer in spans]
+    if right[0] == right[-1]:
+        return f"Claim {name} rests on this."
+    since = next(first for (first, _, _), now in zip(spans, right, strict=True) if now == right[-1])
+    return f"Claim {name} is {'right' if right[-1] else 'out of date'} since {since}."
 
 
 def history(spans: list[Span]) -> str:
