@@ -103,6 +103,7 @@ class Row(BaseModel):
     deterministic: bool | None = None
     kernels: Text = None
     experts: Text = None
+    fp32_modules: Text = None
     attention_kernel: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
