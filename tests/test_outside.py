@@ -150,7 +150,7 @@ def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_p
     path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
     header, line = path.read_text().splitlines()
     unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
-    unknown |= {"experts": "loop", "offload": "activations", "adapter": "dora", "optimizer_name": "lion"}
+    unknown |= {"experts": "deepep", "offload": "activations", "adapter": "dora", "optimizer_name": "lion"}
     for name, value in unknown.items():
         path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
         refused, plain = map(compare, published.read_rows(path))
@@ -174,6 +174,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
+        ({"experts": "loop"}, {"experts_loop": True}),
         ({"parallel": "sp2", "deepspeed": '{"stage": 3}'}, {"sequence_ranks": 2, "row_tokens": 512}),
         ({"optimizer_name": "paged_adamw_8bit"}, {"optimizer": "adamw_8bit"}),
         ({"optimizer_name": "adamw", "optimizer": "foreach"}, {"optimizer": "foreach"}),

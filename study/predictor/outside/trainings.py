@@ -138,6 +138,7 @@ def training_of(row: Row) -> Training:
         precision="bf16" if _keeps_base_in_bf16(row) else row.dtype,
         frozen="bf16" if _keeps_base_in_bf16(row) else "as_weights",
         quantized=row.quantized,
+        experts_loop=row.experts == "loop",
         sequence_ranks=int(row.parallel.removeprefix("sp")) if row.parallel else 1,
         checkpointing=_every(row),
         recomputes_whole_layers=row.recompute == "whole",
@@ -166,7 +167,7 @@ def training_of(row: Row) -> Training:
 
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
-    known = {"recompute_part": r"layers/\d+", "experts": "grouped", "optimizer_name": "|".join(OPTIMIZERS)}
+    known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora"}
     known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": ""}
     for name, words in known.items():
