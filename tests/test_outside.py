@@ -191,6 +191,7 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     varied = training_of(row(rows_are="padded", seq_mean=300, micro_batch=2))
     assert (varied.setup.sequence, trainings._timed(varied).sequence) == (1024, 450)
     assert trainings._timed(training_of(row(rows_are="padded", seq_mean=900, micro_batch=2))).sequence == 1024
+    assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
     compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
     assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
     assert training_of(row(attention_kernel="te")).machine.attention_kernel is None
