@@ -194,7 +194,13 @@ def test_padded_rows_are_as_long_as_the_longest_of_a_pass():
     assert row(rows_are="padded", seq_mean=300, tokens_per_s_per_gpu=600).step_s == 2
     compiled = training_of(row(compiled="yes", attention_kernel="fa2")).machine
     assert (compiled.host_pace, compiled.attention_kernel) == (0.0, "fa2")
-    assert training_of(row(attention_kernel="te")).machine.attention_kernel is None
+    kernels = {
+        ("te", "torch 2.7.1"): None,
+        ("sdpa", "torch 2.1.0"): None,
+        ("sdpa", "torch 2.10.0, accelerate 1"): "fa2",
+    }
+    for (kernel, versions), meant in kernels.items():
+        assert training_of(row(attention_kernel=kernel, versions=versions)).machine.attention_kernel == meant
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ class Row(BaseModel):
     kernels: Text = None
     experts: Text = None
     attention_kernel: Text = None
+    versions: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
     simulated_step_s: Measured

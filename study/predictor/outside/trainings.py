@@ -30,7 +30,6 @@ OPTIMIZERS: dict[str, Optimizer | None] = {
     "adafactor": "adafactor",
     "muon": "muon",
 }
-ATTENTION_KERNELS = ("fa2", "fa3")  # those of pace.toml; others are as fast as kernels of 2023
 NOTHING = "neither memory nor time was published"
 
 
@@ -159,7 +158,7 @@ def training_of(row: Row) -> Training:
         gpus_per_node=per_node,
         network=row.network,
         fused_kernels=bool(row.fused_kernels),
-        attention_kernel=row.attention_kernel if row.attention_kernel in ATTENTION_KERNELS else None,
+        attention_kernel=_attention_kernel(row),
         host_pace=0.0 if row.compiled else source.host_pace_of(row) if source else None,
     )
     return Training(row, setup, machine)
@@ -199,6 +198,15 @@ def _most_tokens(model: Transformer) -> int | None:
     """Return the most tokens of a row, if positions are learned. Rotary ones have no end."""
     learned = any(re.search("wpe|position", tensor.name) for tensor in model.tensors)
     return model.positions if learned else None
+
+
+def _attention_kernel(row: Row) -> str | None:
+    """Return the kernel's name in pace.toml. PyTorch has FlashAttention-2 since 2.2, by its release notes."""
+    if row.attention_kernel in ("fa2", "fa3"):
+        return row.attention_kernel
+    version = re.search(r"torch (\d+)\.(\d+)", row.versions or "")
+    is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
+    return "fa2" if is_new and (row.attention_kernel or row.attention) == "sdpa" else None
 
 
 def _timed(training: Training) -> Setup:
