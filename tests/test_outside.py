@@ -150,7 +150,7 @@ def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_p
     path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
     header, line = path.read_text().splitlines()
     unknown = {"parallel": "tp2", "products": "mxfp8", "recompute_part": "ops:megatron", "trained_too": "lm_head"}
-    unknown |= {"experts": "deepep", "offload": "activations", "adapter": "dora", "optimizer_name": "lion"}
+    unknown |= {"experts": "deepep", "offload": "activations", "optimizer_name": "lion"}
     for name, value in unknown.items():
         path.write_text(f"{header},{name},host\n{line},{value},EPYC\n{line},,EPYC\n")
         refused, plain = map(compare, published.read_rows(path))
@@ -171,6 +171,7 @@ ADAPTERS = {"adapter": "lora", "adapter_rank": 8, "adapter_dtype": "fp32", "deep
     [
         (ADAPTERS, {"precision": "bf16", "frozen": "bf16"}),
         (ADAPTERS | {"deepspeed": '{"stage": 2}', "dtype": "bf16_cast"}, {"precision": "bf16_cast"}),
+        (ADAPTERS | {"adapter": "dora", "adapter_targets": "c_attn c_fc"}, {"frozen": "bf16"}),
         (ADAPTERS | {"quantized": "nf4"}, {"quantized": "nf4", "frozen": "bf16"}),
         ({"recompute_part": "layers/2", "recompute": None}, {"checkpointing": 2}),
         ({"fsdp": "full_shard", "deepspeed": None, "offload": "params optimizer"}, {"fsdp_offload": True}),
@@ -184,6 +185,7 @@ def test_conditions_of_a_row_are_those_of_its_setup(change, values):
     training = training_of(row(**change))
     assert {name: getattr(training.setup, name) for name in values} == values
     assert training.setup.model.lora_rank == change.get("adapter_rank")
+    assert training.setup.model.dora == (change.get("adapter") == "dora")
 
 
 def test_padded_rows_are_as_long_as_the_longest_of_a_pass():

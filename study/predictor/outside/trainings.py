@@ -167,7 +167,7 @@ def training_of(row: Row) -> Training:
 def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
     known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
-    known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora"}
+    known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
     known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": ""}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
@@ -181,7 +181,8 @@ def _adapted(row: Row, model: Transformer) -> Transformer:
     if row.adapter is None:
         return model
     targets = (row.adapter_targets or "all-linear").split()
-    return replace(model, lora_rank=row.adapter_rank, lora_targets=() if targets == ["all-linear"] else tuple(targets))
+    named = () if targets == ["all-linear"] else tuple(targets)
+    return replace(model, lora_rank=row.adapter_rank, lora_targets=named, dora=row.adapter == "dora")
 
 
 def _keeps_base_in_bf16(row: Row) -> bool:
