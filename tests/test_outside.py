@@ -1,6 +1,8 @@
 """Published measurements: how rows are read, which setups they describe, and the errors of predictions."""
 
 import csv
+import hashlib
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from study.predictor.outside import errors, published, ratios, stored, trainings
 from study.predictor.outside.published import Row
 from study.predictor.outside.trainings import Compared, ComparedRow, NotPredicted, compare, model_of, training_of
 
+FROZEN = published.FOLDER / "frozen.csv"
 GPT = {
     "source": "a lab",
     "model": "GPT L12 h1024 a16",
@@ -45,9 +48,31 @@ def file(path, *lines: dict):
 def test_the_project_has_rows_of_many_sources_and_each_says_where_it_is_from():
     rows = published.rows()
     assert len(rows) >= 500
-    assert {each.source for each in rows} == set(published.sources())
+    frozen = published.read_rows(FROZEN)
+    assert {each.source for each in (*rows, *frozen)} == set(published.sources())
     assert all(each.url_or_path for each in rows)
     assert all(each.config or each.not_predicted for each in rows)
+
+
+def test_frozen_rows_are_those_that_were_declared_before_any_was_predicted():
+    header, *lines = FROZEN.read_text().splitlines(keepends=True)
+    splits = tomllib.loads((published.FOLDER / "splits.toml").read_text())["split"]
+    for split in splits:
+        mine = [line for line in lines if line.endswith(f",{split['name']}\n")]
+        assert len(mine) == split["rows"]
+        assert hashlib.sha256("".join([header, *mine]).encode()).hexdigest() == split["sha256"], split["name"]
+    assert sum(split["rows"] for split in splits) == len(lines)
+
+
+def test_frozen_rows_are_tests_of_sources_of_their_own_with_columns_that_the_readme_explains():
+    rows = published.read_rows(FROZEN)
+    assert {each.role for each in rows} == {"test"}
+    assert not {each.source for each in rows} & {each.source for each in published.rows()}
+    assert all(each.url_or_path and each.tier and (each.memory_GB or each.step_s) for each in rows)
+    conditions = [name for name, field in Row.model_fields.items() if not field.is_required()]
+    explained = (published.FOLDER / "README.md").read_text()
+    assert all(f"| `{name}` " in explained for name in conditions)
+    assert set(conditions) <= set(FROZEN.open().readline().strip().split(","))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ class Row(BaseModel):
     deterministic: bool | None = None
     kernels: Text = None
     experts: Text = None
+    fp32_modules: Text = None
     attention_kernel: Text = None
     versions: Text = None
     # The source's own prediction of the row, if it is a simulator.

@@ -149,7 +149,7 @@ def training_of(row: Row) -> Training:
         keeps_cache=bool(row.keeps_cache),
         device="cuda",
     )
-    if row.gpu_name is None:
+    if row.gpu_name is None or row.gpu_name not in GPUS:
         return Training(row, setup, None)
     per_node = min(setup.ranks, row.gpus_per_node or setup.ranks)
     source = sources().get(row.source)
@@ -168,7 +168,7 @@ def _refuse_unknown(row: Row) -> None:
     """Refuse the conditions of a row that no prediction takes into account."""
     known = {"recompute_part": r"layers/\d+", "experts": "grouped|loop", "optimizer_name": "|".join(OPTIMIZERS)}
     known |= {"offload": "params optimizer" if row.fsdp else "", "adapter": "lora|rslora|dora"}
-    known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": ""}
+    known |= {"parallel": r"sp\d+" if row.deepspeed else "", "trained_too": "", "products": "", "fp32_modules": ""}
     for name, words in known.items():
         if not re.fullmatch(words, value := getattr(row, name) or "") and value:
             raise NotPredicted(f"{name} {value} is not modelled")
@@ -274,7 +274,7 @@ def _time(training: Training) -> list[Compared]:
         return []
     setup = _timed(training)
     if training.machine is None:
-        raise NotPredicted(row.not_predicted or "the column gpu_name is empty")
+        raise NotPredicted(row.not_predicted or f"the GPU {row.gpu_name or row.gpu} is not known")
     if row.deterministic:
         raise NotPredicted("how much slower deterministic algorithms are is not known")
     step = step_time(setup, training.machine)
