@@ -91,27 +91,28 @@ def test_further_passes_take_as_long_as_one_in_the_middle(monkeypatch):
 
 
 def test_never_above_the_peak():
+    """Five trainings of each of twelve models: a model that is not known takes a second to trace."""
     chance = random.Random(7)
-    for _ in range(60):
-        gpu = chance.choice(list(GPUS))
-        arm = chance.choice(["ddp", "zero1", "zero2", "zero3", "single"])
-        layers, heads = chance.randint(1, 6), chance.choice([8, 16, 64, 128])
-        sizes = {"n_layer": layers, "n_head": heads, "n_embd": heads * chance.choice([64, 128, 256])}
-        each = setup(
-            arm,
-            describe(SHAPES["gpt2"] | sizes | {"vocab_size": chance.choice([512, 50257, 256000])}),
-            ranks=chance.choice([1, 2, 8, 64]),
-            micro_batch=2 ** chance.randint(0, 7),
-            sequence=2 ** chance.randint(5, 10),
-            checkpointing=chance.random() < 0.5,
-            precision=chance.choice(["bf16_cast", "bf16", "fp32"]),
-        )
-        kind = GPUS[gpu]
-        peak = kind.single_flops_per_s if each.precision == "fp32" else kind.half_flops_per_s
-        step = step_time(each, Machine(gpu=gpu))
-        assert operations(each) / step.seconds < peak, (gpu, each)
-        assert operations(each) / step.low_s <= peak * (1 + 1e-9)
-        assert step.low_s < step.seconds < step.high_s
+    for _ in range(12):
+        heads = chance.choice([8, 16, 64, 128])
+        sizes = {"n_layer": chance.randint(1, 6), "n_head": heads, "n_embd": heads * chance.choice([64, 128, 256])}
+        model = describe(SHAPES["gpt2"] | sizes | {"vocab_size": chance.choice([512, 50257, 256000])})
+        sequence, checkpointing = 2 ** chance.randint(5, 10), chance.random() < 0.5
+        precision = chance.choice(["bf16_cast", "bf16", "fp32"])
+        for _ in range(5):
+            gpu, arm = chance.choice(list(GPUS)), chance.choice(["ddp", "zero1", "zero2", "zero3", "single"])
+            ranks, rows = chance.choice([1, 2, 8, 64]), 2 ** chance.randint(0, 7)
+            values = {"ranks": ranks, "micro_batch": rows, "sequence": sequence, "precision": precision}
+            assert_below_the_peak(gpu, setup(arm, model, checkpointing=checkpointing, **values))
+
+
+def assert_below_the_peak(gpu: str, each: Setup) -> None:
+    kind = GPUS[gpu]
+    peak = kind.single_flops_per_s if each.precision == "fp32" else kind.half_flops_per_s
+    step = step_time(each, Machine(gpu=gpu))
+    assert operations(each) / step.seconds < peak, (gpu, each)
+    assert operations(each) / step.low_s <= peak * (1 + 1e-9)
+    assert step.low_s < step.seconds < step.high_s
 
 
 def test_faster_machines_are_faster():
