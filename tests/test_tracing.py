@@ -103,9 +103,9 @@ def test_stage_3_keeps_no_copies_of_lower_precision(monkeypatch, checkpointing):
 
     setup = setup_of("llama", precision="bf16", checkpointing=checkpointing)
     stage_3 = dataclasses.replace(setup, deepspeed={"zero_optimization": {"stage": 3}})
-    monkeypatch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
-    kept, peak = measured(monkeypatch, stage_3)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
+        kept, peak = measured(patch, stage_3)
     monkeypatch.setattr(transformer, "_seen", {})
     seen = profile(stage_3)
     assert seen.kept == pytest.approx(kept, rel=0, abs=32)
@@ -120,9 +120,9 @@ def test_a_search_over_rows_needs_no_other_look(monkeypatch, name, checkpointing
     setup = setup_of(name, rows=7, precision="bf16_cast", checkpointing=checkpointing)
     lines = tracing.lines(setup.model, setup.trace_options, (7,))
     fresh = Transformer.of(json.loads(setup.model.config), "fresh")
-    monkeypatch.setattr(Transformer, "_lines", lambda *_: lines)
-    direct = fresh.profile(setup.trace_options, 7)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "_lines", lambda *_: lines)
+        direct = fresh.profile(setup.trace_options, 7)
     assert profile(setup) == direct
     assert profile(dataclasses.replace(setup, micro_batch=8)).kept > direct.kept
 
