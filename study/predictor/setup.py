@@ -55,6 +55,7 @@ class Setup:
     fsdp_offload: bool = False  # weights, gradients and optimizer states are on the host
     frozen: Frozen = "as_weights"  # the type of frozen weights: that of the others, or bf16 under autocast
     quantized: Quantized | None = None  # how frozen linear layers are kept, except the head
+    experts_loop: bool = False  # transformers 4 computes one expert after the other. Only times depend on it here
     tensor_ranks: int = 1  # ranks that divide each layer and read the same rows
     sequence_ranks: int = 1  # ranks that share rows, each with a part of the tokens; micro_batch counts shared rows
 
