@@ -22,9 +22,9 @@ from study.cli import commands, runs, virtual
 from study.cli.commands import COMMANDS, EXAMPLES
 from study.errors import Stop
 from study.io import tables
-from study.ledger import probes
 from study.machine.doctor import Finding
 from study.predictor.tracing import transformer
+from study.probes import answers
 from study.records import store
 from study.spec import arms
 from study.spec.arms import NAMES
@@ -188,7 +188,7 @@ def test_traces_and_the_trainer_use_the_cache_that_is_named(monkeypatch, tmp_pat
     in_this_process(monkeypatch, "virtual --task wikitext --model model --cache-dir named --ranks 4")
     assert launched
     assert list((tmp_path / "named" / "looks").glob("*.json"))
-    assert cache_home() == probes._folder().parent == tmp_path / "named"
+    assert cache_home() == answers._folder().parent == tmp_path / "named"
 
 
 def test_virtual_and_estimate_describe_the_same_training_by_default(forked_virtual, monkeypatch, capsys):

@@ -146,6 +146,15 @@ def test_memory_needs_no_known_gpu():
     assert compared.reason == "time: the GPU is not said"
 
 
+def test_a_condition_that_no_prediction_takes_into_account_refuses_the_row(tmp_path):
+    path = file(tmp_path / "rows.csv", {"memory_GB": "8"})
+    header, line = path.read_text().splitlines()
+    path.write_text(f"{header},quantized,host\n{line},nf4,EPYC\n{line},,EPYC\n")
+    quantized, plain = map(compare, published.read_rows(path))
+    assert (quantized.quantities, quantized.reason) == ((), "quantized nf4 is not modelled")
+    assert plain.quantities
+
+
 @pytest.mark.slow
 def test_the_cache_of_gpt_bigcode_is_held_until_the_loss():
     """24 layers keep the tensor of query, key and value: 2,304 numbers of 2 bytes a token, as was measured."""

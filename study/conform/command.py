@@ -52,7 +52,7 @@ def conform(
     """
     if list_properties:
         return _list(as_json)
-    chosen = _chosen(names, adapter)
+    chosen = chosen_adapters(names, adapter)
     if not chosen:
         show([{"adapter": each.name, "what": each.about} for each in ADAPTERS.values()])
         return None
@@ -93,7 +93,8 @@ def _summarize(results: dict[str, list[Result]]) -> None:
         show(output.matrix(results))
 
 
-def _chosen(names: tuple[str, ...], file: Path | None) -> list[Adapter]:
+def chosen_adapters(names: tuple[str, ...], file: Path | None) -> list[Adapter]:
+    """Return the adapters of these names, or the one in a file."""
     if file is not None:
         if names:
             raise Stop("names and --adapter are given", "give one of them")

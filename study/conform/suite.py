@@ -105,7 +105,7 @@ class Ranks:
         self.log.close()
 
     def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
-        """Run a property, with some fields of its case changed, in a fresh folder."""
+        """Run a property with this case, in a fresh folder."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with tempfile.TemporaryDirectory(prefix="conform-") as folder:
@@ -128,7 +128,7 @@ def run(
     """Hold an adapter to properties, one after the other."""
     results = []
     for each in properties:
-        result = _one(adapter, each, ranks)
+        result = run_one(adapter, each, ranks)
         if result.status == "fails" and shrink:
             result = Result(**asdict(result) | shrunk(adapter, each, result, ranks))
         report(result)
@@ -136,7 +136,8 @@ def run(
     return results
 
 
-def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
+def run_one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
+    """Hold an adapter to a property."""
     launches = each.ranks
     common = (adapter.name, each.name, each.sentence, each.source)
     if adapter.ranks is not None:
@@ -144,7 +145,7 @@ def _one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
             words = f"ranks of the property: {launches[-1]}; of the adapter: {adapter.ranks}"
             return Result(*common, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
-    answer = ranks.ask(adapter, each.name, launches, {})
+    answer = ranks.ask(adapter, each.name, launches, each.case)
     seconds, kind = answer.get("seconds", 0.0), answer.get("kind", "")
     return Result(*common, answer["status"], answer["words"], seconds, kind, ranks=launches)
 
@@ -176,7 +177,7 @@ def shrunk(adapter: Adapter, each: Property, result: Result, ranks: Ranks) -> di
     def fails(case: dict, launches: tuple[int, ...]) -> bool:
         if time.monotonic() > until:
             return False
-        answer = ranks.ask(adapter, each.name, launches, case, 15)
+        answer = ranks.ask(adapter, each.name, launches, each.case | case, 15)
         return answer["status"] == "fails" and answer.get("kind") == result.kind
 
     case: dict = {}

@@ -7,10 +7,10 @@ from study.io.validation import nearest
 from study.ledger import (
     citations,
     memory_checks,
-    probes,
     record_checks,
     step_checks,
     theory_checks,
+    trial_checks,
 )
 from study.ledger.arguments import Check, calls_of
 from study.ledger.verdict import MEASURED, OWN, PREDICTED, READ, TRIED
@@ -72,7 +72,7 @@ KINDS: dict[str, Kind] = {
     **_kinds(MEASURED, record_checks.ran, texts=(*record_checks.ANSWERS, record_checks.REFUSED), **RECORDS),
     **_kinds(MEASURED, record_checks.counted, record_checks.ratio, record_checks.order, **RECORDS),
     **_kinds(MEASURED, record_checks.observed, record_checks.equal, record_checks.same_loss, **RECORDS),
-    "tried": Kind(TRIED, probes.TRIALS, chosen_by="what"),
+    "tried": Kind(TRIED, trial_checks.TRIALS, chosen_by="what"),
 }
 
 

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from study.errors import Stop
-from study.io.numbers import count, quantity
+from study.io.numbers import count, is_number, quantity
 from study.ledger import predictions
-from study.ledger.arguments import is_number
-from study.ledger.evidence import Evidence
 from study.ledger.model import Case, Check, Claim, Reference
-from study.ledger.probe_worker import ABSENT
 from study.ledger.verdict import (
     FAILS,
     HOLDS,
@@ -25,6 +22,8 @@ from study.ledger.verdict import (
     over_cases,
 )
 from study.ledger.verdict import verdict as compare
+from study.probes.worker import ABSENT
+from study.records.evidence import Evidence
 
 # Why a claim is open.
 UNSAID, CONFLICTING = "depends on what is not said", "conflicting evidence"

@@ -16,16 +16,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from study.errors import Stop
-from study.io.numbers import count, short
-from study.ledger import probes
-from study.ledger.arguments import argument_model, as_list, is_number
-from study.ledger.evidence import Evidence, facts
+from study.io.numbers import count, is_number, short
+from study.ledger.arguments import argument_model, as_list
+from study.ledger.choosing import facts
 from study.ledger.judging import Verdict, in_units, judge_check, plain
 from study.ledger.model import Case, Claim, Reference
 from study.ledger.pairing import TRAINING, in_words
+from study.ledger.trial_checks import trial_of
 from study.ledger.verdict import CONTRADICTS, FAILS, HOLDS, MEASURED, OWN, PREDICTED, READ, TRIED, VERDICTS, Finding
 from study.machine.gpus import GPUS
+from study.probes import answers
 from study.records import metrics
+from study.records.evidence import Evidence
 from study.records.runs import Run
 from study.records.schema import Collective
 
@@ -227,7 +229,7 @@ def _of_finding(world: World, before: Verdict) -> Iterator[World]:
         who = f"{' and '.join(as_list(call['source']))} said"
     if claim.check == "published":
         ours, who = world.case.function(**call).value, "the ratio of published speeds were"
-    trial = probes.trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
+    trial = trial_of(inspect.unwrap(world.case.function), call) if claim.basis == TRIED else {}
     if ours in (ACCEPTED, REJECTED) and trial and not _seen_otherwise(trial, before):
         return
     for theirs in _others(ours, claim.value):
@@ -251,7 +253,7 @@ def _finding(function: Callable[..., Finding], value: object) -> Callable[..., F
 def _seen_otherwise(trial: dict, before: Verdict) -> bool:
     """Return whether the parser answered another trial otherwise: for what holds, one that has the same keys."""
     asked = trial["what"], trial.get("look")
-    alike = [each for each in probes.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == asked]
+    alike = [each for each in answers.kept_answers() if (each.trial.get("what"), each.trial.get("look")) == asked]
     others = [each.trial for each in alike if each.found != before.found]
     if before.found == REJECTED or before.verdict in FAILS:
         return bool(others)

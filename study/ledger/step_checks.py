@@ -112,26 +112,12 @@ def step_ratio(
     denominator = _step(replace(question, precision=precision_over or question.precision), over, micro_batch)
     pair = f"{arm} in {question.precision} over {over} in {precision_over}" if precision_over else f"{arm} over {over}"
     middle = numerator.seconds / denominator.seconds
-    low, high, origin = _interval(numerator, denominator)
+    low, high, origin = ratios.interval(numerator, denominator)
     words = "times as long"
     if speed:
         middle, low, high = 1 / middle, 1 / high, 1 / low
         words = "of the speed"
     return Finding(middle, f"{pair}: {short(middle)} {words}, {short(low)} to {short(high)} {origin}", (low, high))
-
-
-def _interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
-    """Return the interval of a ratio of two steps on one machine, and where it is from.
-
-    Its width is that of ratios which others published. None of those is of offloading. The host's speed is uncertain,
-    and the same on both sides.
-    """
-    if "host link" in {*step.parts, *over.parts}:
-        words = "if the two predictions err in opposite directions"
-        return step.low_s / over.high_s, step.high_s / over.low_s, words
-    known = ratios.accuracy()
-    ends = (step.seconds / over.seconds, step.least_s / over.least_s)
-    return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"
 
 
 @also_takes(question_of)

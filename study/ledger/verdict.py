@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from study.ledger.arguments import is_number
+from study.io.numbers import is_number
 
 # What a verdict may rest on.
 MEASURED, VIRTUAL, TRIED = "measured", "virtual", "tried"

@@ -5,10 +5,10 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from study.io.numbers import count, quantity, short
+from study.io.numbers import count, is_number, quantity, short
 from study.io.words import joined
 from study.ledger import committed
-from study.ledger.arguments import as_list, is_number
+from study.ledger.arguments import as_list
 from study.ledger.certainty import certainty
 from study.ledger.citations import sources
 from study.ledger.judging import Verdict, in_units

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
-from study.io.validation import sentence
+from study.io.validation import nearest, sentence
 from study.predictor.setup import Fsdp, Loss
 from study.spec.arms import ROOT
 
@@ -24,6 +25,10 @@ MAX_ROWS = 100_000
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
+NOT_READ = (  # columns that reports/outside/README.md explains, and no prediction takes into account
+    "adapter", "trained_too", "quantized", "products", "recompute_part", "seq_mean", "rows_are", "offload",
+    "optimizer_name", "parallel", "compiled", "deterministic", "kernels", "experts",
+)  # fmt: skip
 
 
 def _count(text: object) -> object:
@@ -38,6 +43,7 @@ def _count(text: object) -> object:
 Count = Annotated[int | str | None, BeforeValidator(_count)]
 Measured = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Text = str | None
+Patterns = dict[str, str]  # a regular expression for each of some columns
 
 
 class Row(BaseModel):
@@ -99,6 +105,19 @@ class Row(BaseModel):
         counts = (self.micro_batch, self.grad_acc or 1, self.seq)
         known = [count for count in counts if isinstance(count, int)]
         return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Return the rows a second and GPU. No passes mean one."""
+        if not self.step_s or not isinstance(self.micro_batch, int):
+            return None
+        return self.micro_batch * (self.grad_acc if isinstance(self.grad_acc, int) else 1) / self.step_s
+
+    def matches(self, patterns: Patterns) -> bool:
+        for name in patterns:
+            if name not in Row.model_fields:
+                raise Stop(f"{name!r} is not a column of measurements.csv", nearest(name, Row.model_fields))
+        return all(re.search(pattern, str(getattr(self, name))) for name, pattern in patterns.items())
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -165,6 +184,26 @@ def rows() -> tuple[Row, ...]:
 
 
 @functools.cache
+def _comparable() -> list[list[tuple[Row, float]]]:
+    """Return the rows with a known speed: those of one source, model, machine and row length together."""
+    groups = defaultdict(list)
+    for row in rows():
+        if speed := row.rows_per_s:
+            groups[row.source, row.model, row.gpu, row.n_gpus, row.seq].append((row, speed))
+    return [*groups.values()]
+
+
+def ratios_of_speed(of: Patterns, to: Patterns) -> list[tuple[str, float]]:
+    """Return the source of each comparable pair of rows, and the speed of the first row over that of the second."""
+    return [
+        (row.source, speed / other_speed)
+        for group in _comparable()
+        for (row, speed), (other, other_speed) in itertools.product(group, repeat=2)
+        if row.matches(of) and other.matches(to)
+    ]
+
+
+@functools.cache
 def sources() -> dict[str, Source]:
     """Return the sources of the project's own rows, by name."""
     return read_sources(FOLDER / "sources.toml")
@@ -188,8 +227,11 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _row(path: Path, number: int, line: dict[str, str]) -> Row:
+    values = {name: (line[name] or "").strip() or None for name in Row.model_fields}
+    if unread := next((name for name in NOT_READ if line.get(name)), None):
+        values |= {"config": None, "not_predicted": f"{unread} {line[unread]} is not modelled"}
     try:
-        return Row.model_validate({name: (line[name] or "").strip() or None for name in Row.model_fields})
+        return Row.model_validate(values)
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
 

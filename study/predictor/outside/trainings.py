@@ -196,9 +196,8 @@ def _time(training: Training) -> list[Compared]:
     peak = gpu.single_flops_per_s if setup.precision == "fp32" else gpu.half_flops_per_s
     flops = setup.model.flops_per_row(setup.sequence) * setup.micro_batch * setup.accumulation
     others = {"flat 40 % MFU": _short(flops / (FLAT_MFU * peak))}
-    return [
-        Compared("time", _short(step.seconds), _short(row.step_s), (_short(step.low_s), _short(step.high_s)), others)
-    ]
+    interval = (_short(step.low_s), _short(step.high_s))
+    return [Compared("time", _short(step.seconds), _short(row.step_s), interval, others)]
 
 
 def _short(value: float) -> float:

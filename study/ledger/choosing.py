@@ -1,4 +1,4 @@
-"""The runs that may decide a claim: audited, chosen by their settings, and comparable to the claim's conditions.
+"""The runs that may decide a claim: chosen by their settings, and comparable to the claim's conditions.
 
 A claim's kind says in which conditions evidence may differ and still count: bytes do not depend on the device, seconds
 do. Every difference is reported.
@@ -7,7 +7,6 @@ do. Every difference is reported.
 import difflib
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import GenericAlias
@@ -17,14 +16,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from study.errors import Stop
 from study.io.validation import nearest, sentence
-from study.ledger import agreement, audit, probes
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
-from study.machine.gpus import measured_flops
-from study.records import seal, store
-from study.records.runs import Run, Runs
+from study.records.evidence import SEAL, Evidence, may_decide
+from study.records.runs import Run
 from study.records.schema import MEASURE_VERSION, Record, Requested
-from study.spec.arms import ROOT, all_paths
 from study.spec.shapes import shape_of
 
 # The conditions that a claim may state. If no record has one of them (link, nodes), records cannot decide the claim.
@@ -56,10 +52,6 @@ USUAL: dict[str, tuple[str | None, ...]] = {
     "precision": (None, "fp32", "bf16", "fp16", "bf16_cast"),
 }
 OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
-SEAL = "study keep RUNS --into reports/YOUR-MACHINE seals them"
-ELSEWHERE = f"{{}} records are not sealed and not of this machine, so they decide nothing. {SEAL}"
-HERE = "{} records are not sealed, and count because they are of this machine"
-UNCHECKED = "the commits of {} records could not be checked"
 UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
@@ -71,20 +63,6 @@ class Claimed(Protocol):
 
     @property
     def conditions(self) -> dict: ...
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The runs that may count, and a sentence for each that may not."""
-
-    runs: tuple[Run, ...] = ()
-    set_aside: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what could not be checked, and which runs decide nothing
-
-    @functools.cached_property
-    def arms(self) -> list[str]:
-        """Return the arms of the study, and those of the runs."""
-        return list(dict.fromkeys([*all_paths(), *(run.arm for run in self.runs)]))
 
 
 @dataclass(frozen=True)
@@ -102,59 +80,6 @@ class Chosen:
         basis = VIRTUAL if unreal else MEASURED
         about = {"value": None, "evidence": names, "differs": self.differs, "basis": basis}
         return Finding(**about | {"working": working} | more)
-
-
-def default_folders() -> list[Path]:
-    """Return where runs are if no folders are named: runs/, and the runs kept in reports/."""
-    return [path for path in (Path("runs"), *sorted((ROOT / "reports").glob("*/runs"))) if path.is_dir()]
-
-
-def gather(runs: Runs | Iterable[Run]) -> Evidence:
-    """Return the runs that have ended, pass the audit and agree with each other. Say what does not count, and why."""
-    all_ended = sorted((run for run in runs if run.status != "running"), key=lambda run: run.folder)
-    ended = [run for run in all_ended if not run.record.is_watched]
-    unknown = store.unknown_commits(frozenset(run.record.commit for run in ended if run.record.commit))
-    wrong = {run: faults for run in ended if (faults := _faults(run, unknown or set()))}
-    wrong |= agreement.disagreements(run for run in ended if run not in wrong)
-    fit = tuple(run for run in ended if run not in wrong)
-    set_aside = [*runs.set_aside] if isinstance(runs, Runs) else []
-    set_aside += [f"{run.name}: {'; '.join(wrong[run])}" for run in ended if run in wrong]
-    doubtful = {
-        ELSEWHERE: [run for run in fit if not may_decide(run)],
-        HERE: [run for run in fit if may_decide(run) and not run.sealed],
-        UNCHECKED: [run for run in fit if unknown is None or run.record.commit is None],
-    }
-    words = [text.format(f"{len(some)} of {len(fit)}") for text, some in doubtful.items() if some]
-    if watched := len(all_ended) - len(ended):
-        words.append(f"{watched} records are of other people's scripts and decide nothing")
-    tops = runs.folders if isinstance(runs, Runs) else ()
-    return Evidence(fit, (*set_aside, *probes.set_aside()), (*_without_manifest(fit, tops), *words))
-
-
-@functools.cache  # called for every run and claim
-def may_decide(run: Run) -> bool:
-    """Return whether a run may decide: its record is sealed, or of this machine."""
-    return run.sealed or seal.is_of_this_machine(run.record)
-
-
-def _without_manifest(runs: Iterable[Run], tops: Iterable[Path]) -> Iterator[str]:
-    """Yield a sentence for each folder with records of other machines, of which no manifest seals any."""
-    for top in map(Path.resolve, tops):
-        inside = [run for run in runs if run.folder.is_relative_to(top)]
-        if not any(run.sealed for run in inside) and not all(map(may_decide, inside)):
-            words = "Restore it from the history, or ask where the records are from"
-            yield f"NO MANIFEST seals the {len(inside)} records in {top.parent.name}/{top.name}. {words}"
-
-
-def _faults(run: Run, unknown_commits: set[str]) -> list[str]:
-    record = run.record
-    try:
-        faults = audit.faults(record, measured_flops(record.model_dump(), run.folder))
-    except Exception as error:  # numbers beyond every float, for example
-        faults = [f"the audit cannot compute with this record ({type(error).__name__}: {error})"]
-    if record.commit in unknown_commits:
-        faults.append(f"its commit {str(record.commit)[:40]} is not in the history of this study")
-    return faults
 
 
 @functools.cache  # called for every run and claim
