@@ -356,8 +356,8 @@ def _replicated(facts: Facts) -> Results:
 
 def _loaded_whole(facts: Facts) -> Results:
     """Name sharded ranks that each held about as much as the whole model before the loop, and gave it back."""
-    freed = facts.record.watched.host_freed_bytes
-    if facts.sharded and facts.ranks > 1 and freed and min(freed) >= WHOLE * facts.weights_bytes:
+    freed = required(facts.record.watched.host_freed_bytes or None)
+    if facts.sharded and facts.ranks > 1 and min(freed) >= WHOLE * facts.weights_bytes:
         yield "loaded_whole", {"each_bytes": min(freed), "node_bytes": sum(freed), "weights_bytes": facts.weights_bytes}
 
 

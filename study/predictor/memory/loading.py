@@ -97,8 +97,8 @@ def prepared_bytes(load: Load) -> float:
     whole = load.weights_bytes
     if load.on_gpu:
         return load.copies * held if load.way != "zero3" else 0
-    if load.way == "plain":
-        return load.ranks * (whole + min(whole, BROADCAST_BYTES)) if load.ranks > 1 else held
+    if load.way == "plain":  # Accelerate wraps a single rank in DDP too
+        return load.ranks * (whole + min(whole, BROADCAST_BYTES))
     if load.way.startswith("zero3"):
         parts = STATES[load.way] + (MASTER if load.weight_bytes == 2 else 0)
         return (parts + load.ranks * KEPT[load.way]) * whole
