@@ -70,10 +70,20 @@ def test_an_advice_warns_of_a_host_that_cannot_load(model, memory, words):
     assert said is None if words is None else words in said
 
 
-def test_most_peaks_are_predicted_within_5_percent():
+def test_30_peaks_are_predicted_within_5_percent_half_of_them_held_out():
     rows = killed.loading()
     close = (rows["ratio"] - 1).abs() <= killed.CLOSE
-    assert close.mean() >= 0.8
+    assert len(rows) >= 54
+    assert close[rows["held_out"]].sum() >= 15
+    assert close.sum() >= 30
+
+
+def test_releases_of_2026_make_a_copy_on_each_rank_though_rank_0_alone_should_load():
+    rows = killed.releases().drop_duplicates("transformers").set_index("transformers")
+    copies = rows["on each other rank"]
+    assert copies["5.0.0"] > 1.2
+    assert copies["5.6.0"] > 1.2
+    assert copies["4.57.6"] < 0.2
 
 
 @pytest.mark.slow
