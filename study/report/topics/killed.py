@@ -22,9 +22,7 @@ HALVES = {
     "later": "collected afterwards; two faults that it showed were mended",
 }
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-FIRST_SCORE = (
-    "When the held-out half was first looked at, it had 16. Then one mistake was mended: a single rank has DDP too"
-)
+FIRST_SCORE = "Of the held-out half 16 were close at first. Then a mistake was mended: a single rank has DDP too"
 RELEASES = LOADING.with_name("loading_releases.jsonl")
 CLOSE = 0.05  # of what was measured
 COMMAND = "python -m study.bench.hangs reports/cpu-2core/hangs.jsonl"
