@@ -56,7 +56,7 @@ class Setup:
             what = (
                 "the memory of a training in fp8 depends on the library, and is unknown here: weights, gradients and "
                 "states stay in 16 or 32 bits, and copies in 8 bits come on top "
-                "(https://github.com/NVIDIA/TransformerEngine/issues/1429, .../1688)"
+                "(https://github.com/NVIDIA/TransformerEngine/issues/1429)"
             )
             raise Stop(what, "give bf16: fp8 needs no less, unless the library keeps weights in 8 bits", "unavailable")
         if self.fsdp and self.deepspeed:
