@@ -217,7 +217,7 @@ CONFIGS = {
 ADVISE = "advise --gpus 8 --gpu L4 --link pcie4 --host-memory 1TB --sequence 128 --batch 16 "
 NUMBERS = "--params 1e9 --layers 24 --hidden 1024 "
 WRONG = {
-    ADVISE + "--model gpt2 --gpu H800": "'H800' is not a known GPU",
+    ADVISE + "--model gpt2 --gpu H900": "'H900' is not a known GPU",
     ADVISE + "--model gpt2 --host-memory 512": "such as 512GB",
     ADVISE + "--model bert-base --sequence 513": "--sequence 513 is more than the model's 512 positions",
     ADVISE + "--model gpt2 --link nvlnk": "did you mean 'nvlink",

@@ -272,7 +272,7 @@ def test_a_citation_is_whole(known, given, what):
         ('[[source]]\nid = "P1"\ntitle = "A"\nread = "original"\n', "address is missing"),
         ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "hearsay"\n', "got 'hearsay'"),
         ('[[source]]\nid = "P1"\ntitle = "A"\naddress = "a"\nread = "original"\n' * 2, "source P1 appears twice"),
-        ("[[source", "sources.toml is not valid TOML"),
+        ("[[source", "sources.toml' cannot be read"),
     ],
 )
 def test_the_list_of_sources_is_checked(known, text, what):

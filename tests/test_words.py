@@ -5,8 +5,8 @@ import re
 import pandas as pd
 from conftest import ROOT
 
-from study.cli import results
-from study.ledger import catalogue, files, ledger, words
+from study.cli import catalogue, results
+from study.ledger import files, ledger, words
 from study.ledger import verdict as v
 from study.ledger.judging import Verdict
 from study.ledger.model import Claim

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import tyro
 
+from study.cli import catalogue
 from study.errors import Stop
 from study.io.tables import WIDTH, say, say_wrapped, show
 from study.io.validation import nearest
-from study.ledger import catalogue, committed, files, ledger, words
+from study.ledger import committed, files, ledger, words
 from study.ledger.judging import Verdict
 from study.ledger.model import SORTS, Claim
 from study.ledger.verdict import BASES, CONSISTENT, CONTRADICTS, INCONCLUSIVE, OWN, VERDICTS

@@ -67,7 +67,7 @@ def conform(
     provide_libaio()
     results: dict[str, list[Result]] = {}
     versions = output.installed() if overlay is None else output.installed() | _in_overlay(overlay)
-    tell = _silent if as_json else functools.partial(_tell, versions["deepspeed"])
+    tell = _silent if as_json else functools.partial(_tell, versions)
     with tempfile.TemporaryDirectory() as logs:
         for each in chosen:
             say(*([] if as_json else ["", f"{each.name}: {each.about or each.file}"]))
@@ -121,9 +121,9 @@ def _silent(result: Result) -> None:
     pass
 
 
-def _tell(release: str | None, result: Result) -> None:
+def _tell(versions: dict[str, str | None], result: Result) -> None:
     say(output.line(result))
-    if known := output.explanation(result, output.explanations(), release):
+    if known := output.explanation(result, output.explanations(), versions):
         say_wrapped(f"{known.kind}: {known.why}", indent=" " * 16, first=" " * 16)
 
 

@@ -73,25 +73,29 @@ ADAPTERS = {
         _ours("accelerate-zero1", "through_accelerate", "DeepSpeed stage 1 through Accelerate", stage=1),
         _ours("accelerate-zero2", "through_accelerate", "DeepSpeed stage 2 through Accelerate", stage=2),
         _ours("accelerate-zero3", "through_accelerate", "DeepSpeed stage 3 through Accelerate", stage=3),
-        _ours("accelerate-fsdp", "accelerate_fsdp", "FSDP2 through Accelerate"),
+        _ours("accelerate-fsdp", "through_accelerate", "FSDP2 through Accelerate", stage=0, fsdp=True),
     )
 }
+
+
+def environment(overlay: Path | None) -> dict[str, str]:
+    """Return the environment of a process that uses the libraries of an overlay instead of the installed ones."""
+    paths = [str(overlay.resolve())] if overlay else []
+    path = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    changed = {"PYTHONPATH": path}
+    if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
+        changed["TORCH_EXTENSIONS_DIR"] = f"{paths[0]}-operators"
+    return os.environ | changed
 
 
 class Ranks:
     """The process that forks the ranks of each property. Use it as a context manager."""
 
     def __init__(self, overlay: Path | None, log: Path) -> None:
-        env = dict(os.environ)
-        paths = [str(overlay.resolve())] if overlay else []
-        env["PYTHONPATH"] = os.pathsep.join([*paths, str(PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])])
-        if overlay and (overlay / "deepspeed").is_dir():  # its operators are compiled from its sources, and kept
-            env["TORCH_EXTENSIONS_DIR"] = f"{overlay.resolve()}-operators"
         self.log = log.open("w")
         command = [sys.executable, "-P", "-m", "study.conform.ranks"]
-        self.process = subprocess.Popen(
-            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log
-        )
+        env, pipe = environment(overlay), subprocess.PIPE
+        self.process = subprocess.Popen(command, env=env, text=True, stdin=pipe, stdout=pipe, stderr=self.log)
 
     def __enter__(self) -> "Ranks":
         return self
@@ -106,14 +110,20 @@ class Ranks:
 
     def ask(self, adapter: Adapter, name: str, ranks: tuple[int, ...], case: dict, limit_s: float = LIMIT_S) -> dict:
         """Run a property with this case, in a fresh folder."""
+        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
+            request: dict[str, object] = {"settings": adapter.settings, "property": name, "case": case}
+            return self._answer(adapter, request | {"ranks": ranks, "folder": folder, "limit_s": limit_s})
+
+    def imported(self, adapter: Adapter) -> dict[str, str | None]:
+        """Return the versions of the libraries that the ranks of an adapter use."""
+        return self._answer(adapter, {})
+
+    def _answer(self, adapter: Adapter, request: dict) -> dict:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with tempfile.TemporaryDirectory(prefix="conform-") as folder:
-            request: dict[str, object] = {"adapter": adapter.file, "settings": adapter.settings, "property": name}
-            request |= {"case": case, "ranks": ranks, "folder": folder, "limit_s": limit_s}
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
+        self.process.stdin.write(json.dumps({"adapter": adapter.file} | request) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
         if not line:
             raise Stop(f"the process that runs {adapter.name} ended", f"read {self.log.name}")
         answer = json.loads(line)
@@ -146,6 +156,8 @@ def run_one(adapter: Adapter, each: Property, ranks: Ranks) -> Result:
             return Result(*common, "not applicable", words)
         launches = (adapter.ranks,) * len(launches)
     answer = ranks.ask(adapter, each.name, launches, each.case)
+    if answer.get("kind") == "hangs":  # or the machine was busy
+        answer = ranks.ask(adapter, each.name, launches, each.case, 3 * LIMIT_S)
     seconds, kind = answer.get("seconds", 0.0), answer.get("kind", "")
     return Result(*common, answer["status"], answer["words"], seconds, kind, ranks=launches)
 

@@ -21,32 +21,14 @@ UPSTREAM = ROOT / "reports" / "upstream"
 REPRODUCTIONS = PACKAGE / "reproductions"
 LIMIT_S = 120
 THREAD = re.compile(r"[\w-]+/[\w-]+#\d+")
-ISSUE = """\
-<!-- State: not filed. Written by `study report-bug {name}`. -->
-# {title}
-
-**Versions**: {versions}, Python {python}, Linux, gloo, no GPU.
-
-**Expected**: {expected}
-
-**Seen**: {seen}
-
-**Why it matters**: {matters}
-
-**Nearest known thread**: {thread}
-
-**Script** ({how}):
-
-```python
-{script}
-```
-"""
+ISSUE = Path(__file__).with_name("templates") / "issue.md"
 
 
 def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Path = UPSTREAM) -> None:
     """Write the text of an issue for what still fails with the installed libraries. A person files it.
 
-    Without a name, the failures are listed. A failure of a property is named adapter/property.
+    Without a name, the failures are listed. A failure of a property is named adapter/property, and in an older release
+    adapter/property@deepspeed-0.18.1.
 
     Args:
         names: A failure, a script of study/reproductions/ without its ending, or all: one text for each failure that
@@ -54,6 +36,8 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
         out: The folder for the texts.
     """
     found = failures()
+    for name in names:
+        found |= failures(name.partition("@")[2]) if "@" in name else {}
     if not names:
         show([{"failure": name, "kind": why.kind if why else "?"} for name, (_, why, _) in found.items()])
         return
@@ -68,18 +52,15 @@ def report_bug(names: tyro.conf.Positional[tuple[str, ...]] = (), /, *, out: Pat
         say(f"{path}: not filed")
 
 
-def failures() -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
-    """Return what failed with the installed releases, by its name, with its explanation and the versions."""
+def failures(release: str = "") -> dict[str, tuple[Result, output.Explanation | None, dict[str, str | None]]]:
+    """Return what failed with the installed releases, or with a kept one, with its explanation and the versions."""
     known, found = output.explanations(), {}
-    for name in ADAPTERS:
-        results, versions = output.load(COMMITTED / f"{name}.json")
+    folder, end = (COMMITTED / "releases" / release, f"@{release}") if release else (COMMITTED, "")
+    for name in [name for name in ADAPTERS if not release or (folder / f"{name}.json").exists()]:
+        results, versions = output.load(folder / f"{name}.json")
         for each in results:
             if each.status == "fails":
-                found[f"{name}/{each.property}"] = (
-                    each,
-                    output.explanation(each, known, versions["deepspeed"]),
-                    versions,
-                )
+                found[f"{name}/{each.property}{end}"] = (each, output.explanation(each, known, versions), versions)
     return found
 
 
@@ -98,7 +79,7 @@ def of_property(name: str, result: Result, why: output.Explanation | None, versi
     also = [other for other in (why.adapters if why else ()) if other != adapter.name]
     seen = f"{result.words} ({adapter.about}" + (f"; the same with {', '.join(also)})" if also else ")")
     script = scripts.script(adapter.file, adapter.settings, each.check, case, result.ranks, each.sentence + ".")
-    return ISSUE.format(
+    return ISSUE.read_text(encoding="utf-8").format(
         name=name,
         title=f"{each.sentence}: not with {adapter.about}",
         versions=_listed(versions),
@@ -118,7 +99,7 @@ def of_reproduction(path: Path) -> str:
     claimed, _, happens = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
     claimed, happens = (" ".join(text.split()) for text in (claimed.removeprefix("Claimed: "), happens))
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return ISSUE.format(
+    return ISSUE.read_text(encoding="utf-8").format(
         name=path.stem,
         title=claimed,
         versions=_listed(output.installed()),

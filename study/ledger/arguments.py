@@ -76,9 +76,6 @@ def calls_of(function: Check, given: dict, name: str) -> list[dict]:
     return calls
 
 
-# --- a model, a GPU's memory, a training -----------------------------------------------------------------------------
-
-
 def one_of(known: Mapping[str, Thing], name: str | None, what: str) -> Thing:
     if name is None or name not in known:
         raise Stop(f"{name!r} is not a known {what}", nearest(str(name), known))

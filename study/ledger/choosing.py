@@ -4,23 +4,18 @@ A claim's kind says in which conditions evidence may differ and still count: byt
 do. Every difference is reported.
 """
 
-import difflib
 import functools
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from types import GenericAlias
 from typing import Any, Protocol
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from study.errors import Stop
-from study.io.validation import nearest, sentence
 from study.ledger.arguments import as_list
 from study.ledger.verdict import MEASURED, VIRTUAL, Finding
 from study.records.evidence import SEAL, Evidence, may_decide
+from study.records.facts import facts, refuse_impossible
 from study.records.runs import Run
-from study.records.schema import MEASURE_VERSION, Record, Requested
+from study.records.schema import MEASURE_VERSION
 from study.spec.shapes import shape_of
 
 # The conditions that a claim may state. If no record has one of them (link, nodes), records cannot decide the claim.
@@ -42,8 +37,6 @@ TRANSFERS = {
 RELATIVE = {"memory": SCALE, "convergence": SCALE | PLACE | {"task", "accumulation"}}
 SAME_PRECISION = {"bf16": ("bf16", "bf16_cast")}  # a document that says bf16 may mean either
 ABOUT = 0.1  # tolerance for parameters and a device's memory, which documents round
-MISSPELT = 0.75  # similarity to the name of an arm from which on a name counts as misspelt
-HOMES = ("nvme", "cpu", "none")
 # Settings that nearly every document takes for granted. Other runs count only for claims that name the setting.
 USUAL: dict[str, tuple[str | None, ...]] = {
     "optimizer": (None, "adamw"),
@@ -51,8 +44,6 @@ USUAL: dict[str, tuple[str | None, ...]] = {
     "train_only": (None,),
     "precision": (None, "fp32", "bf16", "fp16", "bf16_cast"),
 }
-OBSERVED = ("stage", "wrapper", "optimizer", "parameters", "offload_optimizer", "offload_param", "ranks")
-UNKNOWN = Record(run_id="unknown", started_utc="")  # an empty record: it refuses names that no record has
 
 
 class Claimed(Protocol):
@@ -82,35 +73,6 @@ class Chosen:
         return Finding(**about | {"working": working} | more)
 
 
-@functools.cache  # called for every run and claim
-def facts(run: Run) -> dict:
-    """Return the facts that runs are chosen by: all that was requested, and some of what was observed."""
-    record = run.record
-    observed = record.observed
-    device = record.hardware.devices[0] if record.hardware.devices and observed.device != "cpu" else None
-    homes = (observed.offload_optimizer, observed.offload_param)
-    return {
-        **dict(record.requested),
-        **{name: getattr(observed, name) for name in OBSERVED},
-        "virtual": run.virtual,
-        "batch": observed.rows_per_step,
-        "run": run.name,
-        "nodes": record.requested.hosts,
-        "link": f"{record.requested.bandwidth_mbit} Mbit/s" if record.requested.hosts else None,
-        "script": "as_printed" if record.is_script else "train",
-        "protocol_part": record.cell.part,
-        "device": device.name if device else "CPU",
-        "device_memory": device.memory_bytes if device else None,
-        "offload": next((home for home in HOMES if home in homes), None),
-    }
-
-
-FACTS = tuple(facts(Run(Path(), UNKNOWN)))
-
-
-# --- choosing ------------------------------------------------------------------------------------------------------
-
-
 def choose(
     evidence: Evidence, claim: Claimed, where: dict, relative: bool = False, statuses: tuple[str, ...] = ("done",)
 ) -> Chosen:
@@ -121,7 +83,7 @@ def choose(
     """
     wanted = {name: as_list(value) for name, value in where.items()}
     for name, values in wanted.items():
-        _refuse_impossible(name, values, evidence)
+        refuse_impossible(name, values, evidence.arms)
     named = {*where, *claim.conditions}
     transfers = _transfers(claim, where, relative)
     counting: list[Run] = []
@@ -156,34 +118,6 @@ def _matches(run: Run, wanted: dict[str, list], named: set[str]) -> bool:
     if not all(known[name] in values for name, values in wanted.items()):
         return False
     return all(name in named or getattr(requested, name) in values for name, values in USUAL.items())
-
-
-def _refuse_impossible(name: str, values: list, evidence: Evidence) -> None:
-    """Raise Stop for a value that no run can have. Otherwise it would seem that the run was not made yet.
-
-    A name that is like no known arm's may be that of a future arm.
-    """
-    if name not in FACTS:
-        raise Stop(f"records have no {name!r}", nearest(name, FACTS))
-    known = {"arm": evidence.arms}.get(name, [*HOMES, None] if name.startswith("offload") else values)
-    for value in values:
-        is_new = name == "arm" and not difflib.get_close_matches(str(value), evidence.arms, 1, MISSPELT)
-        if value not in known and not is_new:
-            raise Stop(f"{name} cannot be {value!r}", nearest(str(value), [each for each in known if each]))
-    if name in Requested.model_fields and name not in OBSERVED:
-        try:
-            _list_of(name).validate_python(values)
-        except ValidationError as error:
-            raise Stop(f"{name} {sentence(error, name=lambda _: '')}", "give a value that a run can have") from None
-
-
-@functools.cache
-def _list_of(name: str) -> TypeAdapter:
-    hint: Any = GenericAlias(list, (Requested.model_fields[name].annotation,))  # only known when it runs
-    return TypeAdapter(hint, config=ConfigDict(strict=True))
-
-
-# --- comparing with the conditions of a claim ----------------------------------------------------------------------
 
 
 def _is_same(name: str, has: Any, wanted: list) -> bool:

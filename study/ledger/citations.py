@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel
 
 from study.errors import Stop
-from study.io import files, validation
-from study.io import parsing as texts
+from study.io import validation
+from study.io.load import load
 from study.io.numbers import short
 from study.ledger.arguments import STRICT, as_list
 from study.ledger.verdict import Finding
@@ -21,22 +21,14 @@ FOLDER = Path(__file__).resolve().parent / "claims"
 SOURCES = "sources.toml"
 MAX_BYTES = 4 * 2**20  # the longest claims file of this study has 90 kB
 LONGEST_QUOTE = 40  # words
+REMEDY = "correct the file (in TOML, a table in braces must be on a single line)"
 Form = TypeVar("Form", bound=BaseModel)
 
 
-def read_form(path: Path, form: type[Form]) -> tuple[Form, str]:
-    """Return a TOML file in this form, and its text."""
-    try:
-        content = files.read(path, MAX_BYTES)
-        return form.model_validate(texts.from_toml(content)), content.decode().removeprefix("\ufeff")
-    except OSError as error:
-        what = f"the claims file {path} cannot be read ({files.why(error)})"
-        raise Stop(what, "name a claims file, or a folder of claims files") from None
-    except ValidationError as error:
-        what = f"{path.name}: {validation.sentence(error, form.model_fields)}"
-    except ValueError as error:
-        what = f"{path.name} is not valid TOML (a table in braces must be on a single line): {files.why(error)}"
-    raise Stop(what, "correct the file")
+def read_form(path: Path, form: type[Form]) -> Form:
+    """Return a TOML file in this form."""
+    about = {"what": "valid", "remedy": REMEDY, "missing": "name a claims file, or a folder of claims files"}
+    return load(path, form, most_bytes=MAX_BYTES, links=True, known=form.model_fields, **about)
 
 
 class Source(BaseModel):
@@ -65,14 +57,11 @@ def sources() -> Mapping[str, Source]:
 def _sources(path: Path) -> Mapping[str, Source]:
     if not path.exists():
         return {}
-    entries = read_form(path, Sources)[0].source
+    entries = read_form(path, Sources).source
     for name, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             raise Stop(f"{SOURCES}, source {name} appears twice", "give each source its own id")
     return {entry.id: entry for entry in entries}
-
-
-# --- the checks ----------------------------------------------------------------------------------------------------
 
 
 def _short(sentence: str) -> str:
@@ -135,9 +124,6 @@ def _read(ids: Iterable[str], own: list[dict] | None) -> str:
             raise Stop(f"{name!r} is not a source in {SOURCES}", remedy)
         words.append(f"{name} ({known[name].read})")
     return ", ".join(words)
-
-
-# --- measurements of others ---------------------------------------------------------------------------------------
 
 
 def published(*, of: Patterns, to: Patterns, where: Patterns = {}) -> Finding:  # noqa: B006

@@ -13,12 +13,13 @@ from study.ledger.verdict import (
     INCONCLUSIVE,
     MEASURED,
     NOT_TESTED,
+    OF_OWN_NUMBERS,
+    OWN,
     PREDICTED,
     VIRTUAL,
     WORST_FIRST,
     Finding,
     distinct,
-    in_words_of,
     over_cases,
 )
 from study.ledger.verdict import verdict as compare
@@ -228,8 +229,12 @@ def _in_case(claim: Claim, check: Check, case: Case, claimed: object, evidence: 
 
 
 def _worst(basis: str, words: list[str]) -> str:
-    """Return the verdict on several values, all of which must hold."""
-    return in_words_of(basis, min(words, key=WORST_FIRST.index))
+    """Return the verdict on several values, all of which must hold.
+
+    A document's own numbers show whether it is consistent, not whether it is true.
+    """
+    worst = min(words, key=WORST_FIRST.index)
+    return OF_OWN_NUMBERS.get(worst, worst) if basis == OWN else worst
 
 
 def _findings(claim: Claim, check: Check, case: Case, evidence: Evidence) -> list[Finding]:

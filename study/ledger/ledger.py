@@ -50,8 +50,6 @@ def trials(claims: Iterable[Claim]) -> list[dict]:
     return [trial for case in cases for trial in trials_of(case.function, case.calls)]
 
 
-# --- verdicts as data ----------------------------------------------------------------------------------------------
-
 OF_A_RESULT = ("working", "holds_under", "fails_under", "evidence", "sentence", "differs", "missing")
 
 

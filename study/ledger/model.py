@@ -45,9 +45,6 @@ def _refuse_unlike(values: list[float], unit: str, expected: str, quantity: str)
         raise ValueError("value is less than a megabyte: name its unit (GB, GiB)")
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Case:
     """A check's function and its calls, for one combination of values that the document leaves open."""

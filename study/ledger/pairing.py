@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from study.errors import Stop
 from study.ledger.arguments import as_list
-from study.ledger.choosing import UNKNOWN, Chosen, Claimed, choose
+from study.ledger.choosing import Chosen, Claimed, choose
 from study.ledger.verdict import NOT_TESTED, Finding
 from study.records import metrics
 from study.records.evidence import Evidence
+from study.records.facts import UNKNOWN
 from study.records.pairs import Pair, Ratio, paired, ratio, united
 from study.records.runs import Run
 
@@ -50,9 +51,6 @@ def over_records(check: Callable[..., Finding]) -> Callable[..., Finding]:
     return with_reason
 
 
-# --- pairs of runs -------------------------------------------------------------------------------------------------
-
-
 def counting(evidence: Evidence, claim: Claimed, where: Table, relative: bool = False, **how) -> Chosen:
     """Return the runs that count for a claim. Raise Undecided if there is none."""
     chosen = choose(evidence, claim, where, relative, **how)
@@ -76,9 +74,6 @@ def two_sides(evidence: Evidence, claim: Claimed, of: Table, to: Table, where: S
     return Sides(chosen[0], pairs, refused, (of.get(TRAINING), to.get(TRAINING)))
 
 
-# --- ratios --------------------------------------------------------------------------------------------------------
-
-
 def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: Table, where: Side) -> Ratio:
     """Return the ratio of a quantity on two sides, over all cells that both ran. Raise Undecided if there is none."""
     fit_for(claim, quantity)
@@ -90,9 +85,6 @@ def compared(evidence: Evidence, claim: Claimed, quantity: str, of: Table, to: T
     if not known:
         raise _unlike_cells(sides.chosen, [*sides.refused, *map(str, ratios)])
     return united(known)
-
-
-# --- findings that rest on runs ------------------------------------------------------------------------------------
 
 
 def _unlike_cells(chosen: Chosen, reasons: list[str]) -> Undecided:

@@ -41,12 +41,17 @@ def traffic_ratio(*, stage: int, over: int = 0) -> Finding:
     return Finding(numerator / denominator, f"ZeRO paper, section 7: {numerator:.0f} Psi / {denominator:.0f} Psi")
 
 
+def _over(moved: Mapping[str, Mapping[str, float]], arm: str, over: str, unit: Unit) -> Finding:
+    """Return the bytes of an arm over those of another, with all that both move."""
+    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
+    return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
+
+
 @also_takes(setup_of)
 def deepspeed_traffic_ratio(*, arm: str, over: str, ranks: int = 8, unit: Unit = "volume", **given) -> Finding:
     """Return the bytes that an arm moves in a step, over another's, as DeepSpeed 0.19.8 and DDP call collectives."""
     moved = {each: traffic(Engine(setup_of(arm=each, ranks=ranks, **given))) for each in (arm, over)}
-    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
-    return Finding(volume(moved[arm], unit) / volume(moved[over], unit), working)
+    return _over(moved, arm, over, unit)
 
 
 @also_takes(setup_of)
@@ -64,8 +69,7 @@ def between_nodes_ratio(*, arm: str, over: str, node_ranks: int, collective: str
     for each in (arm, over):
         between = node_traffic.by_node(nodes.predicted(setup_of(arm=each, **given)), node_ranks)["between"]
         moved[each] = between if collective == "all" else {collective: between.get(collective, 0)}
-    working = "; ".join(f"{name}: {_listed(kinds)}" for name, kinds in moved.items())
-    return Finding(volume(moved[arm], "volume") / volume(moved[over], "volume"), working)
+    return _over(moved, arm, over, "volume")
 
 
 def link_bytes_per_s(*, link: str, directions: Literal[1, 2] = 1) -> Finding:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
@@ -109,9 +109,6 @@ def not_installed() -> tuple[str, ...]:
     return tuple(name for name in NEEDED if importlib.util.find_spec(name) is None)
 
 
-# --- answers -------------------------------------------------------------------------------------------------------
-
-
 def prepare(trials: list[dict]) -> None:
     """Try what has no answer yet; the configurations share one process."""
     if not not_installed():
@@ -158,27 +155,21 @@ def ask(trials: list[dict]) -> list[Answer | str]:
     missing = {name: trial for name, trial in zip(keys, trials, strict=True) if name not in known}
     if len(missing) > 1:
         sys.stderr.write(f"trying {len(missing)} configurations and scripts; answers are kept\n")
-    if missing:
-        known |= _new(missing)
+    for name, new in _new(missing):
+        known[name] = new
+        if isinstance(new, Answer):
+            cache.keep(_folder(), name, new.model_dump(mode="json", include={"found", "told"}))
     return [known[name] for name in keys]
 
 
-def _new(missing: dict[str, dict]) -> dict[str, Answer | str]:
-    """Return new answers by key, and keep each. Configurations share a process."""
+def _new(missing: dict[str, dict]) -> Iterator[tuple[str, Answer | str]]:
+    """Yield new answers by key. Configurations share a process."""
     scripts = {name: trial for name, trial in missing.items() if trial["what"] == REPRODUCTION}
-    together = {name: trial for name, trial in missing.items() if name not in scripts}
-    known = _kept_anew(together, _try([*together.values()])) if together else {}
+    together = [name for name in missing if name not in scripts]
+    if together:
+        yield from zip(together, _try([missing[name] for name in together]), strict=True)
     for name, trial in scripts.items():
-        known |= _kept_anew([name], [_run(trial["name"])])
-    return known
-
-
-def _kept_anew(names: Iterable[str], tried: list[Answer | str]) -> dict[str, Answer | str]:
-    known = dict(zip(names, tried, strict=True))
-    for name, answer in known.items():
-        if isinstance(answer, Answer):
-            cache.keep(_folder(), name, answer.model_dump(mode="json", include={"found", "told"}))
-    return known
+        yield name, _run(trial["name"])
 
 
 def key(trial: dict) -> str:

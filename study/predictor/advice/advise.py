@@ -287,7 +287,7 @@ def row_of(question: Question, arm: Arm, micro_batch: int) -> tuple[Row, Setup]:
         fits=not limit,
         limit=limit,
         precision=setup.precision,
-        checkpointing=setup.checkpointing,
+        checkpointing=bool(setup.checkpointing),
         micro_batch=micro_batch,
         accumulation=setup.accumulation,
         row_ranks=arm.row_ranks,
@@ -317,6 +317,7 @@ def machine_of(question: Question) -> Machine:
         link=None if several else question.link,
         network=question.link if several else None,
         disk_bytes_per_s=question.disk_bytes_per_s,
+        host_pace=question.host_pace,
     )
 
 

@@ -180,7 +180,7 @@ def assumptions(question: Question) -> list[str]:
         f"large products reach {reached:.0%} of the peak, small ones less; "
         f"links {constants.link_share:.0%}, networks {constants.network_share:.0%}, PCIe {constants.pcie_share:.0%}",
         f"the interval of a step's time is the prediction divided and multiplied by "
-        f"{interval_factor(question.model.parameters):.2f}",
+        f"{interval_factor(question.model.parameters):.2f}, and by more where an unknown host decides",
         f"each process needs {size(HOST_PROCESS_BYTES)} of the host; loading a checkpoint may need more, once",
         f"a host updates a billion parameters in {papers.CPU_ADAM_S_PER_BILLION} s, as in the ZeRO-Offload paper",
         "torch.compile was not tried: it changes time more than memory, and its effect is not known here",
@@ -193,6 +193,7 @@ def _by_default(question: Question) -> list[str]:
         "batch": f"{question.batch} rows per step (--batch)",
         "host_memory": f"{size(question.host_memory_bytes)} of host memory in a node (--host-memory)",
     }
+    values["host_pace"] = f"a host of pace {pace().host_pace} (--host-pace)"
     if question.gpus > 1:
         values["link"] = f"{question.link} between GPUs (--link)"
         values["gpus_per_node"] = f"{question.local} GPUs in a node (--gpus-per-node)"

@@ -16,7 +16,7 @@ from study.errors import Stop
 from study.io import files
 from study.io import parsing as texts
 from study.io.validation import nearest, sentence
-from study.predictor.setup import Fsdp, Loss
+from study.predictor.setup import Fsdp, Loss, Quantized
 from study.spec.arms import ROOT
 
 FOLDER = ROOT / "reports" / "outside"
@@ -25,10 +25,6 @@ MAX_ROWS = 100_000
 MemoryKind = Literal["allocated", "reserved", "driver"]
 Quantity = Literal["memory", "time"]
 Role = Literal["fit", "interval", "test"]  # what step times decide: constants, the width of the interval, or neither
-NOT_READ = (  # columns that reports/outside/README.md explains, and no prediction takes into account
-    "adapter", "trained_too", "quantized", "products", "recompute_part", "seq_mean", "rows_are", "offload",
-    "optimizer_name", "parallel", "compiled", "deterministic", "kernels", "experts",
-)  # fmt: skip
 
 
 def _count(text: object) -> object:
@@ -89,6 +85,27 @@ class Row(BaseModel):
     kind: MemoryKind | None  # None: the source does not say which memory it read
     assumed: Text  # what neither the row nor its source says, separated by " | "
     not_predicted: Text  # why the row, or its time, is not predicted
+    # Conditions that few rows have: reports/outside/README.md says what they mean. A file may lack them.
+    adapter: Literal["lora", "rslora", "dora"] | None = None
+    adapter_rank: int | None = None
+    adapter_targets: Text = None
+    adapter_dtype: Literal["fp32", "bf16"] | None = None
+    trained_too: Text = None
+    quantized: Quantized | None = None
+    products: Text = None
+    recompute_part: Text = None
+    seq_mean: Measured = None
+    rows_are: Literal["packed", "padded", "padded_to_seq"] | None = None
+    offload: Text = None
+    optimizer_name: Text = None
+    parallel: Text = None
+    compiled: bool | None = None
+    deterministic: bool | None = None
+    kernels: Text = None
+    experts: Text = None
+    fp32_modules: Text = None
+    attention_kernel: Text = None
+    versions: Text = None
     # The source's own prediction of the row, if it is a simulator.
     simulated_memory_GB: Measured
     simulated_step_s: Measured
@@ -102,8 +119,9 @@ class Row(BaseModel):
         """Return the seconds of a step: as printed, or from the tokens per second. No passes mean one."""
         if self.step_time_s is not None or self.tokens_per_s_per_gpu is None:
             return self.step_time_s
-        counts = (self.micro_batch, self.grad_acc or 1, self.seq)
-        known = [count for count in counts if isinstance(count, int)]
+        tokens = self.seq_mean if self.rows_are == "padded" else self.seq
+        counts = (self.micro_batch, self.grad_acc or 1, tokens)
+        known = [count for count in counts if isinstance(count, (int, float))]
         return math.prod(known) / self.tokens_per_s_per_gpu if len(known) == len(counts) else None
 
     @property
@@ -137,6 +155,7 @@ class Part(BaseModel):
     about: str  # a regular expression over a row's model, GPU and address
     role: Role
     why: str
+    host_pace: float | None = None
 
 
 class Miss(BaseModel):
@@ -165,6 +184,7 @@ class Source(BaseModel):
     part: tuple[Part, ...] = ()  # the first one that matches a row decides the row's role
     miss: tuple[Miss, ...] = ()  # the first one that matches a row counts
     own_error: dict[Quantity, float] = {}  # a simulator's own figure: the mean of absolute errors
+    host_pace: float | None = None  # if its host is one of those that constants were fitted to
 
     def why_off(self, row: Row, quantity: Quantity) -> str | None:
         """Return why a prediction of a row missed, if that is known."""
@@ -173,8 +193,14 @@ class Source(BaseModel):
         return next((miss.why for miss in matching), None)
 
     def role_of(self, row: Row) -> Role | None:
+        return self._part_of(row).role
+
+    def host_pace_of(self, row: Row) -> float | None:
+        return self._part_of(row).host_pace or self.host_pace
+
+    def _part_of(self, row: Row) -> "Part | Source":
         words = f"{row.model} on {row.gpu}, {row.url_or_path}"
-        return next((part.role for part in self.part if re.search(part.about, words)), self.role)
+        return next((part for part in self.part if re.search(part.about, words)), self)
 
 
 @functools.cache
@@ -220,18 +246,15 @@ def read_rows(path: Path) -> list[Row]:
         raise Stop(f"{path} cannot be read ({files.why(error)})", "name a CSV file of measurements") from None
     if len(lines) > MAX_ROWS:
         raise Stop(f"{path} has more than {MAX_ROWS:,} rows", "divide it into several files")
-    if missing := [name for name in Row.model_fields if name not in header]:
+    if missing := [name for name, field in Row.model_fields.items() if field.is_required() and name not in header]:
         what = f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
         raise Stop(what, f"give the columns of {FOLDER.name}/measurements.csv")
     return [_row(path, number, line) for number, line in lines]
 
 
 def _row(path: Path, number: int, line: dict[str, str]) -> Row:
-    values = {name: (line[name] or "").strip() or None for name in Row.model_fields}
-    if unread := next((name for name in NOT_READ if line.get(name)), None):
-        values |= {"config": None, "not_predicted": f"{unread} {line[unread]} is not modelled"}
     try:
-        return Row.model_validate(values)
+        return Row.model_validate({name: (line.get(name) or "").strip() or None for name in Row.model_fields})
     except ValidationError as error:
         raise Stop(f"{path}, line {number}: {sentence(error)}", "correct the line; an unknown value is empty") from None
 

@@ -117,5 +117,5 @@ def interval(step: StepTime, over: StepTime) -> tuple[float, float, str]:
         words = "if the two predictions err in opposite directions"
         return step.low_s / over.high_s, step.high_s / over.low_s, words
     known = accuracy()
-    ends = (step.seconds / over.seconds, step.least_s / over.least_s)
+    ends = (step.seconds / over.seconds, step.least_s / over.least_s, step.most_s / over.most_s)
     return min(ends) / known.factor, max(ends) * known.factor, f"by {known}"

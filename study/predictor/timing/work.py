@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from study.predictor.memory.profile import Tensor
 from study.predictor.memory.tensor import of_a_rank, tensors_of_a_rank
-from study.predictor.setup import Setup
+from study.predictor.setup import QUANTIZED_BYTES, Setup
 from study.predictor.tracing.transformer import Transformer
+
+EXPERT = "of_an_expert"
+# Kernels of an expert: its tokens are found, three products, the gate, the weights, the sum. A test counts them.
+LOOP_KERNELS = {"forward": 10, "backward": 20}
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,17 @@ def blocks(setup: Setup) -> tuple[Block, ...]:
         more = [(_more_attention(each.forward, setup), _more_attention(each.backward, setup)) for each in parts]
         return tuple(replace(each, forward=a, backward=b) for each, (a, b) in zip(parts, more, strict=True))
     if setup.checkpointing and setup.recomputes_whole_layers:
-        return _with_whole_layers_again(blocks(replace(setup, checkpointing=False)))
+        return _with_whole_layers_again(setup, blocks(replace(setup, checkpointing=False)))
     return _traced(setup)
 
 
-def _with_whole_layers_again(kept: tuple[Block, ...]) -> tuple[Block, ...]:
+def _with_whole_layers_again(setup: Setup, kept: tuple[Block, ...]) -> tuple[Block, ...]:
     """Return blocks whose layers are computed again from end to end, from those that keep their activations."""
     same: dict[Work, Work] = {}
 
     def backward(block: Block) -> Work:
         both = block.forward.and_then(block.backward)
-        return same.setdefault(both, both) if block.is_layer else block.backward
+        return same.setdefault(both, both) if setup.computes_again(block.name) else block.backward
 
     return tuple(replace(block, backward=backward(block)) for block in kept)
 
@@ -126,14 +130,40 @@ def _traced(setup: Setup) -> tuple[Block, ...]:
         passes[phase, block].append((kind, count, numbers))
     tensors: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in setup.model.tensors:
-        tensors[tensor.block].append(tensor)
+        tensors[tensor.block] += _of_each_expert(tensor) if setup.experts_loop else [tensor]
     same: dict[Work, Work] = {}  # layers that do the same share one object
 
     def work(phase: str, name: str) -> Work:
-        traced = _work(passes[phase, name])
-        return same.setdefault(traced, traced)
+        found = _work(passes[phase, name])
+        again = ["forward"] if phase == "backward" and setup.computes_again(name) else []
+        for each in [phase, *again]:
+            found = found.and_then(_dequantization(setup, tensors[name])) if setup.quantized else found
+            found = found.and_then(_loop(tensors[name], each)) if setup.experts_loop else found
+        return same.setdefault(found, found)
 
     return tuple(Block(name, work("forward", name), work("backward", name), tuple(tensors[name])) for name in tensors)
+
+
+def _of_each_expert(tensor: Tensor) -> list[Tensor]:
+    """Return the matrices of a mixture's tensor: three modules for each expert, of which gate and up are one tensor."""
+    if len(tensor.shape) < 3 or not tensor.block.startswith("layer."):
+        return [tensor]
+    parts = tensor.shape[0] * (2 if "gate_up" in tensor.name else 1)
+    shape = (tensor.elements // parts,)
+    return [replace(tensor, name=f"{tensor.name}.{number}.{EXPERT}", shape=shape) for number in range(parts)]
+
+
+def _loop(tensors: list[Tensor], phase: str) -> Work:
+    """Return the kernels of a loop over experts, which wait for the host. Their bytes are those of all at once."""
+    experts = sum(tensor.name.endswith(EXPERT) for tensor in tensors) // 3
+    return Work(moving_kernels=experts * LOOP_KERNELS[phase])
+
+
+def _dequantization(setup: Setup, tensors: list[Tensor]) -> Work:
+    """Return the kernels that make 16-bit weights of quantized ones, before each product with them."""
+    packed = [size for size in map(setup.packed_elements, tensors) if size]
+    moved = sum(packed) * (QUANTIZED_BYTES[setup.quantized or "nf4"] + setup.product_bytes)
+    return Work(moved_bytes=moved, moving_kernels=len(packed))
 
 
 def _work(kernels: list[tuple[str, int, list[int]]]) -> Work:

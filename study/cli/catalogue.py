@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from study.ledger.arguments import argument_model
 from study.ledger.checks import KINDS
-from study.ledger.choosing import FACTS
 from study.ledger.model import CONDITIONS, SORTS, Claim
 from study.ledger.verdict import OWN
 from study.ledger.words import WIDTH
 from study.records import metrics
+from study.records.facts import FACTS
 
 GIVEN = ("own",)  # arguments that the program adds: the claims file's own sources
 HEAD = (
